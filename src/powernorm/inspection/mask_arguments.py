@@ -320,10 +320,10 @@ def mask_sources(
     sources: dict[str, str | None] = {}
     for name in norm_names:
         takers = takers_of(modules, name, sides)
-        if not (takers.found and takers.is_sure):
-            if not _takes_images(modules, name):
-                sources[name] = None
-        elif takers.found[0][1] is not NO_MASK:
+        if takers.found and takers.is_sure:
             owner, argument = takers.found[-1]  # the nearest that is given and fits
-            sources[name] = f"{owner}.{argument.name}".lstrip(".")
+            if takers.found[0][1] is not NO_MASK:
+                sources[name] = f"{owner}.{argument.name}".lstrip(".")
+        elif not _takes_images(modules, name):
+            sources[name] = None
     return sources

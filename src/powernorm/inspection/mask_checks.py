@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import warnings
+from collections.abc import Callable
 from typing import Any, Final
 
 import torch
@@ -52,10 +53,11 @@ class MaskChecks:
         pad = getattr(config, "pad_token_id", None)
         if not isinstance(pad, int):
             return cls(_padding_index(model))
-        # If one token both ends and pads, it also occurs where nothing is padded.
-        others = [getattr(config, f"{kind}_token_id", None) for kind in ("eos", "bos", "sep")]
         starts = getattr(config, "decoder_start_token_id", None) == pad
-        return cls(pad, starts, not any(_holds(other, pad) for other in others))
+        # If one token both ends and pads, it also occurs where nothing is padded.
+        found = [getattr(config, f"{kind}_token_id", None) for kind in ("eos", "bos", "sep")]
+        lists = (one if isinstance(one, (list, tuple)) else [one] for one in found)
+        return cls(pad, starts, not any(pad in one for one in lists))
 
     def may_look(self, key: str) -> bool:
         """Count a look at values, which waits for the device; return whether it is a first one."""
@@ -141,6 +143,14 @@ class MaskChecks:
             f"{label}; begin with a batch of another length",
         )
 
+    def reordered(self, owner: str, label: str, what: str) -> None:
+        """Warn of a model that moves its vectors and not its mask."""
+        self.warn(
+            f"order {label}",
+            f"{owner} {what}, and the mask from {label} does not follow: hand the norms behind "
+            "that masks of their inputs by `with powernorm.padding_mask(mask):` inside the model",
+        )
+
     def padding_in(self, data: Tensor, side: Side | None) -> Tensor | None:
         """Return the positions that look like padding, (batch, length), or None if unknown."""
         if data.ndim == 3:
@@ -164,25 +174,13 @@ class OrderWatch(TorchFunctionMode):
 
     Args:
         mask: (batch, length).
-        checks: gives the warning.
-        owner: class of the model.
-        label: description of the mask's argument.
+        warn: gives the warning.
     """
 
-    def __init__(self, mask: Tensor, checks: MaskChecks, owner: str, label: str) -> None:
+    def __init__(self, mask: Tensor, warn: Callable[[str], None]) -> None:
         super().__init__()
         self._sizes = tuple(mask.shape)
-        self._checks = checks
-        self._owner = owner
-        self._label = label
-
-    def _warn(self, what: str) -> None:
-        self._checks.warn(
-            f"order {self._label}",
-            f"{self._owner} {what}, and the mask from {self._label} does not follow: hand the "
-            "norms behind that masks of their inputs by `with powernorm.padding_mask(mask):` "
-            "inside the model",
-        )
+        self._warn = warn
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -228,7 +226,3 @@ def _run_from_the_end(marks: Tensor) -> Tensor:
     """Return the marks with no gap up to the end of their row; others in the row are input."""
     unmarked = (~marks).long()
     return unmarked.cumsum(1) - unmarked == unmarked.sum(1, keepdim=True)
-
-
-def _holds(tokens: object, token: int) -> bool:
-    return token in tokens if isinstance(tokens, (list, tuple)) else tokens == token

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -77,25 +78,18 @@ class MaskOwner:
     """Hooks that open the scope of a module's own mask around each of its calls.
 
     Args:
-        module: the module that takes the mask and gets the hooks. If its argument has no name and
-            `only_warns` is set, it takes none: its hook warns of inputs that look padded.
-        argument: the argument by which it takes the mask.
-        checks: checks of the first masks.
+        reader: reads the argument by which a module takes the mask; the module gets the hooks. If
+            the argument has no name and `only_warns` is set, it takes none: its hook warns of
+            inputs that look padded.
         reach: the module, or the part of it whose norms the mask is for.
         only_warns: whether it is not known which norms below the mask is for.
     """
 
-    def __init__(
-        self,
-        module: nn.Module,
-        argument: MaskArgument,
-        checks: MaskChecks,
-        reach: nn.Module,
-        only_warns: bool,
-    ) -> None:
-        self.module = module
-        self.argument = argument
-        self.checks = checks
+    def __init__(self, reader: MaskReader, reach: nn.Module, only_warns: bool) -> None:
+        self.reader = reader
+        self.module = module = reader.module
+        self.argument = reader.argument
+        self.checks = reader.checks
         self.only_warns = only_warns
         self.reach = reach
         self.uses: list[MaskUse] = []
@@ -105,9 +99,8 @@ class MaskOwner:
         self.is_own = library_of(module) not in HANDS_ON
         self.parts = parts_with_rules(reach)
         self.is_exact = not (self.is_own or self.parts)
-        self.reader = MaskReader(module, argument, checks)
-        self.label = self.reader.label
-        self.takes_none = only_warns and not argument.name
+        self.label = reader.label
+        self.takes_none = only_warns and not reader.argument.name
         self._class = type(module).__name__
         self._watches: list[OrderWatch] = []
         self._num_watched = 0
@@ -192,7 +185,7 @@ class MaskOwner:
         if not bool(mask.any()):
             return
         self._num_watched += 1
-        watch = OrderWatch(mask, self.checks, self._class, self.label)
+        watch = OrderWatch(mask, partial(self.checks.reordered, self._class, self.label))
         watch.__enter__()  # type: ignore[no-untyped-call]
         self._watches.append(watch)
 
@@ -321,11 +314,11 @@ class MaskOwner:
             Masks; and the model around that was given one if none of its masks is meant.
         """
         scope = innermost_scope(observing=self.is_only_observed)
-        if scope is None or scope.opener is None:
-            return () if scope is None else scope.masks, None
-        masks, opener = scope.masks, scope.opener
-        if not isinstance(opener, MaskOwner) or not self.argument.name:
+        if scope is not None and scope.opener is None:
+            return scope.masks, None
+        if scope is None or not isinstance(scope.opener, MaskOwner) or not self.argument.name:
             return (), None
+        masks, opener = scope.masks, scope.opener
         source = masks[0].source if masks else scope.given
         # A side, like a tower, has data besides those of a module around.
         if not isinstance(source, MaskOwner) or self.side or is_tower(self.module, source.module):
@@ -346,7 +339,7 @@ class MaskOwner:
             return
         if mask is None and given is not None:
             what = f"{self._class} was given {name}"
-            if data is not None and self.reader.is_attention(given, data):
+            if data is not None and self.reader.is_attention:
                 self.checks.look_for_padding(f"{what} for its attention alone", data)
             elif data is not None or self.argument.meaning is not None:
                 self.checks.unreadable(what, given, self.reader.misfit)
@@ -426,12 +419,11 @@ def masked_norms(model: nn.Module) -> dict[str, list[str]]:
         Their dotted names by that of the module that was swapped: owners of masks were searched
         in there alone. It is "" for the model, and for one around it.
     """
-    names = {module: name for name, module in model.named_modules()}
+    names: dict[nn.Module | None, str] = {one: name for name, one in model.named_modules()}
     roots: dict[nn.Module, str] = {}
-    for module in names:
+    for module in model.modules():
         for use in (use for owner in _owners_on(module) for use in owner.uses if not use.observed):
-            root = names.get(use.root, "") if use.root is not None else ""
-            roots |= dict.fromkeys(use.parents, root)
+            roots |= dict.fromkeys(use.parents, names.get(use.root, ""))
     found: dict[str, list[str]] = {}
     for name, module in model.named_modules(remove_duplicate=False):
         for attribute, part in module._modules.items() if module in roots else ():
@@ -470,14 +462,13 @@ def attach_mask_owners(
     checks = MaskChecks.of(model)
     uses: list[MaskUse] = []
     # A model that takes no mask is looked at before an owner on it opens its scope.
-    for (name, argument), (takers, parents) in sorted(
-        needs.items(), key=lambda one: one[0][1].name != ""
-    ):
-        module, outer = modules[name], modules[name.rpartition(".")[0]]
-        owners = [_owner(module, argument, checks, module, not takers.is_sure)]
+    in_order = sorted(needs.items(), key=lambda need: need[0][1].name != "")
+    for (name, argument), (takers, parents) in in_order:
+        module, outer, warns = modules[name], modules[name.rpartition(".")[0]], not takers.is_sure
+        owners = [_owner(module, argument, checks, module, warns)]
         if takers.side == "encoder" and type(outer).__name__ in LENDERS:
             lent = replace(argument, position=list(parameters_of(outer)).index(argument.name))
-            owners.insert(0, _owner(outer, lent, checks, module, False))
+            owners.insert(0, _owner(outer, lent, checks, module, warns))
         for owner in owners:
             given = () if owner.takes_none else tuple(parents)
             is_evaluated = evaluated and not owner.takes_none
@@ -490,7 +481,7 @@ def _owner(
 ) -> MaskOwner:
     """Return the owner on a module: an existing one, or a new one."""
     found = (one for one in _owners_on(module) if one.argument == argument and one.reach is reach)
-    return next(found, None) or MaskOwner(module, argument, checks, reach, warns)
+    return next(found, None) or MaskOwner(MaskReader(module, argument, checks), reach, warns)
 
 
 def how_read(model: nn.Module, source: str) -> str:

@@ -118,6 +118,8 @@ class MaskReader:
         """Meaning of 1 and True; None until a batch has shown it."""
         self.misfit = ""
         """Why lengths were found to count something else than positions."""
+        self.is_attention = False
+        """Whether the last value may say which positions see which, if it is no mask of padding."""
         self.label = f"{argument.name} of {type(module).__name__}"
         """Description of the argument for messages."""
         self._by_library = library_of(module) in HANDS_ON
@@ -137,10 +139,13 @@ class MaskReader:
         """
         if self.argument.meaning == "lengths":
             return self._of_lengths(call)
-        if not isinstance(call.value, Tensor):
-            return None
-        value = without_heads(call.value)
-        if not self._by_library and self._shape(value, call.data) != "mask":
+        shape: _Shape = "other"
+        if isinstance(call.value, Tensor):
+            value = without_heads(call.value)
+            shape = "mask" if self._by_library else self._shape(value, call.data)
+        if not is_traced():
+            self.is_attention = shape != "other" and not self._by_library
+        if shape != "mask":
             return None
         if is_traced():
             if self.meaning is None:
@@ -170,12 +175,6 @@ class MaskReader:
         elif self._is_borne_out or self.argument.meaning is None:
             how = "as the batches showed"
         return f"1 or True is {'padding' if meaning == 'padding' else 'valid'}, {how}"
-
-    def is_attention(self, value: object, data: Tensor | None) -> bool:
-        """Return whether a value that is no mask of padding may say which positions see which."""
-        if self._by_library or self.argument.meaning == "lengths" or data is None:
-            return False
-        return isinstance(value, Tensor) and self._shape(without_heads(value), data) != "other"
 
     def _shape(self, value: Tensor, data: Tensor | None) -> _Shape:
         """Return what a value's shape shows, and remember it."""
@@ -284,7 +283,9 @@ class MaskReader:
                 return _READINGS[shares[1] > shares[0]]
         if self._is_trusted:
             return None
-        return _that_alone(_is_single(data[one]) for one in hidden)
+        # Padding is one token, repeated.
+        tokens = [data[one] for one in hidden]
+        return _that_alone(len(one) > 1 and bool((one == one[0]).all()) for one in tokens)
 
     def _by_place(self, hidden: Sequence[Tensor]) -> Meaning | None:
         """Return the reading by which all padding is on one side."""
@@ -359,11 +360,6 @@ def _marked(meaning: Meaning | None) -> str:
     return "padding" if meaning == "padding" else "valid positions"
 
 
-def _is_single(tokens: Tensor) -> bool:
-    """Return whether there are several tokens, all the same."""
-    return len(tokens) > 1 and bool((tokens == tokens[0]).all())
-
-
 def _shape_by_name(value: Tensor, data: Tensor | None) -> _Shape:
     """Return what the value of an argument that says what is padding is by its shape."""
     if value.ndim in (1, 4) or data is None:
@@ -402,7 +398,7 @@ def like_a_mask(values: Mapping[str, object], data: Tensor | None) -> str:
 
 
 def is_like_a_mask(name: str, value: object, data: Tensor | None) -> bool:
-    """Return whether a value of that name looks as if it said where padding is; see above."""
+    """Return whether a value of a call looks as if it said where padding is."""
     if not isinstance(value, Tensor) or value.is_meta or data is None or name in _NO_MASKS:
         return False
     batch, length = data.shape[:2]

@@ -164,9 +164,7 @@ def check_is_mask(mask: object) -> None:
     Raises:
         InputError: says how to convert it.
     """
-    if mask is None:
-        return
-    if not isinstance(mask, Tensor):
+    if mask is not None and not isinstance(mask, Tensor):
         raise InputError(
             f"padding_mask is a {type(mask).__name__}, expected a tensor: convert with "
             "torch.as_tensor(mask)"

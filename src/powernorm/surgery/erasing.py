@@ -212,32 +212,27 @@ class _Mode(TorchFunctionMode):
             sizes = (shape_of(x)[0], shape_of(x)[dim])
             mask = current_padding_mask(_tokens(x, dim), place, strict=False)
             if mask is None or same_sizes(shape_of(mask), sizes) is False:
-                made = (*self._made, *self._padded_before())
+                made, given = [*self._made], current_padding_mask()
+                if given is not None and torch.compiler.is_dynamo_compiling():
+                    # It does not show calls of F.pad.
+                    made += [functional.pad(given, one, value=False) for one in self._eraser.sides]
                 mask = next((one for one in made if same_sizes(shape_of(one), sizes) is True), None)
             if mask is not None:
                 return mask, dim
         return None
 
-    def _padded_before(self) -> Iterator[Tensor]:
-        """Yield the masks of padded inputs for dynamo, which does not show calls of F.pad."""
-        given = current_padding_mask() if torch.compiler.is_dynamo_compiling() else None
-        if given is not None:
-            yield from (functional.pad(given, sides, value=False) for sides in self._eraser.sides)
-
     def _check_misfit(self, func: Any, x: Tensor, place: object) -> None:
         given = current_padding_mask()
         if given is None:  # an error or a warning if there is one that cannot be read
             current_padding_mask(_tokens(x, 2), place)
-            return
-        if not same_sizes(shape_of(given)[:1], shape_of(x)[:1]):
-            return
-        if torch.compiler.is_dynamo_compiling() and not self._eraser.was_called:
-            raise InputError(
-                f"{func.__name__} in {self._owner} got an input {tuple(x.shape)} that the mask "
-                "does not fit, and what was put around it is not seen in compiled code: call the "
-                "model once before it is compiled"
-            )
-        self._warn(func, f"got an input {tuple(x.shape)} that the mask does not fit")
+        elif same_sizes(shape_of(given)[:1], shape_of(x)[:1]):
+            if torch.compiler.is_dynamo_compiling() and not self._eraser.was_called:
+                raise InputError(
+                    f"{func.__name__} in {self._owner} got an input {tuple(x.shape)} that the mask "
+                    "does not fit, and what was put around it is not seen in compiled code: call "
+                    "the model once before it is compiled"
+                )
+            self._warn(func, f"got an input {tuple(x.shape)} that the mask does not fit")
 
     def _windowed(self, func: Any, x: Tensor, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         place = self._eraser.running[-1] if self._eraser.running else func.__name__
