@@ -26,8 +26,8 @@ from powernorm.diagnosis.targets import Target, observing
 from powernorm.errors import InputError
 from powernorm.inspection.batches import Forward, Progress, numbered, repeated_random_numbers
 from powernorm.inspection.devices import has_float64
-from powernorm.inspection.mask_arguments import takes_length_first, turns_round
 from powernorm.inspection.observer import NormCall
+from powernorm.integrations.library_masks import takes_length_first, turns_round
 
 _FEWEST: Final = 2
 """Fewest batches of a size for which an expectation is reported."""

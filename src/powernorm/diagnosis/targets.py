@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from powernorm.errors import InputError
 from powernorm.inspection.finder import FoundNorm, find_norms
-from powernorm.inspection.masking import attach_mask_owners
+from powernorm.inspection.mask_owners import attach_mask_owners
 from powernorm.inspection.modules import name_without_compile
 from powernorm.inspection.observer import NormCall, observe
 from powernorm.inspection.reading import Reading

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from powernorm.errors import InputError
-from powernorm.inspection.mask_reading import check_pair
+from powernorm.inspection.mask_arguments import mask_by_name, parameters_of
+from powernorm.inspection.mask_reading import is_like_a_mask
 from powernorm.norms.arguments import shown
 
 Forward = Callable[[nn.Module, Any], object]
@@ -33,9 +34,32 @@ def call_model(model: nn.Module, batch: Any) -> object:
     if isinstance(batch, Mapping):
         return model(**batch)
     if isinstance(batch, tuple | list):
-        check_pair(model, batch)
+        _check_pair(model, batch)
         return model(*batch)
     return model(batch)
+
+
+def _check_pair(model: nn.Module, batch: Sequence[Any]) -> None:
+    """Raise an InputError if a part of a batch without names may be labels and would be a mask.
+
+    Raises:
+        InputError: says how to call the model otherwise.
+    """
+    names = list(parameters_of(model))
+    for name, value in list(zip(names, batch, strict=False))[1:]:
+        if not mask_by_name(name) or not isinstance(value, Tensor) or value.dtype == torch.bool:
+            continue
+        data = batch[0] if isinstance(batch[0], Tensor) and batch[0].ndim > 1 else None
+        whole = 1 if value.ndim > 1 or value.is_floating_point() or data is None else data.shape[1]
+        if value.is_meta or bool((value == whole).all()):
+            continue  # no padding
+        if not is_like_a_mask(name, value, data):
+            raise InputError(
+                f"batch[{names.index(name)}] of shape {tuple(value.shape)} would become {name} of "
+                f"{type(model).__name__}, and its values do not look as if they said what is "
+                "padding. If they are labels, give forward=lambda model, batch: model(batch[0]); "
+                f"if they do say it, give batches as dicts, {{..., {name!r}: ...}}"
+            )
 
 
 def check_batches(batches: object) -> None:

@@ -1,18 +1,30 @@
-"""Which argument of a module says what is padding."""
+"""Which argument of which module says what is padding to a norm.
+
+An owner of a mask is the outermost module above a norm that takes one. Modules of other libraries
+further in that take a mask of their own are owners too. In a model with an encoder and a decoder
+owners are searched within each, so that their masks do not mix.
+"""
 
 from __future__ import annotations
 
 import inspect
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Final, Literal, get_args
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal, NamedTuple, get_args
 
 import torch
 from torch import Tensor, nn
 
 from powernorm.errors import InputError
 from powernorm.inspection.selection import Side
+from powernorm.integrations.library_masks import (
+    HANDS_ON,
+    IMAGE_LIBRARIES,
+    hands_on,
+    lengthens,
+    library_of,
+)
 
 Meaning = Literal["keep", "padding", "lengths"]
 """What a mask marks with 1 or True; or that it is the number of valid positions of each row."""
@@ -24,24 +36,13 @@ _MEANINGS: Final[Mapping[str, Meaning]] = {
     "key_padding_mask": "padding",
     "padding_mask": "padding",
 }
-_OWN_MEANINGS: Final[Mapping[str, Meaning | None]] = {
-    "src_padding_mask": "padding",
-    "src_pad_mask": "padding",
-    "key_pad_mask": "padding",
-    "pad_mask": "padding",
-    "input_mask": "keep",
-    "valid_mask": "keep",
-    "valid": "keep",
+_MORE_MEANINGS: Final[Mapping[str, Meaning | None]] = {
+    **dict.fromkeys(("src_padding_mask", "src_pad_mask", "key_pad_mask", "pad_mask"), "padding"),
+    **dict.fromkeys(("input_mask", "valid_mask", "valid"), "keep"),
     "lengths": "lengths",
-    "src_mask": None,
-    "tgt_mask": None,
-    "key_mask": None,
-    "x_mask": None,
-    "mask_pad": None,
-    "masks": None,
-    "mask": None,
+    **dict.fromkeys(("src_mask", "tgt_mask", "key_mask", "x_mask", "mask_pad", "masks", "mask")),
 }
-"""Names in models of one's own and of further libraries; None may be either way round."""
+"""Names in users' models and in further libraries; None may be either way round."""
 _LENGTHS: Final = re.compile(
     r"(?!tgt|target|label|text|out|dec|y|o|max|min|num)[a-z_]*(lengths?|lens?)"
 )
@@ -55,17 +56,9 @@ _DATA: Final = (
 )  # fmt: skip
 """Names of the argument that the mask belongs to, if that is not the first one."""
 
-_LENGTH_FIRST: Final = frozenset({"XLNetModel", "FSMTEncoder"})
-"""Classes that take (batch, length) and transpose it for the layers inside."""
-
-HANDS_ON: Final = frozenset({"torch", "transformers", "x_transformers", "timm", "powernorm"})
-"""Libraries whose models pass their mask on to the modules inside, unchanged. The meaning of their
-arguments and the layout of their vectors are known."""
-
 _TOKENS: Final = "input_ids"
-IMAGES: Final = "pixel_values"
-IMAGE_LIBRARIES: Final = {"timm", "torchvision"}
-_OTHER_DATA: Final = {IMAGES, "input_features", "input_values"}
+_IMAGES: Final = "pixel_values"
+_OTHER_DATA: Final = {_IMAGES, "input_features", "input_values"}
 """Inputs of a tower for images or audio beside a text model, whose mask is not the tower's."""
 
 _declared: dict[tuple[type[nn.Module] | None, str], Meaning] = {}
@@ -111,10 +104,8 @@ def declare_mask(name: str, meaning: Meaning, cls: type[nn.Module] | None = None
 
 def declared_meaning(module: nn.Module, name: str) -> Meaning | None:
     """Return what a user has declared about an argument of a module, or None."""
-    for cls in (*type(module).__mro__, None):
-        if (cls, name) in _declared:
-            return _declared[cls, name]
-    return None
+    keys = ((cls, name) for cls in (*type(module).__mro__, None))
+    return next((_declared[key] for key in keys if key in _declared), None)
 
 
 @dataclass(frozen=True)
@@ -127,7 +118,7 @@ class MaskArgument:
     meaning: Meaning | None
     """None until values show which way round it is."""
     data_name: str = ""
-    """Name of the forward's first argument, in a model of one's own."""
+    """Name of the forward's first argument, in a user's model."""
 
     def given(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> object:
         """Return the argument's value in a call, None if it is left out."""
@@ -147,11 +138,6 @@ class MaskArgument:
         candidates = [*args[:1], *(kwargs.get(name) for name in names if name != self.name)]
         tensors = (x for x in candidates if isinstance(x, Tensor) and not x.is_nested)
         return next((x for x in tensors if x.ndim in (2, 3)), None)
-
-
-def padding_after(lengths: Tensor, length: int) -> Tensor:
-    """Return the mask (batch, length) of rows with that many valid positions at their start."""
-    return torch.arange(length, device=lengths.device) >= lengths.unsqueeze(1)
 
 
 NO_MASK: Final = MaskArgument("", None, "keep")
@@ -191,21 +177,17 @@ def meanings_of(module: nn.Module, names: Sequence[str]) -> dict[str, Meaning | 
     if library == "x_transformers":
         known["mask"] = "keep"
     elif library not in HANDS_ON:
-        known.update(_OWN_MEANINGS)
+        known.update(_MORE_MEANINGS)
         known.update({name: "lengths" for name in names if _LENGTHS.fullmatch(name)})
     said = {name: declared_meaning(module, name) for name in names}
     declared = {name: meaning for name, meaning in said.items() if meaning is not None}
-    return {
-        **declared,
-        **{name: known[name] for name in known if name in names and name not in declared},
-    }
+    return declared | {name: declared.get(name, known[name]) for name in known if name in names}
 
 
 def mask_by_name(name: object) -> bool:
     """Return whether a key of a batch is one of the names of masks and lengths."""
-    return isinstance(name, str) and (
-        name in _MEANINGS or name in _OWN_MEANINGS or bool(_LENGTHS.fullmatch(name))
-    )
+    known = {**_MEANINGS, **_MORE_MEANINGS}
+    return isinstance(name, str) and (name in known or bool(_LENGTHS.fullmatch(name)))
 
 
 def _has_two_sides(names: Sequence[str]) -> bool:
@@ -213,7 +195,7 @@ def _has_two_sides(names: Sequence[str]) -> bool:
     return "decoder_attention_mask" in names or any(set(pair) <= set(names) for pair in pairs)
 
 
-def two_sided_argument(module: nn.Module) -> MaskArgument | None:
+def _two_sided_argument(module: nn.Module) -> MaskArgument | None:
     """Return the first argument for padding of a module that takes the masks of two sides."""
     names = list(parameters_of(module))
     name = next((name for name in ("attention_mask", _SOURCE, "src_mask") if name in names), None)
@@ -239,27 +221,109 @@ def named_values(
     return {**dict(zip(parameters_of(module), args, strict=False)), **kwargs}
 
 
-def library_of(module: nn.Module) -> str:
-    """Return the top-level package that a module's class is from."""
-    return type(module).__module__.partition(".")[0]
-
-
-def takes_length_first(module: nn.Module) -> bool:
-    """Return whether a module's vectors are (length, batch, features), as in torch's layers."""
-    return any(
-        isinstance(part, nn.MultiheadAttention) and not part.batch_first
-        for part in module.modules()
-    )
-
-
-def turns_round(module: nn.Module) -> bool:
-    """Return whether a module takes (batch, length) and its norms get (length, batch, features)."""
-    return any(type(part).__name__ in _LENGTH_FIRST for part in module.modules())
-
-
 def is_tower(module: nn.Module, owner: nn.Module) -> bool:
     """Return whether a module takes images or audio inside an owner of a mask for text."""
     if library_of(module) in IMAGE_LIBRARIES and library_of(owner) not in IMAGE_LIBRARIES:
         return True
     inner, outer = set(parameters_of(module)), set(parameters_of(owner))
     return bool(inner & _OTHER_DATA) and _TOKENS not in inner and _TOKENS in outer
+
+
+class Takers(NamedTuple):
+    """The modules that take the mask of a norm."""
+
+    found: Sequence[tuple[str, MaskArgument]]
+    """Dotted names, outermost first, and the arguments by which they take it."""
+    side: Side | None = None
+    """Stack that the norm is in."""
+    is_sure: bool = True
+    """Whether the mask is meant for the norm; if not, the module can only warn."""
+
+
+def takers_of(
+    modules: Mapping[str, nn.Module], norm_name: str, sides: Mapping[str, Side]
+) -> Takers:
+    """Return the owners of a norm's mask, or the module that warns of one that does not reach it.
+
+    That is the outermost module above which takes the masks of two sides, else the model. A norm of
+    images has none.
+
+    Args:
+        modules: those of the model by dotted name, every name of a shared one.
+        norm_name: dotted name of the norm.
+        sides: the stacks of an encoder-decoder by dotted name.
+    """
+    around = ((name, side) for name, side in sides.items() if norm_name.startswith(f"{name}."))
+    stack, side = next(around, ("", None))
+    above = _above(norm_name)
+    owners = _owners(modules, above[above.index(stack) :], side)
+    if owners:
+        return Takers(owners, side)
+    for name in above:
+        argument = _two_sided_argument(modules[name])
+        if argument is not None:
+            return Takers([(name, argument)], side, False)
+    if _takes_images(modules, norm_name):
+        return Takers([])
+    first = next(iter(parameters_of(modules[""])), "")
+    return Takers([("", replace(NO_MASK, data_name=first))], None, False)
+
+
+def _above(norm_name: str) -> list[str]:
+    """Return the dotted names of the modules around a norm, outermost first."""
+    parts = norm_name.split(".")
+    return [".".join(parts[:length]) for length in range(len(parts))]
+
+
+def _takes_images(modules: Mapping[str, nn.Module], norm_name: str) -> bool:
+    """Return whether a module around a norm takes images."""
+    around = [modules[name] for name in _above(norm_name)]
+    return any(
+        _IMAGES in parameters_of(one) or library_of(one) in IMAGE_LIBRARIES for one in around
+    )
+
+
+def _owners(
+    modules: Mapping[str, nn.Module], names: Sequence[str], side: Side | None
+) -> list[tuple[str, MaskArgument]]:
+    owners: list[tuple[str, MaskArgument]] = []
+    for name in names:
+        module = modules[name]
+        argument = mask_argument(module, side)
+        if owners and is_tower(module, modules[owners[0][0]]):
+            return [(name, argument or NO_MASK)]
+        if argument is None:
+            continue
+        if owners and lengthens(module):
+            owners[-1] = name, argument
+        elif not owners or not hands_on(modules[owners[-1][0]], module):
+            owners.append((name, argument))
+    return owners
+
+
+def mask_sources(
+    model: nn.Module, norm_names: Sequence[str], sides: Mapping[str, Side]
+) -> dict[str, str | None]:
+    """Return which argument of which module gives each norm its padding mask.
+
+    Norms of images, which have no padding, are left out.
+
+    Args:
+        model: the model.
+        norm_names: dotted names of norms.
+        sides: the stacks of an encoder-decoder by dotted name.
+
+    Returns:
+        `argument` of the model itself, or `module.argument`; None where no mask reaches a norm.
+    """
+    modules = dict(model.named_modules(remove_duplicate=False))
+    sources: dict[str, str | None] = {}
+    for name in norm_names:
+        takers = takers_of(modules, name, sides)
+        if takers.found and takers.is_sure:
+            owner, argument = takers.found[-1]  # the nearest that is given and fits
+            if takers.found[0][1] is not NO_MASK:
+                sources[name] = f"{owner}.{argument.name}".lstrip(".")
+        elif not _takes_images(modules, name):
+            sources[name] = None
+    return sources

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from collections.abc import Callable
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -17,21 +17,14 @@ LOOKS: Final = 20
 """Number of calls of which values are read, of each taker; reading them waits for the device."""
 
 
+_DECLARE: Final = (
+    "Declare the argument that says what is padding (powernorm.declare_mask) before the swap, or "
+    "give the mask by hand: `with powernorm.padding_mask(mask):`"
+)
+
+
 class MaskWarning(UserWarning):
     """Warning that padding probably counts in a batch's statistics."""
-
-
-class Taker(NamedTuple):
-    """A module that takes a mask, the argument's name, and the side of an encoder-decoder."""
-
-    module: nn.Module
-    argument: str
-    side: Side | None
-
-    @property
-    def key(self) -> str:
-        """Key that is the same for all calls of one taker."""
-        return f"{self.side} {type(self.module).__name__} {self.argument}"
 
 
 class MaskChecks:
@@ -60,51 +53,52 @@ class MaskChecks:
         pad = getattr(config, "pad_token_id", None)
         if not isinstance(pad, int):
             return cls(_padding_index(model))
-        # If one token both ends and pads, it also occurs where nothing is padded.
-        others = [getattr(config, f"{kind}_token_id", None) for kind in ("eos", "bos", "sep")]
         starts = getattr(config, "decoder_start_token_id", None) == pad
-        return cls(pad, starts, not any(_holds(other, pad) for other in others))
+        # If one token both ends and pads, it also occurs where nothing is padded.
+        found = [getattr(config, f"{kind}_token_id", None) for kind in ("eos", "bos", "sep")]
+        lists = (one if isinstance(one, (list, tuple)) else [one] for one in found)
+        return cls(pad, starts, not any(pad in one for one in lists))
 
     def may_look(self, key: str) -> bool:
         """Count a look at values, which waits for the device; return whether it is a first one."""
         self._looks[key] = self._looks.get(key, 0) + 1
         return self._looks[key] <= LOOKS
 
-    def look(self, taker: Taker, data: Tensor, mask: Tensor | None) -> None:
-        """Check one call of a module with norms that train.
+    def look_for_padding(
+        self, what: str, data: Tensor, side: Side | None = None, advice: str = _DECLARE
+    ) -> None:
+        """Warn of a call without a mask whose data look padded.
 
         Args:
-            taker: what was called.
+            what: says why there is no mask.
             data: tokens (batch, length) or vectors (batch, length, features).
-            mask: True = padding, or None if the call had none.
+            side: stack of an encoder-decoder that the module is.
+            advice: says how to give one.
         """
-        if data.is_meta or (mask is not None and mask.is_meta) or not self.may_look(taker.key):
+        if data.is_meta or not self.only_pads or not self.may_look(f"{side} {what}"):
             return
-        with torch.no_grad():
-            pads = self.padding_in(data, taker.side)
-            if mask is None:
-                if self.only_pads:
-                    self._look_at_missing(
-                        pads,
-                        f"{type(taker.module).__name__} was called without {taker.argument}",
-                        f"Pass {taker.argument}",
-                    )
-                return
-            fitting = pads if pads is not None and pads.shape == mask.shape else None
-            self._look_at_rows(taker.argument, mask, fitting)
+        pads = self.padding_in(data, side)
+        if pads is not None and bool(pads.any()) and not bool(pads.all()):
+            self.warn(
+                "missing",
+                f"{what}, but {int(pads.sum())} of {pads.numel()} positions look like padding: "
+                f"they count in the statistics of the swapped norms. {advice}",
+            )
 
-    def look_without_mask(self, module: nn.Module, data: Tensor, why: str) -> None:
-        """Check one call of a module that has no mask of its own, for the reason that is given."""
-        taker = Taker(module, "", None)
-        if data.is_meta or not self.only_pads or not self.may_look(taker.key):
+    def look_at_rows(self, label: str, mask: Tensor, data: Tensor, side: Side | None) -> None:
+        """Warn of a mask (batch, length) by which whole rows with data are padding."""
+        if data.is_meta or mask.is_meta or not self.may_look(f"{side} {label}"):
             return
-        with torch.no_grad():
-            pads = self.padding_in(data, None)
-            self._look_at_missing(
-                pads,
-                f"{type(module).__name__} {why}",
-                "Declare the argument that says what is padding (powernorm.declare_mask) before "
-                "the swap, or give the mask by hand: `with powernorm.padding_mask(mask):`",
+        empty, pads = mask.all(dim=1), self.padding_in(data, side)
+        if pads is not None and pads.shape == mask.shape:
+            # Rows of padding alone, which samplers add to fill a batch, are marked correctly.
+            empty &= ~pads.all(dim=1)
+        num_empty = int(empty.sum())
+        if num_empty:
+            what = "all" if num_empty == empty.numel() else f"{num_empty} of {empty.numel()}"
+            self.warn(
+                "rows",
+                f"{label} marks {what} rows as nothing but padding: is it the right way round?",
             )
 
     def unused(self, module: nn.Module, name: str) -> None:
@@ -119,16 +113,42 @@ class MaskChecks:
             f"does, {how} the swap, or give the mask by hand: `with powernorm.padding_mask(mask):`",
         )
 
-    def unreadable(self, taker: Taker, given: object, reason: str = "") -> None:
-        """Warn of a mask that was given and cannot be read."""
+    def unreadable(self, what: str, given: object, reason: str = "") -> None:
+        """Warn of a mask that was given and cannot be read; `what` names the argument."""
         shape = f" of shape {tuple(given.shape)}" if isinstance(given, Tensor) else ""
         because = f", for {reason}" if reason else ""
         self.warn(
-            f"unreadable {taker.key}",
-            f"{type(taker.module).__name__} was given {taker.argument} as a "
-            f"{type(given).__name__}{shape}, which cannot be read as a padding mask (batch, "
-            f"length){because}: padding counts in the statistics of the swapped norms, unless they "
-            "are given a mask by hand: `with powernorm.padding_mask(mask):`",
+            f"unreadable {what}",
+            f"{what} as a {type(given).__name__}{shape}, which cannot be read as a padding mask "
+            f"(batch, length){because}: padding counts in the statistics of the swapped norms, "
+            "unless they are given a mask by hand: `with powernorm.padding_mask(mask):`",
+        )
+
+    def unmasked(self, norm: str, label: str) -> None:
+        """Warn of a norm that no mask reaches although one was given around it."""
+        self.warn(
+            f"unmasked {norm}",
+            f"{norm} got no padding mask, although {label} was given: padding counts in its "
+            "statistics, unless it is given a mask by hand, by its argument padding_mask or by "
+            "`with powernorm.padding_mask(mask):`, or left out of the swap by `where=`",
+        )
+
+    def square(self, norm: str, label: str, batch_dim: int, size: int) -> None:
+        """Warn of an input of which it is not known which dimension counts the sequences."""
+        self.warn(
+            f"square {norm}",
+            f"{norm} got as many positions as sequences, {size}, and has not been seen with other "
+            f"numbers: its input was taken as "
+            f"{'(length, batch, …)' if batch_dim else '(batch, length, …)'} for the mask from "
+            f"{label}; begin with a batch of another length",
+        )
+
+    def reordered(self, owner: str, label: str, what: str) -> None:
+        """Warn of a model that moves its vectors and not its mask."""
+        self.warn(
+            f"order {label}",
+            f"{owner} {what}, and the mask from {label} does not follow: hand the norms behind "
+            "that masks of their inputs by `with powernorm.padding_mask(mask):` inside the model",
         )
 
     def padding_in(self, data: Tensor, side: Side | None) -> Tensor | None:
@@ -141,26 +161,6 @@ class MaskChecks:
         if self.starts_with_pad and side == "decoder":
             pads[:, :1] = False
         return _run_from_the_end(pads) | _run_from_the_end(pads.flip(1)).flip(1)
-
-    def _look_at_missing(self, pads: Tensor | None, what: str, advice: str) -> None:
-        if pads is None or not bool(pads.any()) or bool(pads.all()):
-            return
-        self.warn(
-            "missing",
-            f"{what}, but {int(pads.sum())} of {pads.numel()} positions look like padding: they "
-            f"count in the statistics of the swapped norms. {advice}",
-        )
-
-    def _look_at_rows(self, argument: str, mask: Tensor, pads: Tensor | None) -> None:
-        # Rows of padding alone, which samplers add to fill a batch, are marked correctly.
-        empty = mask.all(dim=1) if pads is None else mask.all(dim=1) & ~pads.all(dim=1)
-        num_empty = int(empty.sum())
-        if num_empty:
-            what = "all" if num_empty == empty.numel() else f"{num_empty} of {empty.numel()}"
-            self.warn(
-                "rows",
-                f"{argument} marks {what} rows as nothing but padding: is it the right way round?",
-            )
 
     def warn(self, kind: str, message: str) -> None:
         """Give a warning, once of each kind."""
@@ -226,7 +226,3 @@ def _run_from_the_end(marks: Tensor) -> Tensor:
     """Return the marks with no gap up to the end of their row; others in the row are input."""
     unmarked = (~marks).long()
     return unmarked.cumsum(1) - unmarked == unmarked.sum(1, keepdim=True)
-
-
-def _holds(tokens: object, token: int) -> bool:
-    return token in tokens if isinstance(tokens, (list, tuple)) else tokens == token

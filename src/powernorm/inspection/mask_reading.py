@@ -7,7 +7,7 @@ first batches have to bear out. A name that says nothing needs a batch that show
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 import torch
@@ -15,17 +15,15 @@ from torch import Tensor, nn
 
 from powernorm.errors import InputError
 from powernorm.inspection.mask_arguments import (
-    HANDS_ON,
     MaskArgument,
     Meaning,
     declared_meaning,
-    library_of,
     mask_by_name,
-    padding_after,
-    parameters_of,
 )
 from powernorm.inspection.mask_checks import LOOKS, MaskChecks
 from powernorm.inspection.selection import Side
+from powernorm.integrations.library_masks import HANDS_ON, library_of
+from powernorm.norms.masks import padding_after
 from powernorm.ops.graphs import is_traced, same_sizes, shape_of
 
 _HIDES: Final = -1e3
@@ -84,14 +82,18 @@ def without_heads(value: Tensor) -> Tensor:
     return value[..., 0] if value.ndim == 3 and same_sizes(sizes[2:], (1,)) else value
 
 
-class _Call(NamedTuple):
-    """A mask in a call, and what is around it; see `MaskReader.read`."""
+class MaskCall(NamedTuple):
+    """A value of a mask's argument in a call, and what is around it."""
 
-    value: Tensor
+    value: Any
     data: Tensor | None
+    """Tokens (batch, length), or vectors whose first two dimensions are these in either order."""
     batch_dim: int
+    """Dimension of the data that counts the sequences."""
     around: Sequence[Tensor]
+    """Masks of the model around."""
     side: Side | None
+    """Stack of an encoder-decoder that the module is."""
 
     def padding(self, meaning: Meaning) -> Tensor | None:
         """Return the positions of padding if the mask has that meaning."""
@@ -116,28 +118,17 @@ class MaskReader:
         """Meaning of 1 and True; None until a batch has shown it."""
         self.misfit = ""
         """Why lengths were found to count something else than positions."""
+        self.is_attention = False
+        """Whether the last value may say which positions see which, if it is no mask of padding."""
+        self.label = f"{argument.name} of {type(module).__name__}"
+        """Description of the argument for messages."""
         self._by_library = library_of(module) in HANDS_ON
         self._is_mask = False  # whether a value had the shape of the data and no other
         self._looks = 0
         self._is_borne_out = False
 
-    def read(
-        self,
-        value: object,
-        data: Tensor | None,
-        batch_dim: int = 0,
-        around: Sequence[Tensor] = (),
-        side: Side | None = None,
-    ) -> Tensor | None:
-        """Return a value as a mask (batch, length), True = padding.
-
-        Args:
-            value: of the argument in a call.
-            data: tokens (batch, length), or vectors whose first two dimensions are these in either
-                order.
-            batch_dim: the dimension of the data that counts the sequences.
-            around: masks of the model around.
-            side: stack of an encoder-decoder that the module is.
+    def read(self, call: MaskCall) -> Tensor | None:
+        """Return the value of a call as a mask (batch, length), True = padding.
 
         Returns:
             None if the value is no mask, or no padding has shown which way round it is.
@@ -147,40 +138,43 @@ class MaskReader:
             UndecidedError: the values are no mask's, or do not show what is padding.
         """
         if self.argument.meaning == "lengths":
-            return self._of_lengths(value, data, batch_dim)
-        if not isinstance(value, Tensor):
+            return self._of_lengths(call)
+        shape: _Shape = "other"
+        if isinstance(call.value, Tensor):
+            value = without_heads(call.value)
+            shape = "mask" if self._by_library else self._shape(value, call.data)
+        if not is_traced():
+            self.is_attention = shape != "other" and not self._by_library
+        if shape != "mask":
             return None
-        value = without_heads(value)
-        if not self._by_library and self._shape(value, data) != "mask":
-            return None
-        self._check_values(value)
-        call = _Call(value, data, batch_dim, around, side)
-        self._settle(call)
+        if is_traced():
+            if self.meaning is None:
+                raise UndecidedError(
+                    f"which way round {self.label} is has not been seen, and compiled code cannot "
+                    f"look: {self._declare}, or train on a batch with padding before torch.compile "
+                    "or an export"
+                )
+        else:
+            self.meaning = self._said or self.meaning
+            if self._may_look(value):
+                self._check_values(value)
+                self._looks += 1
+                self._settle(call)
         return None if self.meaning is None else call.padding(self.meaning)
 
     def __str__(self) -> str:
         """Return how the argument is read, and how that is known."""
-        meaning = declared_meaning(self.module, self.argument.name) or self.meaning
+        meaning = self._said or self.meaning
         if meaning == "lengths":
             return "the number of valid positions of each row, or its share of the longest"
         if meaning is None:
             return "which way round it is, the first batches have to show"
         how = "by its name, which the first batches have to bear out"
-        if self._is_trusted or self._is_borne_out or self.argument.meaning is None:
-            how = (
-                "as its library or a declaration says"
-                if self._is_trusted
-                else "as the batches showed"
-            )
+        if self._is_trusted:
+            how = "as its library or a declaration says"
+        elif self._is_borne_out or self.argument.meaning is None:
+            how = "as the batches showed"
         return f"1 or True is {'padding' if meaning == 'padding' else 'valid'}, {how}"
-
-    def is_attention(self, value: object, data: Tensor | None) -> bool:
-        """Return whether a value that is no mask of padding may say which positions see which."""
-        if self._by_library or self.argument.meaning == "lengths":
-            return False
-        if not isinstance(value, Tensor) or data is None:
-            return False
-        return self._shape(without_heads(value), data) != "other"
 
     def _shape(self, value: Tensor, data: Tensor | None) -> _Shape:
         """Return what a value's shape shows, and remember it."""
@@ -202,14 +196,19 @@ class MaskReader:
             return "other"
         if self._is_mask or self.meaning is not None:
             return "mask"
-        triangles = () if is_traced() else (torch.tril, torch.triu)
-        if triangles and not any(torch.equal(one(value), value) for one in triangles):
-            self._warn_of_square()
+        triangles = (torch.tril, torch.triu)
+        if not is_traced() and not any(torch.equal(one(value), value) for one in triangles):
+            self.checks.warn(
+                f"square {self.argument.name}",
+                f"{self.label} has as many rows as columns and may say what is padding or what "
+                f"attention may see: no norm was given it. C{self._declare[1:]}, or begin "
+                "with a batch of another length",
+            )
         return "attention"
 
     def _check_values(self, value: Tensor) -> None:
         """Refuse a value with other numbers than a mask's."""
-        if value.dtype == torch.bool or is_traced() or value.is_meta or self._looks >= LOOKS:
+        if value.dtype == torch.bool:
             return
         if self._by_library and (value.ndim == 4 or not value.is_floating_point()):
             return  # biases may be beside what hides; segments are numbered from 1
@@ -220,37 +219,37 @@ class MaskReader:
         if not bool(is_mask):
             others = [f"{other:g}" for other in value[~marks].detach().flatten()[:50].tolist()]
             raise UndecidedError(
-                f"{self._label} holds {', '.join([*dict.fromkeys(others)][:3])}: a mask is "
+                f"{self.label} holds {', '.join([*dict.fromkeys(others)][:3])}: a mask is "
                 "bool, or 1 and 0, or floats that are added to scores, 0 and at most -1000. Pass "
                 "such a mask; if this is something else, as the labels of a batch (x, y), call the "
                 "model without it (`forward=` of what takes batches says how)"
             )
 
-    def _settle(self, call: _Call) -> None:
+    def _settle(self, call: MaskCall) -> None:
         """Find the meaning from this call if need be, or compare it with what the call shows."""
-        if is_traced():
-            if self.meaning is None:
-                raise UndecidedError(
-                    f"which way round {self._label} is has not been seen, and compiled code "
-                    f"cannot look: {self._declare}, or train on a batch with padding before "
-                    "torch.compile or an export"
-                )
+        if self._is_borne_out:
             return
-        said = declared_meaning(self.module, self.argument.name)
-        self.meaning = said or self.meaning
-        if self._is_borne_out or self._looks >= LOOKS or call.value.is_meta:
-            return
-        self._looks += 1
         with torch.no_grad():
             found = self._found(call)
         if found is None:
             return
         if self.meaning is not None and found != self.meaning:
-            raise InputError(self._contradiction(call.value, found))
+            meant, shown = _marked(self.meaning), _marked(found)
+            if self._said is None and self.argument.meaning is None:
+                raise InputError(
+                    f"{self.label} marked {meant} in earlier batches and {shown} in this one: "
+                    f"{self._declare}"
+                )
+            how = "as its name says" if self._said is None else "as declared"
+            raise InputError(
+                f"{self.label} is the wrong way round: 1 or True of the mask "
+                f"{tuple(call.value.shape)} marks {meant} {how}, and {shown} by what the batch "
+                f"holds. Pass it the other way round, or, if the model means it so, {self._declare}"
+            )
         self.meaning = found
         self._is_borne_out = self.argument.meaning is not None
 
-    def _found(self, call: _Call) -> Meaning | None:
+    def _found(self, call: MaskCall) -> Meaning | None:
         """Return the meaning that this call shows, or None."""
         read = [call.padding(meaning) for meaning in _READINGS]
         hidden = [one[None] if one.ndim == 1 else one for one in read if one is not None]
@@ -263,16 +262,14 @@ class MaskReader:
             return shown
         for mask in call.around:
             if mask.shape == hidden[0].shape and bool(mask.any()):
-                for meaning, one in zip(_READINGS, hidden, strict=True):
-                    if torch.equal(mask, one):
-                        return meaning
+                same = _that_alone(torch.equal(mask, one) for one in hidden)
+                if same is not None:
+                    return same
         # The longest sequence has no padding: read the wrong way round it would be nothing else.
-        is_whole_row = [bool(one.all(dim=1).any()) for one in hidden]
-        if is_whole_row[0] != is_whole_row[1]:
-            return _READINGS[is_whole_row[0]]
-        return self._by_place(hidden) if self.argument.meaning is None else None
+        found = _that_alone(not bool(one.all(dim=1).any()) for one in hidden)
+        return self._by_place(hidden) if found is None and self.argument.meaning is None else found
 
-    def _by_data(self, hidden: Sequence[Tensor], call: _Call) -> Meaning | None:
+    def _by_data(self, hidden: Sequence[Tensor], call: MaskCall) -> Meaning | None:
         """Return the reading by which padding holds padding tokens, zeros, or always the same."""
         data, sizes = call.data, hidden[0].shape
         if data is not None and data.ndim > 1 and (call.batch_dim or data.shape[:2] != sizes):
@@ -286,90 +283,66 @@ class MaskReader:
                 return _READINGS[shares[1] > shares[0]]
         if self._is_trusted:
             return None
-        is_single = [_is_single(data[one]) for one in hidden]
-        return None if is_single[0] == is_single[1] else _READINGS[is_single[1]]
+        # Padding is one token, repeated.
+        tokens = [data[one] for one in hidden]
+        return _that_alone(len(one) > 1 and bool((one == one[0]).all()) for one in tokens)
 
     def _by_place(self, hidden: Sequence[Tensor]) -> Meaning | None:
         """Return the reading by which all padding is on one side."""
-        fits = [_is_on_one_side(one) for one in hidden]
-        if fits[0] != fits[1]:
-            return _READINGS[fits[1]]
-        if self.meaning is not None:
-            return None
-        if all(fits):
+        found = _that_alone(map(_is_on_one_side, hidden))
+        if found is not None or self.meaning is not None:
+            return found
+        if _is_on_one_side(hidden[0]):  # both are
             raise UndecidedError(
-                f"{self._label} may mark padding or what is no padding, this batch does not show "
+                f"{self.label} may mark padding or what is no padding, this batch does not show "
                 f"which: {self._declare}"
             )
         self.checks.warn(
             f"scattered {self.argument.name}",
-            f"{self._label} marks positions in the middle of sequences and is not read as padding: "
+            f"{self.label} marks positions in the middle of sequences and is not read as padding: "
             f"if it says what is padding, {self._declare}",
         )
         return None
 
-    def _contradiction(self, value: Tensor, found: Meaning) -> str:
-        said = declared_meaning(self.module, self.argument.name)
-        meant, shown = _marked(self.meaning), _marked(found)
-        if said is None and self.argument.meaning is None:
-            return (
-                f"{self._label} marked {meant} in earlier batches and {shown} in this one: "
-                f"{self._declare}"
-            )
-        return (
-            f"{self._label} is the wrong way round: 1 or True of the mask {tuple(value.shape)} "
-            f"marks {meant} {'as its name says' if said is None else 'as declared'}, and {shown} "
-            f"by what the batch holds. Pass it the other way round, or, if the model means it so, "
-            f"{self._declare}"
-        )
+    def _may_look(self, value: Tensor) -> bool:
+        return self._looks < LOOKS and not is_traced() and not value.is_meta
+
+    @property
+    def _said(self) -> Meaning | None:
+        return declared_meaning(self.module, self.argument.name)
 
     @property
     def _is_trusted(self) -> bool:
         """Whether the meaning is known or declared: only padding tokens speak against it."""
-        said = declared_meaning(self.module, self.argument.name)
-        return self._by_library or said is not None
+        return self._by_library or self._said is not None
 
-    def _of_lengths(self, value: object, data: Tensor | None, batch_dim: int) -> Tensor | None:
+    def _of_lengths(self, call: MaskCall) -> Tensor | None:
         """Return the mask of lengths, or of fractions of the longest, (batch,)."""
+        value, data = call.value, call.data
         if isinstance(value, (list, tuple)) and all(type(one) is int for one in value):
             value = torch.tensor(value)
         if not isinstance(value, Tensor) or data is None or value.ndim != 1:
             return None
-        sizes = shape_of(data)
-        if value.dtype == torch.bool or same_sizes(shape_of(value), (sizes[batch_dim],)) is False:
+        count, length = shape_of(data)[call.batch_dim], shape_of(data)[1 - call.batch_dim]
+        if value.dtype == torch.bool or same_sizes(shape_of(value), (count,)) is False:
             return None
-        length = sizes[1 - batch_dim]
-        looks = not is_traced() and not value.is_meta and value.numel() and self._looks < LOOKS
-        if looks:
+        if self._may_look(value) and value.numel():
             self._looks += 1
             low, high = float(value.min()), float(value.max())
             if value.is_floating_point() and not 0 < low <= high <= 1:
                 raise UndecidedError(
-                    f"{self._label} holds the floats {low:g} to {high:g}: pass whole numbers as "
+                    f"{self.label} holds the floats {low:g} to {high:g}: pass whole numbers as "
                     "integers, or fractions of the longest sequence in (0, 1]"
                 )
-            if not value.is_floating_point() and (high > length or low < 0):
-                # Of samples, say, where the input is of frames.
+            if low < 0:
+                self.misfit = f"one of them is {low:g}"
+            elif high > length:  # counts samples, say, where the input is of frames
                 self.misfit = f"they go up to {high:g}, and the input has {length} positions"
-                if low < 0:
-                    self.misfit = f"one of them is {low:g}"
         if self.misfit:
             return None
         if value.is_floating_point():
             value = (value * length).round()
         return padding_after(value.to(data.device), length)
-
-    def _warn_of_square(self) -> None:
-        self.checks.warn(
-            f"square {self.argument.name}",
-            f"{self._label} has as many rows as columns and may say what is padding or what "
-            f"attention may see: no norm was given it. {self._declare[0].upper()}"
-            f"{self._declare[1:]}, or begin with a batch of another length",
-        )
-
-    @property
-    def _label(self) -> str:
-        return f"{self.argument.name} of {type(self.module).__name__}"
 
     @property
     def _declare(self) -> str:
@@ -377,13 +350,14 @@ class MaskReader:
         return f'call powernorm.declare_mask("{name}", "keep" or "padding", {cls})'
 
 
+def _that_alone(holds: Iterable[bool]) -> Meaning | None:
+    """Return the one of the readings for which something holds, None if not of one alone."""
+    found = [meaning for meaning, one in zip(_READINGS, holds, strict=True) if one]
+    return found[0] if len(found) == 1 else None
+
+
 def _marked(meaning: Meaning | None) -> str:
     return "padding" if meaning == "padding" else "valid positions"
-
-
-def _is_single(tokens: Tensor) -> bool:
-    """Return whether there are several tokens, all the same."""
-    return len(tokens) > 1 and bool((tokens == tokens[0]).all())
 
 
 def _shape_by_name(value: Tensor, data: Tensor | None) -> _Shape:
@@ -418,35 +392,13 @@ def like_a_mask(values: Mapping[str, object], data: Tensor | None) -> str:
             key = next(inside, None)
             if key is not None:
                 return f'{name}["{key}"]'
-        elif _is_like_a_mask(name, value, data):
+        elif is_like_a_mask(name, value, data):
             return name
     return ""
 
 
-def check_pair(model: nn.Module, batch: Sequence[Any]) -> None:
-    """Raise an InputError if a part of a batch without names may be labels and would be a mask.
-
-    Raises:
-        InputError: says how to call the model otherwise.
-    """
-    names = list(parameters_of(model))
-    for name, value in list(zip(names, batch, strict=False))[1:]:
-        if not mask_by_name(name) or not isinstance(value, Tensor) or value.dtype == torch.bool:
-            continue
-        data = batch[0] if isinstance(batch[0], Tensor) and batch[0].ndim > 1 else None
-        whole = 1 if value.ndim > 1 or value.is_floating_point() or data is None else data.shape[1]
-        if value.is_meta or bool((value == whole).all()):
-            continue  # no padding
-        if not _is_like_a_mask(name, value, data):
-            raise InputError(
-                f"batch[{names.index(name)}] of shape {tuple(value.shape)} would become {name} of "
-                f"{type(model).__name__}, and its values do not look as if they said what is "
-                "padding. If they are labels, give forward=lambda model, batch: model(batch[0]); "
-                f"if they do say it, give batches as dicts, {{..., {name!r}: ...}}"
-            )
-
-
-def _is_like_a_mask(name: str, value: object, data: Tensor | None) -> bool:
+def is_like_a_mask(name: str, value: object, data: Tensor | None) -> bool:
+    """Return whether a value of a call looks as if it said where padding is."""
     if not isinstance(value, Tensor) or value.is_meta or data is None or name in _NO_MASKS:
         return False
     batch, length = data.shape[:2]

@@ -56,10 +56,10 @@ class ScopedMask(NamedTuple):
     """Source of a model's own mask, which may not be meant for each norm below; None for a user's
     mask, which is meant for all."""
     batch_dim: int = 0
-    """Dimension of the mask that counts the sequences."""
+    """Dimension of the norms' inputs that counts the sequences; that of the mask is the first."""
 
 
-class _Frame(NamedTuple):
+class Scope(NamedTuple):
     """An open scope."""
 
     masks: tuple[ScopedMask, ...]
@@ -75,6 +75,9 @@ class _Frame(NamedTuple):
     """Model around the norms that was given a mask which does not reach them."""
 
 
+_Scopes = tuple[Scope, ...]
+"""Open scopes, the innermost last."""
+
 # What eager code opens belongs to the context: to an asyncio task, or to a thread without one.
 _context: Final[ContextVar[Any]] = ContextVar("powernorm.padding_mask")
 
@@ -83,102 +86,76 @@ class _Context:
     """The scopes of the context, as compiled code can read them."""
 
     # A call of `ContextVar.get` does not trace under fullgraph compilation. A property whose getter
-    # is a C function does, and guards read it anew at each call of the compiled code. `get` takes
+    # is a C function does, and guards read it again at each call of the compiled code. `get` takes
     # the instance as its default: no scope is the instance itself, also where one was closed.
-    frames = property(_context.get)
+    scopes = property(_context.get)
 
 
 _read: Final = _Context()
 # Compiled code is what dynamo traces. A non-strict torch.export runs this code as Python does; if
-# it fails, torch runs no hook that would close a scope: `_Frame.call` ends it, as in eager code.
+# it fails, torch runs no hook that would close a scope: `Scope.call` ends it, as in eager code.
 # Scopes that compiled code opened, inside those of the context: it cannot set a ContextVar, and no
 # other task runs before it has returned. An attribute of a plain thread-local traces (not that of a
-# subclass with a default). `frames` is a tuple, the innermost last: an immutable value traces as
-# well, and is restored by setting the former value.
+# subclass with a default). `scopes` is a tuple: an immutable value traces as well, and is restored
+# by setting the former value.
 _compiled = threading.local()
 # Had the main thread none, the first compiled call would set it and be compiled again for that.
-_compiled.frames = ()
+_compiled.scopes = ()
 
 
-def _context_frames() -> tuple[_Frame, ...]:
-    frames = _read.frames
-    return () if frames is _read else frames
+def _scopes() -> tuple[_Scopes, _Scopes]:
+    """Return the scopes of the context and those of compiled code inside them."""
+    scopes = _read.scopes
+    return () if scopes is _read else scopes, getattr(_compiled, "scopes", ())
 
 
-def _set_context_frames(frames: tuple[_Frame, ...]) -> None:
-    _context.set(frames or _read)
-
-
-def _compiled_frames() -> tuple[_Frame, ...]:
-    frames: tuple[_Frame, ...] = getattr(_compiled, "frames", ())
-    return frames
-
-
-def _open_frames() -> tuple[_Frame, ...]:
-    return (*_context_frames(), *_compiled_frames())
-
-
-def _frames() -> tuple[_Frame, ...]:
-    frames = _open_frames()
-    # The frames below the innermost one were checked when that one was opened.
-    if not frames or torch.compiler.is_dynamo_compiling() or _is_open(frames[-1]):
-        return frames
-    _drop_leftovers()
-    return _open_frames()
-
-
-def _drop_leftovers() -> None:
-    frames = _context_frames()
-    kept = tuple(frame for frame in frames if _is_open(frame))
-    if len(kept) < len(frames):
-        _set_context_frames(kept)
-    _compiled.frames = tuple(frame for frame in _compiled_frames() if _is_open(frame))
-
-
-def _push(frame: _Frame) -> None:
+def _set_scopes(context: _Scopes, compiled: _Scopes) -> None:
     if not torch.compiler.is_dynamo_compiling():
-        _drop_leftovers()
-        # Between two graphs of a compiled call eager code opens inside what the call has opened.
-        if not _compiled_frames():
-            _set_context_frames((*_context_frames(), frame))
-            return
-    _compiled.frames = (*_compiled_frames(), frame)
+        _context.set(context or _read)
+    _compiled.scopes = compiled
 
 
-def _keep(count: int) -> None:
-    """Close all scopes but this many."""
-    frames = _context_frames()
-    if count >= len(frames):
-        _compiled.frames = _compiled_frames()[: count - len(frames)]
-    elif not torch.compiler.is_dynamo_compiling():
-        # Compiled code leaves it to `_Frame.call` to end what eager code has opened.
-        _set_context_frames(frames[:count])
-        _compiled.frames = ()
+def _drop_leftovers() -> tuple[_Scopes, _Scopes]:
+    context, compiled = _scopes()
+    if not torch.compiler.is_dynamo_compiling() and (context or compiled):
+        context, compiled = (tuple(filter(_is_open, one)) for one in (context, compiled))
+        _set_scopes(context, compiled)
+    return context, compiled
 
 
-def _remove(scope: _Frame) -> None:
+def _push(scope: Scope) -> None:
+    context, compiled = _drop_leftovers()
+    # Between two graphs of a compiled call eager code opens inside what the call has opened.
+    if compiled or torch.compiler.is_dynamo_compiling():
+        _compiled.scopes = (*compiled, scope)
+    else:
+        _set_scopes((*context, scope), ())
+
+
+def _remove(scope: Scope) -> None:
     """Close a user's scope, and what was left open inside it."""
-    if any(frame is scope for frame in _compiled_frames()):
-        _compiled.frames = _without(_compiled_frames(), scope)
-    elif any(frame is scope for frame in _context_frames()):
-        _set_context_frames(_without(_context_frames(), scope))
-        _compiled.frames = ()
-
-
-def _without(frames: tuple[_Frame, ...], scope: _Frame) -> tuple[_Frame, ...]:
-    index = next(index for index, frame in enumerate(frames) if frame is scope)
+    context, compiled = _scopes()
+    scopes = compiled if any(one is scope for one in compiled) else context
+    index = next((index for index, one in enumerate(scopes) if one is scope), None)
+    if index is None:
+        return
     # Scopes of users inside it stay: two generators may close theirs in another order.
-    inner = (frame for frame in frames[index + 1 :] if frame.opener is None)
-    return (*frames[:index], *inner)
+    kept = (*scopes[:index], *(one for one in scopes[index + 1 :] if one.opener is None))
+    _set_scopes(*((context, kept) if scopes is compiled else (kept, ())))
 
 
-def _is_open(frame: _Frame) -> bool:
-    if frame.call is None:
+def _is_open(scope: Scope) -> bool:
+    if scope.call is None:
         return True
     running: FrameType | None = sys._getframe()
-    while running is not None and running is not frame.call:
+    while running is not None and running is not scope.call:
         running = running.f_back
     return running is not None
+
+
+def padding_after(lengths: Tensor, length: int) -> Tensor:
+    """Return the mask (batch, length) of rows with that many valid positions at their start."""
+    return torch.arange(length, device=lengths.device) >= lengths.unsqueeze(1)
 
 
 def check_is_mask(mask: object) -> None:
@@ -187,9 +164,7 @@ def check_is_mask(mask: object) -> None:
     Raises:
         InputError: says how to convert it.
     """
-    if mask is None:
-        return
-    if not isinstance(mask, Tensor):
+    if mask is not None and not isinstance(mask, Tensor):
         raise InputError(
             f"padding_mask is a {type(mask).__name__}, expected a tensor: convert with "
             "torch.as_tensor(mask)"
@@ -215,23 +190,28 @@ def padding_mask(mask: Tensor | None) -> Iterator[None]:
     ...     y = norm(torch.randn(1, 3, 4))
     """
     check_is_mask(mask)
-    opened = _compiled_frames()
-    frame = _Frame(() if mask is None else (ScopedMask(mask),), None)
-    _push(frame)
+    _, opened = _scopes()
+    scope = Scope(() if mask is None else (ScopedMask(mask),), None)
+    _push(scope)
     try:
         yield
     finally:
         if torch.compiler.is_dynamo_compiling():
-            _compiled.frames = opened
+            _compiled.scopes = opened
         else:
-            _remove(frame)
+            _remove(scope)
 
 
-def _innermost(*, observing: bool = False) -> _Frame | None:
+def innermost_scope(*, observing: bool = False) -> Scope | None:
     """Return the scope that applies: for the norms, the innermost that is not for observers."""
-    for frame in reversed(_frames()):
-        if observing or not frame.observed:
-            return frame
+    context, compiled = _scopes()
+    # The scopes below the innermost one were checked when that one was opened.
+    innermost = (compiled or context)[-1:]
+    if innermost and not torch.compiler.is_dynamo_compiling() and not _is_open(innermost[0]):
+        context, compiled = _drop_leftovers()
+    for scope in reversed((*context, *compiled)):
+        if observing or not scope.observed:
+            return scope
     return None
 
 
@@ -251,28 +231,27 @@ def current_padding_mask(
     Raises:
         InputError: none of the model's own masks fits the input, and `strict` is set.
     """
-    if _read.frames is _read and not getattr(_compiled, "frames", ()):
+    if _read.scopes is _read and not getattr(_compiled, "scopes", ()):
         return None  # no scope is open, the usual case: at once
-    frame = _innermost(observing=observing)
-    masks = frame.masks if frame is not None else ()
-    if not masks:
-        given = frame.given if frame is not None and strict else None
+    scope = innermost_scope(observing=observing)
+    if scope is None or not scope.masks:
+        given = scope.given if scope is not None and strict else None
         # One vector a sequence holds no padding.
         if given is not None and x is not None and x.ndim > 2:
             given.warn_unmasked(norm)
         return None
     if x is None:
-        return masks[0].mask
-    mask, fits = _fitting(masks, shape_of(x)[:-1], norm, strict)
+        return scope.masks[0].mask
+    mask, fits = _fitting(scope.masks, shape_of(x)[:-1], norm, strict)
     if not fits and strict:
-        raise _misfit(masks[0], x, norm)
+        raise _misfit(scope.masks[0], x, norm)
     return mask
 
 
 def users_padding_mask() -> Tensor | None:
     """Return the mask of the innermost scope if a user opened it, else None."""
-    frame = _innermost()
-    masks = frame.masks if frame is not None else ()
+    scope = innermost_scope()
+    masks = scope.masks if scope is not None else ()
     return masks[0].mask if masks and masks[0].source is None else None
 
 
@@ -287,9 +266,10 @@ def offered_padding_mask(x: Tensor, norm: object, *, observing: bool) -> tuple[T
     Returns:
         (mask, whether it fits): (None, True) if there is none.
     """
-    frame = _innermost(observing=observing)
-    masks = frame.masks if frame is not None else ()
-    mask, fits = _fitting(masks, shape_of(x)[:-1], norm, False) if masks else (None, True)
+    scope = innermost_scope(observing=observing)
+    if scope is None or not scope.masks:
+        return None, True
+    mask, fits = _fitting(scope.masks, shape_of(x)[:-1], norm, False)
     # A user's mask is for all norms inside, but the inputs of some may not be tokens.
     return mask, fits and (mask is None or same_sizes(mask.shape, x.shape[:-1]) is True)
 
@@ -299,12 +279,13 @@ def _fitting(
 ) -> tuple[Tensor | None, bool]:
     """Return the mask for an input's tokens, and whether one fits."""
     for mask, source, batch_dim in masks:
-        sizes = shape_of(mask)
+        turned = mask.transpose(0, 1) if batch_dim else mask
+        sizes = shape_of(turned)
         if source is None or (source.is_exact and same_sizes(sizes, shape)):
-            return mask, True
+            return turned, True
         if len(shape) == 1 and mask.ndim == 2:
             if same_sizes((sizes[0] * sizes[1],), shape):
-                return mask.reshape(-1), True
+                return turned.reshape(-1), True
             if same_sizes((sizes[batch_dim],), shape):
                 return None, True  # one vector per sequence: padding has been pooled away
             if not is_traced() and int((~mask).sum()) == shape[0]:
@@ -315,30 +296,20 @@ def _fitting(
     return None, False
 
 
-_NEARER: Final = (
-    "if a module around it takes a mask that fits, name that by powernorm.declare_mask before the "
-    "swap; else "
-)
-
-
 def _misfit(offered: ScopedMask, x: Tensor, norm: object) -> InputError:
     assert offered.source is not None
     shape = tuple(features_back(x, getattr(norm, "feature_dim", LAST)).shape)
+    nearer = (
+        "if a module around it takes a mask that fits, name that by powernorm.declare_mask before "
+        "the swap; else "
+    )
     return InputError(
         f"{offered.source.name_of(norm)} got an input of shape {shape}, to which the mask from "
         f"{offered.source.label}, of shape {tuple(offered.mask.shape)}, does not fit: "
-        f"{_NEARER if getattr(offered.source, 'is_own', False) else ''}leave this "
+        f"{nearer if getattr(offered.source, 'is_own', False) else ''}leave this "
         "norm out of the swap by `where=`, or hand the norms masks of their inputs by their "
         "argument padding_mask or by `with powernorm.padding_mask(mask):` inside the model"
     )
-
-
-def innermost_scope(
-    *, observing: bool = False
-) -> tuple[tuple[ScopedMask, ...], object | None, MaskSource | None] | None:
-    """Return masks, opener (None is a user) and `given` of the innermost scope, None without."""
-    frame = _innermost(observing=observing)
-    return None if frame is None else (frame.masks, frame.opener, frame.given)
 
 
 def open_scope(
@@ -357,21 +328,24 @@ def open_scope(
         observed: whether only callers with `observing` see it, not the norms inside.
         given: the model around that was given a mask, if none reaches the norms inside.
     """
-    if torch.compiler.is_dynamo_compiling():
-        _push(_Frame(masks, opener, None, observed, given))
-        return
-    call = sys._getframe(2)
-    known = call.f_code.co_name in _MODULE_CALLS
-    _push(_Frame(masks, opener, call if known else None, observed, given))
+    call = None if torch.compiler.is_dynamo_compiling() else sys._getframe(2)
+    if call is not None and call.f_code.co_name not in _MODULE_CALLS:
+        call = None
+    _push(Scope(masks, opener, call, observed, given))
 
 
 def close_scope(opener: object) -> None:
     """Close the opener's innermost scope and those left open inside it, if any is open."""
-    frames = _open_frames()
-    for index in range(len(frames) - 1, -1, -1):
-        if frames[index].opener is opener:
-            _keep(index)
-            return
+    context, compiled = _scopes()
+    for index in range(len(context) + len(compiled) - 1, -1, -1):
+        if (*context, *compiled)[index].opener is not opener:
+            continue
+        if index >= len(context):
+            _compiled.scopes = compiled[: index - len(context)]
+        elif not torch.compiler.is_dynamo_compiling():
+            # Compiled code leaves it to `Scope.call` to end what eager code has opened.
+            _set_scopes(context[:index], ())
+        return
 
 
 _looks = {"left": 20}

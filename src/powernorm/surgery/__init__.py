@@ -5,7 +5,6 @@ Each verb has a plan that can be inspected, `apply()` and `undo()`.
 
 from powernorm.inspection.mask_checks import MaskWarning
 from powernorm.inspection.selection import Where
-from powernorm.surgery.batch_norm_masks import mask_batch_norms
 from powernorm.surgery.calibration import CalibrationReport, calibrate
 from powernorm.surgery.folding import FoldPlan, FoldReport, fold, plan_fold
 from powernorm.surgery.freezing import (
@@ -16,7 +15,14 @@ from powernorm.surgery.freezing import (
 from powernorm.surgery.insertion import Insertion, InsertPlan, InsertRow, insert, plan_insert
 from powernorm.surgery.matching import MatchReport, match_teacher
 from powernorm.surgery.modularizing import Modularization, modularize
-from powernorm.surgery.swapping import Swap, SwapPlan, SwapRow, plan_swap, swap
+from powernorm.surgery.swapping import (
+    Swap,
+    SwapPlan,
+    SwapRow,
+    mask_batch_norms,
+    plan_swap,
+    swap,
+)
 
 __all__ = [
     "CalibrationReport",

@@ -8,7 +8,6 @@ puts around a sequence that is alone.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -19,19 +18,24 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from powernorm.errors import InputError
-from powernorm.inspection.mask_arguments import padding_after
-from powernorm.inspection.mask_checks import MaskWarning
-from powernorm.inspection.masking import attach_mask_owners
+from powernorm.inspection.mask_checks import MaskChecks
+from powernorm.inspection.mask_owners import attach_mask_owners
 from powernorm.inspection.modules import ReplacedForward
 from powernorm.inspection.selection import stacks
 from powernorm.norms.checkpointing import CallRecords, Seen
-from powernorm.norms.masks import current_padding_mask
+from powernorm.norms.masks import current_padding_mask, padding_after
 from powernorm.ops.graphs import is_known, is_traced, same_sizes, shape_of
 from powernorm.ops.torch_private import in_backward, may_be_repeated
 
+_CONVOLUTIONS: Final = (torch.conv1d, torch.conv2d)
 _MAXIMA: Final = (torch.max_pool1d, torch.max_pool2d, functional.max_pool1d, functional.max_pool2d)
 _MEANS: Final = (torch.avg_pool1d, functional.avg_pool1d, functional.avg_pool2d)
-_CONVOLUTIONS: Final = (torch.conv1d, torch.conv2d)
+_WINDOWS: Final[Mapping[Any, Sequence[str]]] = {
+    **dict.fromkeys(_CONVOLUTIONS, ("weight", "bias", "stride", "padding", "dilation")),
+    **dict.fromkeys(_MAXIMA, ("kernel_size", "stride", "padding", "dilation", "ceil_mode")),
+    **dict.fromkeys(_MEANS, ("kernel_size", "stride", "padding", "ceil_mode", "count_include_pad")),
+}
+"""Functions that get zeros, or the lowest number, and the names of their arguments."""
 _MODULES: Final = (
     nn.Conv1d, nn.Conv2d, nn.MaxPool1d, nn.MaxPool2d, nn.AvgPool1d, nn.AvgPool2d,
 )  # fmt: skip
@@ -42,8 +46,7 @@ _OTHERS: Final = (
     functional.max_pool1d_with_indices, functional.max_pool2d_with_indices,
 )  # fmt: skip
 """Functions that see several positions, too, and get no zeros."""
-_SEEN: Final = frozenset({*_CONVOLUTIONS, *_MAXIMA, *_MEANS, *_OTHERS, functional.pad})
-_NONE: Final = (None, 0)
+_SEEN: Final = frozenset({*_WINDOWS, *_OTHERS, functional.pad})
 
 
 def erase_padding(model: nn.Module, names: Sequence[str]) -> Iterator[Callable[[], None]]:
@@ -68,13 +71,13 @@ def erased_names(model: nn.Module) -> tuple[str, ...]:
     """Return the names for which `erase_padding` was called."""
     names = {module: name for name, module in model.named_modules()}
     forwards = [module.__dict__.get("forward") for module in names]
-    slots = [slot for one in forwards if isinstance(one, _Forward) for slot in one.eraser.slots]
+    slots = [slot for one in forwards if isinstance(one, PaddingEraser) for slot in one.slots]
     places = (f"{names[parent]}.{name}".lstrip(".") for parent, name in slots if parent in names)
     return tuple(dict.fromkeys(places))
 
 
-class PaddingEraser:
-    """A forward around a module's own, and hooks on the convolutions and poolings inside.
+class PaddingEraser(ReplacedForward):
+    """The forward of a module around its own, and hooks on the convolutions and poolings inside.
 
     Hooks around the module's calls would leave the mode on where an export fails or a user
     interrupts.
@@ -85,14 +88,13 @@ class PaddingEraser:
     """
 
     def __init__(self, module: nn.Module, slots: Sequence[tuple[nn.Module, str]]) -> None:
+        super().__init__(module)
         self.slots = slots
-        self._module = module
-        self._forward = _Forward(module, self)
         self._records = CallRecords()
         self._mode: _Mode | None = None  # of the call that runs
         self.running: list[nn.Module] = []
         """Convolutions and poolings that run, which a repetition can find again."""
-        self._warned = set[str]()
+        self.checks = MaskChecks(None)
         self.sides: dict[tuple[int, ...], None] = {}
         """Numbers of positions that were put around inputs."""
         self.was_called = False
@@ -103,13 +105,13 @@ class PaddingEraser:
                 self._handles.append(part.register_forward_pre_hook(self.enter))
                 self._handles.append(part.register_forward_hook(self.leave, always_call=True))
 
-    def run(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Call the module's own forward and look at the functions that it calls."""
-        mode = _Mode(self, type(self._module).__name__)
-        self._mode = mode
+        # Calls in several threads have each a mode.
+        self._mode = mode = _Mode(self, type(self.module).__name__)
         self.running.clear()
         with mode:
-            output = self._forward.call_replaced(args, kwargs)
+            output = self.call_replaced(args, kwargs)
         self._mode = None
         if not torch.compiler.is_compiling():
             self.was_called = True
@@ -124,7 +126,7 @@ class PaddingEraser:
         if torch.compiler.is_compiling() or not module.training or not may_be_repeated():
             return None
         x = args[0]
-        mask, dim = (self._mode.mask_of(x, (2, 3), module) if self._mode else None) or _NONE
+        mask, dim = (self._mode.mask_of(x, (2, 3), module) if self._mode else None) or (None, 0)
         seen = self._records.replay(type(module).__name__, x, Seen(mask, dim, ()))
         if not in_backward() or seen.padding_mask is None:
             return None
@@ -136,44 +138,18 @@ class PaddingEraser:
         del module, args, output
         self.running.pop()
 
-    def check_repeatable(self, function: str) -> None:
-        """Raise an InputError if a call outside those modules may be repeated without a mask."""
-        if not self.running and not is_traced() and torch.is_grad_enabled() and may_be_repeated():
-            raise InputError(
-                f"{function} is called as a function under activation checkpointing, whose "
-                "repetition in the backward would see padding: make it a module of torch.nn, or "
-                "leave this part out of the checkpoint"
-            )
-
-    def warn(self, message: str) -> None:
-        """Give a warning once, and none from compiled code."""
-        if not torch.compiler.is_compiling() and message not in self._warned:
-            self._warned.add(message)
-            warnings.warn(message, MaskWarning, stacklevel=2)
-
     def remove(self) -> None:
         """Remove the hooks, and put the module's own forward back."""
         for handle in self._handles:
             handle.remove()
-        self._forward.remove()
-
-
-class _Forward(ReplacedForward):
-    """The forward of a module in which padding is erased."""
-
-    def __init__(self, module: nn.Module, eraser: PaddingEraser) -> None:
-        super().__init__(module)
-        self.eraser = eraser
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.eraser.run(args, kwargs)
+        super().remove()
 
 
 class _Mode(TorchFunctionMode):
     """Erases padding in what functions see, and follows the mask through what changes the length.
 
     Args:
-        eraser: gives the warnings.
+        eraser: knows what earlier calls have shown.
         owner: class of the module whose call this is, for messages.
     """
 
@@ -195,14 +171,14 @@ class _Mode(TorchFunctionMode):
         if not isinstance(x, Tensor) or x.ndim < 3:
             return func(*args, **kwargs)
         kwargs = {name: value for name, value in kwargs.items() if name != "input"}
-        if func in _CONVOLUTIONS or func in _MAXIMA or func in _MEANS:
+        if func in _WINDOWS:
             return self._windowed(func, x, args[1:], kwargs)
         output = func(x, *args[1:], **kwargs)
         if func is functional.pad:
             self._follow_padding(x, *args[1:], **kwargs)
         elif not is_traced() and func in _OTHERS:
-            mask, _ = self.mask_of(x, (1, 2), func.__name__) or _NONE
-            if mask is not None and bool(mask.any()):
+            found = self.mask_of(x, (1, 2), func.__name__)
+            if found is not None and bool(found[0].any()):
                 self._warn(func, "sees padded positions, which nothing clears for it")
         return output
 
@@ -214,38 +190,31 @@ class _Mode(TorchFunctionMode):
             dims: where the positions may be.
             place: what gets the input, of which earlier calls may have shown the order.
         """
-        for dim in dims:
-            if dim >= x.ndim:
-                continue
+        for dim in (dim for dim in dims if dim < x.ndim):
             sizes = (shape_of(x)[0], shape_of(x)[dim])
             mask = current_padding_mask(_tokens(x, dim), place, strict=False)
             if mask is None or same_sizes(shape_of(mask), sizes) is False:
-                made = (*self._made, *self._padded_before())
+                made, given = [*self._made], current_padding_mask()
+                if given is not None and torch.compiler.is_dynamo_compiling():
+                    # It does not show calls of F.pad.
+                    made += [functional.pad(given, one, value=False) for one in self._eraser.sides]
                 mask = next((one for one in made if same_sizes(shape_of(one), sizes) is True), None)
             if mask is not None:
                 return mask, dim
         return None
 
-    def _padded_before(self) -> Iterator[Tensor]:
-        """Yield the masks of padded inputs for dynamo, which does not show calls of F.pad."""
-        given = current_padding_mask() if torch.compiler.is_dynamo_compiling() else None
-        if given is not None:
-            yield from (functional.pad(given, sides, value=False) for sides in self._eraser.sides)
-
     def _check_misfit(self, func: Any, x: Tensor, place: object) -> None:
         given = current_padding_mask()
         if given is None:  # an error or a warning if there is one that cannot be read
             current_padding_mask(_tokens(x, 2), place)
-            return
-        if not same_sizes(shape_of(given)[:1], shape_of(x)[:1]):
-            return
-        if torch.compiler.is_dynamo_compiling() and not self._eraser.was_called:
-            raise InputError(
-                f"{func.__name__} in {self._owner} got an input {tuple(x.shape)} that the mask "
-                "does not fit, and what was put around it is not seen in compiled code: call the "
-                "model once before it is compiled"
-            )
-        self._warn(func, f"got an input {tuple(x.shape)} that the mask does not fit")
+        elif same_sizes(shape_of(given)[:1], shape_of(x)[:1]):
+            if torch.compiler.is_dynamo_compiling() and not self._eraser.was_called:
+                raise InputError(
+                    f"{func.__name__} in {self._owner} got an input {tuple(x.shape)} that the mask "
+                    "does not fit, and what was put around it is not seen in compiled code: call "
+                    "the model once before it is compiled"
+                )
+            self._warn(func, f"got an input {tuple(x.shape)} that the mask does not fit")
 
     def _windowed(self, func: Any, x: Tensor, args: Sequence[Any], kwargs: dict[str, Any]) -> Any:
         place = self._eraser.running[-1] if self._eraser.running else func.__name__
@@ -254,13 +223,15 @@ class _Mode(TorchFunctionMode):
             self._check_misfit(func, x, place)
             return func(x, *args, **kwargs)
         mask, dim = found
-        self._eraser.check_repeatable(func.__name__)
-        names = ("weight", "bias", "stride", "padding", "dilation")
-        if func not in _CONVOLUTIONS:
-            names = ("kernel_size", "stride", "padding", "dilation", "ceil_mode")
-        if func in _MEANS:
-            names = (*names[:3], "ceil_mode", "count_include_pad")
-        given = {**dict(zip(names, args, strict=False)), **kwargs}
+        # A repetition finds the masks of the modules' calls again, not those of functions.
+        may_repeat = not is_traced() and torch.is_grad_enabled() and may_be_repeated()
+        if may_repeat and not self._eraser.running:
+            raise InputError(
+                f"{func.__name__} is called as a function under activation checkpointing, whose "
+                "repetition in the backward would see padding: make it a module of torch.nn, or "
+                "leave this part out of the checkpoint"
+            )
+        given = {**dict(zip(_WINDOWS[func], args, strict=False)), **kwargs}
         if func in _MEANS and not given.get("count_include_pad", True):
             self._warn(func, "divides by the number of positions, and padding counts")
         value = _lowest(x) if func in _MAXIMA else 0.0
@@ -308,10 +279,13 @@ class _Mode(TorchFunctionMode):
                 self._eraser.sides[sides] = None
 
     def _warn(self, func: Any, what: str) -> None:
-        self._eraser.warn(
-            f"{func.__name__} in {self._owner} {what}: the last positions of a padded sequence "
-            "differ from those of the same sequence alone"
-        )
+        """Give a warning once, and none from compiled code."""
+        if not torch.compiler.is_compiling():
+            message = (
+                f"{func.__name__} in {self._owner} {what}: the last positions of a padded sequence "
+                "differ from those of the same sequence alone"
+            )
+            self._eraser.checks.warn(message, message)
 
 
 def _tokens(x: Tensor, dim: int) -> Tensor:

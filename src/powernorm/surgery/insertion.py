@@ -12,7 +12,8 @@ from torch import nn
 from torch.nn.utils import parametrize
 
 from powernorm.errors import InputError
-from powernorm.inspection.masking import attach_mask_owners, mask_sources
+from powernorm.inspection.mask_arguments import mask_sources
+from powernorm.inspection.mask_owners import attach_mask_owners
 from powernorm.inspection.rows import NormRow, NormTable, format_rows
 from powernorm.inspection.selection import Side, stacks
 from powernorm.norms import Norm, build_norm

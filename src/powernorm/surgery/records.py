@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from powernorm.errors import InputError
 from powernorm.inspection.finder import find_norms
-from powernorm.inspection.masking import attach_mask_owners, masked_norms, retire_owners
+from powernorm.inspection.mask_owners import attach_mask_owners, masked_norms, retire_owners
 from powernorm.inspection.selection import stacks
 from powernorm.norms import BatchStatisticsNorm, Norm
 from powernorm.norms.descriptions import NormDescription

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from powernorm.inspection.finder import FoundNorm, find_norms
-from powernorm.inspection.masking import attach_mask_owners
+from powernorm.inspection.mask_owners import attach_mask_owners
 from powernorm.inspection.modules import name_without_compile
 from powernorm.inspection.selection import stacks
 from powernorm.norms import BatchStatisticsNorm

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from powernorm.inspection.masking import retire_owners
+from powernorm.inspection.mask_owners import retire_owners
 from powernorm.norms.feature_dims import LAST
 from powernorm.norms.token import RMSNorm
 from powernorm.surgery.changes import Changes, empty_bias, parameter_like, slot_of

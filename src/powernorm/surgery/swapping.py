@@ -11,7 +11,8 @@ from torch import nn
 
 from powernorm.errors import InputError
 from powernorm.inspection.finder import FoundNorm, find_norms
-from powernorm.inspection.masking import attach_mask_owners, how_read, mask_sources
+from powernorm.inspection.mask_arguments import mask_sources
+from powernorm.inspection.mask_owners import attach_mask_owners, how_read
 from powernorm.inspection.modules import is_compiled
 from powernorm.inspection.rows import NormRow, NormTable, format_rows
 from powernorm.inspection.selection import (
@@ -26,7 +27,9 @@ from powernorm.inspection.selection import (
 )
 from powernorm.norms import Norm, build_norm, check_norm_options
 from powernorm.norms.arguments import check_model
+from powernorm.norms.batch_statistics import BatchStatisticsNorm
 from powernorm.surgery.changes import Changes
+from powernorm.surgery.erasing import erase_padding
 from powernorm.surgery.marking import mark
 from powernorm.surgery.successors import (
     a_tensor,
@@ -288,6 +291,65 @@ def swap(
     'LayerNorm'
     """
     return plan_swap(model, to, where, example_inputs=example_inputs, **norm_options).apply()
+
+
+def mask_batch_norms(model: nn.Module) -> Swap:
+    """Make a model's own BatchNorms leave out padding, as its mask says where it is.
+
+    Each `torch.nn.BatchNorm1d` (of a Conformer's convolution module, PatchTST's) becomes this
+    library's `BatchNorm` with the same parameters, statistics, counter, momentum, eps and
+    mode, and gets the model's mask as the norms of a swap do. Convolutions beside such a norm that
+    are wider than one position get zeros at padding, in evaluation too, where otherwise the last
+    positions of a sequence would see what is padded to it: a padded sequence then gives what it
+    gives alone.
+
+    Args:
+        model: changed in place.
+
+    Returns:
+        The swap of these norms, with `undo()`.
+
+    Raises:
+        InputError: the model has no such norm, or was compiled or wrapped already.
+
+    >>> import torch
+    >>> class Subsampled(nn.Module):
+    ...     def __init__(self):
+    ...         super().__init__()
+    ...         self.conv, self.norm = nn.Conv1d(4, 4, 3, padding=1), nn.BatchNorm1d(4)
+    ...     def forward(self, x, padding_mask):
+    ...         return self.norm(self.conv(x.transpose(1, 2))).transpose(1, 2)
+    >>> model = Subsampled()
+    >>> masked = mask_batch_norms(model)
+    >>> model.norm.class_name, masked.plan.rows[0].mask
+    ('BatchNorm', 'padding_mask')
+    >>> y = model(torch.randn(2, 5, 4), torch.arange(5) >= torch.tensor([[5], [3]]))
+    """
+    check_model(model)
+    found = {
+        name: norm for norm in find_norms(model) if _is_batch_norm(norm) for name in norm.names
+    }
+    if not found:
+        raise InputError(
+            f"{type(model).__name__} has no BatchNorm1d that could leave out padding: "
+            "powernorm.swap puts norms of the batch in the place of others"
+        )
+    swapped = plan_swap(model, "bn", where=lambda name, _: name in found).apply()
+    for name, new in swapped.norms.items():
+        assert isinstance(new, BatchStatisticsNorm)
+        old = found[name].inner[1]
+        assert isinstance(old, nn.BatchNorm1d | nn.SyncBatchNorm)
+        if old.num_batches_tracked is not None:
+            new.num_batches_tracked.copy_(old.num_batches_tracked)
+    for step in erase_padding(model, tuple(swapped.norms)):
+        swapped.on_undo(step)
+    return swapped
+
+
+def _is_batch_norm(norm: FoundNorm) -> bool:
+    """Return whether a norm is a BatchNorm of sequences: torch's, or one that computes the same."""
+    kinds = (nn.BatchNorm1d, nn.SyncBatchNorm)
+    return norm.reading is not None and isinstance(norm.inner[1], kinds)
 
 
 def _row(

@@ -1,9 +1,13 @@
-"""Masks for inputs of another length than a model's own mask, as the model's own code has them.
+"""Facts about padding masks in the classes of other libraries.
 
-Some models change the number of positions between their mask and their norms: by strides and
-pooling, by padding to a window, by tokens in front or behind, by several tokens for a position. A
-rule for such a part of a model gives the mask for an input of so many positions, or None if the
-part makes no input of that length.
+Libraries whose models pass their mask on to the modules inside; classes that take the mask of
+another module; classes that change the number of positions between their mask and their norms: by
+strides and pooling, by padding to a window, by tokens in front or behind, by several tokens for a
+position. A rule for such a class gives the mask for an input of so many positions, or None if the
+class makes no input of that length.
+
+This module needs torch alone: `powernorm.inspection` imports it whether or not the libraries are
+installed.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any, Final
 
 import torch
@@ -18,45 +23,76 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from powernorm.errors import InputError
-from powernorm.inspection.mask_arguments import padding_after
+from powernorm.norms.masks import padding_after
 from powernorm.ops.graphs import is_known, is_traced
 
-MaskRule = Callable[[Any, Tensor, int, object], "Tensor | None"]
-"""(part, padding (batch, length), number of positions of an input, norm) to its mask."""
+HANDS_ON: Final = frozenset({"torch", "transformers", "x_transformers", "timm", "powernorm"})
+"""Libraries whose models pass their mask on to the modules inside, unchanged. The meaning of their
+arguments and the layout of their vectors are known."""
 
-REDUCES: Final = "_get_feature_vector_attention_mask"
+IMAGE_LIBRARIES: Final = frozenset({"timm", "torchvision"})
+
+_LENGTH_FIRST: Final = frozenset({"XLNetModel", "FSMTEncoder"})
+"""Classes that take (batch, length) and transpose it for the layers inside."""
+
+LENDERS: Final = frozenset({"WhisperModel"})
+"""Classes that take the encoder's mask and do not pass it on."""
+
+_REDUCES: Final = "_get_feature_vector_attention_mask"
 """Method of speech models whose mask is over samples; their encoder gets one over positions."""
 
+MaskRule = Callable[[Any, Tensor, int, object], "Tensor | None"]
+"""(part, padding (batch, length), number of positions of an input, norm) to its mask. It raises an
+InputError if no mask can reach the norms of the part. Rules are pickled with the hooks of models:
+they are functions of this module, some with their first argument bound."""
 
-def parts_with_rules(module: nn.Module) -> list[nn.Module]:
-    """Return the parts of a module that change the number of positions."""
-    return [part for part in module.modules() if _rule(part) is not None]
+
+def library_of(module: nn.Module) -> str:
+    """Return the top-level package that a module's class is from."""
+    return type(module).__module__.partition(".")[0]
 
 
-def mask_after(part: nn.Module, padding: Tensor, length: int, norm: object) -> Tensor | None:
-    """Return the mask for a norm's input of another length, or None.
+def takes_length_first(module: nn.Module) -> bool:
+    """Return whether a module's vectors are (length, batch, features), as in torch's layers."""
+    attentions = (part for part in module.modules() if isinstance(part, nn.MultiheadAttention))
+    return any(not part.batch_first for part in attentions)
 
-    Args:
-        part: a part that changes the number of positions.
-        padding: mask of the model around, (batch, length), True = padding.
-        length: number of positions of the input.
-        norm: the norm that gets it.
 
-    Raises:
-        InputError: no mask can reach the norms of this part.
+def turns_round(module: nn.Module) -> bool:
+    """Return whether a module takes (batch, length) and its norms get (length, batch, features)."""
+    return any(type(part).__name__ in _LENGTH_FIRST for part in module.modules())
+
+
+def hands_on(owner: nn.Module, module: nn.Module) -> bool:
+    """Return whether a module inside an owner is given the owner's mask, as far as can be known.
+
+    A user's own model may prepend a token to the input and pass a longer mask.
     """
-    rule = _rule(part)
-    return None if rule is None else rule(part, padding, length, norm)
+    # A class with a rule gives the masks of all norms inside, at any depth.
+    is_ruled = hasattr(module, _REDUCES) or type(owner).__name__ in _RULES
+    if hasattr(owner, _REDUCES) and not is_ruled:
+        return False  # the modules inside get one over positions
+    return library_of(module) in HANDS_ON and library_of(module) == library_of(owner)
 
 
-def gives_all_masks(module: nn.Module) -> bool:
-    """Return whether a module's rule gives the masks of all norms inside, at any depth."""
-    return type(module).__name__ in _RULES
+def lengthens(module: nn.Module) -> bool:
+    """Return whether a module's mask is its owner's, lengthened by what is prepended to the input.
+
+    x-transformers' stacks get such a mask. Their attention modules take a mask too, but hold norms
+    of other shapes.
+    """
+    return library_of(module) == "x_transformers" and type(module).__name__ != "Attention"
+
+
+def parts_with_rules(module: nn.Module) -> list[tuple[nn.Module, MaskRule]]:
+    """Return the parts of a module that change the number of positions, and their rules."""
+    rules = ((part, _rule(part)) for part in module.modules())
+    return [(part, rule) for part, rule in rules if rule is not None]
 
 
 def _rule(part: nn.Module) -> MaskRule | None:
     rule = _RULES.get(type(part).__name__)
-    if rule is None and hasattr(part, REDUCES):
+    if rule is None and hasattr(part, _REDUCES):
         encoder = getattr(part, "feature_extractor", getattr(part, "feature_encoder", None))
         return _after_convolutions if hasattr(encoder, "conv_layers") else None
     return rule if type(part).__module__.startswith("transformers.") else None
@@ -127,18 +163,14 @@ def _every_other(part: Any, padding: Tensor, length: int, norm: object) -> Tenso
     return padding[:, ::2] if fits else None
 
 
-def _pooled(factor: Callable[[Any], int]) -> MaskRule:
-    """Return the rule for windows that are valid if one of their positions is."""
-
-    def rule(part: Any, padding: Tensor, length: int, norm: object) -> Tensor | None:
-        del norm
-        size = factor(part.config)
-        if size == 1 or not is_known(length == padding.shape[1] // size):
-            return None
-        windows: Tensor = padding[:, : length * size].unflatten(1, (length, size))
-        return windows.all(dim=2)
-
-    return rule
+def _pooled(factor: str, part: Any, padding: Tensor, length: int, norm: object) -> Tensor | None:
+    """Return the mask of windows of a configured size that are valid if one position is."""
+    del norm
+    size = getattr(part.config, factor)
+    if size == 1 or not is_known(length == padding.shape[1] // size):
+        return None
+    windows: Tensor = padding[:, : length * size].unflatten(1, (length, size))
+    return windows.all(dim=2)
 
 
 def _funnel(part: Any, padding: Tensor, length: int, norm: object) -> Tensor | None:
@@ -151,23 +183,14 @@ def _funnel(part: Any, padding: Tensor, length: int, norm: object) -> Tensor | N
     return None
 
 
-def _padded_to(window: Callable[[Any], int]) -> MaskRule:
-    """Return the rule for inputs that are padded to a multiple of a window."""
-
-    def rule(part: Any, padding: Tensor, length: int, norm: object) -> Tensor | None:
-        del norm
-        size = padding.shape[1]
-        missing = -size % window(part.config)
-        if is_known(length == size) or not is_known(length == size + missing):
-            return None
-        return functional.pad(padding, (0, missing), value=True)
-
-    return rule
-
-
-def _attention_window(config: Any) -> int:
-    window = config.attention_window
-    return window if isinstance(window, int) else max(window)
+def _padded_to(window: str, part: Any, padding: Tensor, length: int, norm: object) -> Tensor | None:
+    """Return the mask of inputs that are padded to a multiple of a configured window."""
+    del norm
+    size, configured = padding.shape[1], getattr(part.config, window)
+    missing = -size % (configured if isinstance(configured, int) else max(configured))
+    if is_known(length == size) or not is_known(length == size + missing):
+        return None
+    return functional.pad(padding, (0, missing), value=True)
 
 
 def _patches_behind(part: Any, padding: Tensor, length: int, norm: object) -> Tensor | None:
@@ -219,14 +242,14 @@ _RULES: Final[Mapping[str, MaskRule]] = {
     "ParakeetEncoder": _subsampled,
     "LasrEncoder": _subsampled,
     "WhisperEncoder": _every_other,
-    "SEWEncoder": _pooled(lambda config: config.squeeze_factor),
-    "SEWDEncoder": _pooled(lambda config: config.squeeze_factor),
-    "CanineModel": _pooled(lambda config: config.downsampling_rate),
+    "SEWEncoder": partial(_pooled, "squeeze_factor"),
+    "SEWDEncoder": partial(_pooled, "squeeze_factor"),
+    "CanineModel": partial(_pooled, "downsampling_rate"),
     "FunnelEncoder": _funnel,
-    "LongformerModel": _padded_to(_attention_window),
-    "LEDEncoder": _padded_to(_attention_window),
-    "BigBirdModel": _padded_to(lambda config: config.block_size),
-    "BigBirdPegasusEncoder": _padded_to(lambda config: config.block_size),
+    "LongformerModel": partial(_padded_to, "attention_window"),
+    "LEDEncoder": partial(_padded_to, "attention_window"),
+    "BigBirdModel": partial(_padded_to, "block_size"),
+    "BigBirdPegasusEncoder": partial(_padded_to, "block_size"),
     "LayoutLMv3Model": _patches_behind,
     "DecisionTransformerModel": _three_a_step,
     "ProphetNetDecoder": _streams,

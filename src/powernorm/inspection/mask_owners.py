@@ -1,0 +1,493 @@
+"""Hooks that pass a model's own mask argument to the norms inside it.
+
+They open and close the scope of `powernorm.padding_mask` around the forward of a mask's owner, the
+module that takes it (`mask_arguments.py` says which that is). Swaps share the owners of a model.
+
+The hooks are bound methods of plain objects that refer to modules: they are copied and pickled with
+the model, and a copy's hooks ask the copy's norms.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from powernorm.errors import InputError
+from powernorm.inspection.mask_arguments import (
+    MaskArgument,
+    Takers,
+    is_tower,
+    meanings_of,
+    named_values,
+    parameters_of,
+    takers_of,
+)
+from powernorm.inspection.mask_checks import MaskChecks, OrderWatch
+from powernorm.inspection.mask_reading import MaskCall, MaskReader, UndecidedError, like_a_mask
+from powernorm.inspection.selection import Side
+from powernorm.integrations.library_masks import (
+    HANDS_ON,
+    LENDERS,
+    library_of,
+    parts_with_rules,
+    takes_length_first,
+    turns_round,
+)
+from powernorm.norms import Norm
+from powernorm.norms.masks import MaskSource, ScopedMask, close_scope, innermost_scope, open_scope
+from powernorm.ops.graphs import is_known, is_traced, same_sizes, shape_of
+from powernorm.ops.torch_private import in_backward
+
+_WATCHED: Final = 2
+"""Number of calls with padding in which functions of torch are looked at."""
+
+
+@dataclass(frozen=True, eq=False)
+class MaskUse:
+    """One swap or observer that needs an owner; the owner stays as long as it has uses."""
+
+    owner: MaskOwner
+    side: Side | None
+    """Stack that the norms are in."""
+    parents: tuple[nn.Module, ...]
+    """Modules that hold the norms; the norms may change."""
+    observed: bool = False
+    """Whether this is an observer, which needs the mask in evaluation and for any norm."""
+    evaluated: bool = False
+    """Whether the mask is needed in evaluation too, by others than observers."""
+    root: nn.Module | None = None
+    """Model in which the owner was searched."""
+
+    def __post_init__(self) -> None:
+        self.owner.uses.append(self)
+
+    def release(self) -> None:
+        """Stop needing the owner, for example after an undo."""
+        self.owner.uses = [use for use in self.owner.uses if use is not self]
+        if not self.owner.uses:
+            self.owner.remove()
+
+
+class MaskOwner:
+    """Hooks that open the scope of a module's own mask around each of its calls.
+
+    Args:
+        reader: reads the argument by which a module takes the mask; the module gets the hooks. If
+            the argument has no name and `only_warns` is set, it takes none: its hook warns of
+            inputs that look padded.
+        reach: the module, or the part of it whose norms the mask is for.
+        only_warns: whether it is not known which norms below the mask is for.
+    """
+
+    def __init__(self, reader: MaskReader, reach: nn.Module, only_warns: bool) -> None:
+        self.reader = reader
+        self.module = module = reader.module
+        self.argument = reader.argument
+        self.checks = reader.checks
+        self.only_warns = only_warns
+        self.reach = reach
+        self.uses: list[MaskUse] = []
+        self.length_first = takes_length_first(module)
+        self.turns_round = turns_round(module)
+        # A user's model may turn its vectors round anywhere.
+        self.is_own = library_of(module) not in HANDS_ON
+        self.parts = parts_with_rules(reach)
+        self.is_exact = not (self.is_own or self.parts)
+        self.label = reader.label
+        self.takes_none = only_warns and not reader.argument.name
+        self._class = type(module).__name__
+        self._watches: list[OrderWatch] = []
+        self._num_watched = 0
+        self.undecided = ""  # the error of a norm that would need this call's mask
+        # What eager calls have shown of the order of dimensions, for those where sizes do not show
+        # it: of the data, and of the norms' inputs.
+        self._length_first_at: dict[object, bool] = {}
+        # Pickled handles, unlike their numbers, keep later hooks of another process from
+        # replacing these.
+        self.handles: list[RemovableHandle] = []
+        if self.takes_none:
+            self.handles.append(module.register_forward_pre_hook(self.look, with_kwargs=True))
+        else:
+            self.handles.append(module.register_forward_pre_hook(self.open, with_kwargs=True))
+            self.handles.append(module.register_forward_hook(self.close, always_call=True))
+
+    def name_of(self, norm: object) -> str:
+        """Return a norm's dotted name below the module, and its class; or that of a function."""
+        if isinstance(norm, str):
+            return f"{norm} in {self._class}"
+        named = self.module.named_modules()
+        name = next((name for name, module in named if module is norm), "a norm")
+        return f"{name} ({type(norm).__name__}) in {self._class}"
+
+    @property
+    def side(self) -> Side | None:
+        """Stack of an encoder-decoder that the module is, if a use says so."""
+        return next((use.side for use in self.uses if use.side is not None), None)
+
+    def look(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Warn of inputs that look padded where no mask is taken; runs before the forward."""
+        del module
+        # With a scope around, the user or a larger model has given the mask.
+        scope = innermost_scope(observing=self.is_observed)
+        if is_traced() or in_backward() or scope is not None or not self.is_read():
+            return
+        data = self.argument.data(args, kwargs)
+        if not self._look_for_masks(args, kwargs, data) and data is not None:
+            what = f"{self._class} takes no argument that is known to say what is padding"
+            self.checks.look_for_padding(what, data)
+
+    def open(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Offer the mask to the norms; runs before the forward."""
+        del module
+        given, mask, data = None, None, None
+        is_read = self.is_read()
+        if is_read:
+            given, data = self.argument.given(args, kwargs), self.argument.data(args, kwargs)
+            mask = self._read(given, data)
+        outer, around = self._outer(given is not None and mask is None)
+        if mask is not None and getattr(given, "ndim", 0) == 4 and outer and outer[0].source:
+            # What attention may see need not hide all padding; the model's mask does.
+            mask = None if same_sizes(shape_of(outer[0].mask), shape_of(mask)) else mask
+        warns = given is not None and (self.only_warns or self.undecided)
+        # Autograd may run a checkpointed part again, without the scopes around it.
+        if is_read and not (is_traced() or warns or in_backward()):
+            self._check(given, mask, data, outer)
+            if given is None and not outer:
+                self._look_for_masks(args, kwargs, data)
+        if mask is not None:
+            # A user's scope is for a model that is called without a mask.
+            outer = tuple(one for one in outer if one.source is not None)
+            outer = (self._laid_out(mask, data), *outer)
+            self._watch_order(mask)
+        elif warns:
+            around = self
+        open_scope(outer, self, observed=self.is_only_observed, given=around)
+
+    def close(self, module: nn.Module, args: tuple[Any, ...], output: object) -> None:
+        """Close the scope; runs after the forward, also if that failed."""
+        del module, args, output
+        close_scope(self)
+        if self._watches:
+            self._watches.pop().__exit__(None, None, None)  # type: ignore[no-untyped-call]
+
+    def _watch_order(self, mask: Tensor) -> None:
+        """Look at the first calls with padding for what changes the order of positions."""
+        if mask.ndim != 2 or not self.is_own or is_traced() or mask.is_meta:
+            return
+        if self._num_watched >= _WATCHED or not self.checks.may_look(f"order {self.label}"):
+            return
+        if not bool(mask.any()):
+            return
+        self._num_watched += 1
+        watch = OrderWatch(mask, partial(self.checks.reordered, self._class, self.label))
+        watch.__enter__()  # type: ignore[no-untyped-call]
+        self._watches.append(watch)
+
+    def is_read(self) -> bool:
+        """Return whether some norm below uses the mask now.
+
+        In evaluation most norms ignore masks, and in generation with a cache the mask is longer
+        than the input.
+        """
+        if any(use.observed or use.evaluated for use in self.uses):
+            return True
+        return any(norm.wants_mask for norm in self._norms())
+
+    @property
+    def is_needed(self) -> bool:
+        """Whether there is a norm to pass masks to, or something that needs them besides."""
+        return any(self._norms()) or any(use.evaluated for use in self.uses)
+
+    @property
+    def is_only_observed(self) -> bool:
+        """Whether only observers need the owner: then the norms below must not see the mask."""
+        return all(use.observed for use in self.uses)
+
+    @property
+    def is_observed(self) -> bool:
+        """Whether the norms below are observed."""
+        return any(use.observed for use in self.uses)
+
+    def _norms(self) -> Iterable[Norm]:
+        """Return the norms below that need masks."""
+        return (part for part in self.reach.modules() if isinstance(part, Norm) and part.reads_mask)
+
+    def _trains(self) -> bool:
+        return any(norm.training for norm in self._norms())
+
+    def _read(self, given: object, data: Tensor | None) -> Tensor | None:
+        self.undecided = ""
+        if self.only_warns or given is None:
+            return None
+        around, _ = self._outer(True)
+        batch_dim = int(data is not None and self._is_length_first(data, given))
+        call = MaskCall(given, data, batch_dim, [one.mask for one in around], self.side)
+        try:
+            mask = self.reader.read(call)
+        except UndecidedError as error:
+            # The modules inside may be given masks that say it.
+            self.undecided = error.args[0]  # compiled by torch 2.11, which str is not
+            return None
+        if mask is None or mask.ndim == 1 or data is None or self.parts:
+            return mask
+        # With a cache the mask also covers the positions before the input; nobody trains with one.
+        sizes, shape = shape_of(mask), shape_of(data)
+        if self.is_own and (same_sizes(sizes, shape[1::-1]) or self._trains()):
+            return mask
+        longer = is_known(sizes[1] > shape[1 - batch_dim])
+        return mask[:, -data.shape[1 - batch_dim] :] if longer else mask
+
+    def _laid_out(self, mask: Tensor, data: Tensor | None) -> ScopedMask:
+        """Return the mask in the layout of the norms' inputs, as far as that is known."""
+        first = self.length_first
+        if data is not None and mask.ndim == 2 and self.is_own:
+            first = self._is_length_first(data, mask)
+        return ScopedMask(mask, self, int(mask.ndim == 2 and (first or self.turns_round)))
+
+    def fit(
+        self, mask: Tensor, batch_dim: int, shape: torch.Size, norm: object, strict: bool
+    ) -> Tensor | None:
+        """Return the mask for an input of that shape (without the features), or None."""
+        wanted = shape[::-1] if batch_dim else shape
+        fits = same_sizes(shape_of(mask), wanted)
+        # Where a tracer leaves it open, the graph will hold for the sizes that fit.
+        may_fit = fits if self.parts else fits is not False
+        if mask.ndim == 2 and len(shape) == 2:
+            is_other = same_sizes(wanted[:1], shape_of(mask)[:1]) is False
+            for part, rule in () if is_other else self.parts:
+                try:
+                    derived = rule(part, mask, wanted[1], norm)
+                except InputError:
+                    if strict:
+                        raise
+                    return None
+                if derived is not None:
+                    return derived.transpose(0, 1) if batch_dim else derived
+            if self.is_own:
+                may_fit = fits is not False or same_sizes(shape_of(mask), wanted[::-1]) is not False
+                batch_dim = self._batch_dim(mask, batch_dim, shape, norm) if may_fit else batch_dim
+        if not may_fit:
+            return None
+        return mask.transpose(0, 1) if batch_dim else mask
+
+    def _batch_dim(self, mask: Tensor, batch_dim: int, shape: torch.Size, norm: object) -> int:
+        """Return the dimension of an input in a user's model that counts the sequences."""
+        turned = _is_turned(shape_of(mask), shape)
+        if norm is None or (turned is not None and is_traced()):
+            return batch_dim if turned is None else int(turned)
+        if turned is not None:
+            self._length_first_at[norm] = turned
+        elif norm not in self._length_first_at and not is_traced():
+            self.checks.square(self.name_of(norm), self.label, batch_dim, shape[0])
+        return int(self._length_first_at.get(norm, bool(batch_dim)))
+
+    def _is_length_first(self, data: Tensor, value: object) -> bool:
+        """Return whether data are (length, batch, …), by lengths (batch,) or a mask of theirs."""
+        known = self.length_first and data.ndim == 3
+        if not isinstance(value, Tensor) or value.ndim not in ((1, 2) if self.is_own else (1,)):
+            return known
+        turned = _is_turned(shape_of(value), shape_of(data)[:2])
+        if turned is None:
+            return self._length_first_at.get("data", known)
+        if not is_traced():
+            self._length_first_at["data"] = turned
+        return turned
+
+    def warn_unmasked(self, norm: object) -> None:
+        """Warn of a norm that no mask reaches although one was given around it."""
+        if self.undecided:
+            raise InputError(self.undecided)
+        if torch.compiler.is_compiling():
+            return
+        self.checks.unmasked(self.name_of(norm), self.label)
+
+    def _outer(self, unreadable: bool) -> tuple[tuple[ScopedMask, ...], MaskSource | None]:
+        """Return the masks of the surrounding scope that are meant for the norms in here.
+
+        Returns:
+            Masks; and the model around that was given one if none of its masks is meant.
+        """
+        scope = innermost_scope(observing=self.is_only_observed)
+        if scope is not None and scope.opener is None:
+            return scope.masks, None
+        if scope is None or not isinstance(scope.opener, MaskOwner) or not self.argument.name:
+            return (), None
+        masks, opener = scope.masks, scope.opener
+        source = masks[0].source if masks else scope.given
+        # A side, like a tower, has data besides those of a module around.
+        if not isinstance(source, MaskOwner) or self.side or is_tower(self.module, source.module):
+            source = None
+        # The scope of a surrounding model is for other data, unless it was opened for norms in
+        # here too, or this module was given a mask and is a part of that model.
+        inside = set(self.reach.modules())
+        meant = any(parent in inside for use in opener.uses for parent in use.parents)
+        if not meant and unreadable:
+            meant = any(part is self.module for part in opener.reach.modules())
+        return (masks, None if masks else source) if meant else ((), source)
+
+    def _check(
+        self, given: object, mask: Tensor | None, data: Tensor | None, outer: Sequence[ScopedMask]
+    ) -> None:
+        name = self.argument.name
+        if not (self.is_observed or self._trains()) or (mask is None and (outer or not name)):
+            return
+        if mask is None and given is not None:
+            what = f"{self._class} was given {name}"
+            if data is not None and self.reader.is_attention:
+                self.checks.look_for_padding(f"{what} for its attention alone", data)
+            elif data is not None or self.argument.meaning is not None:
+                self.checks.unreadable(what, given, self.reader.misfit)
+        # Vectors of another length than the mask may have it in another place.
+        elif data is not None and not (self.parts and data.ndim == 3):
+            if mask is not None and mask.ndim == 1:
+                data, mask = data[None], mask[None]
+            elif self._is_length_first(data, mask):
+                data = data.transpose(0, 1)
+            if mask is not None:
+                self.checks.look_at_rows(self.label, mask, data, self.side)
+            else:
+                what = f"{self._class} was called without {name}"
+                self.checks.look_for_padding(what, data, self.side, f"Pass {name}")
+
+    def _look_for_masks(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], data: Tensor | None
+    ) -> bool:
+        """Warn of another argument than this that looks like a mask; return whether there is."""
+        if not self.is_own or not self.checks.may_look(f"like {self.label}"):
+            return False
+        name = like_a_mask(named_values(self.module, args, kwargs), data)
+        if name:
+            self.checks.unused(self.module, name)
+        return bool(name)
+
+    def remove(self) -> None:
+        """Remove the hooks."""
+        for handle in self.handles:
+            handle.remove()
+
+
+def _is_turned(sizes: Sequence[int], shape: Sequence[int]) -> bool | None:
+    """Return whether sizes are in the other order than a shape's, None if that does not show."""
+    straight = same_sizes(sizes, shape[: len(sizes)])
+    crossed = same_sizes(sizes, shape[::-1][: len(sizes)])
+    return None if straight is crossed else crossed is True or straight is False
+
+
+def _owners_on(module: nn.Module) -> list[MaskOwner]:
+    hooks = module._forward_pre_hooks.values()
+    owners = (getattr(hook, "__self__", None) for hook in hooks)
+    return [owner for owner in owners if isinstance(owner, MaskOwner)]
+
+
+def retire_owners(model: nn.Module) -> Callable[[], None]:
+    """Remove the hooks of owners that no longer have a norm to pass masks to.
+
+    Returns:
+        A function that restores the hooks.
+    """
+    kept: list[tuple[dict[int, Any], dict[int, Any]]] = []
+    for module in list(model.modules()):
+        idle = [owner for owner in _owners_on(module) if not owner.is_needed]
+        tables: tuple[dict[int, Any], ...] = (
+            module._forward_pre_hooks,
+            module._forward_pre_hooks_with_kwargs,
+            module._forward_hooks,
+            module._forward_hooks_always_called,
+        )
+        kept.extend((hooks, dict(hooks)) for hooks in tables if idle)
+        for owner in idle:
+            owner.remove()
+
+    def put_back() -> None:
+        for hooks, before in kept:
+            hooks.clear()
+            hooks.update(before)
+
+    return put_back
+
+
+def masked_norms(model: nn.Module) -> dict[str, list[str]]:
+    """Return the norms that a swap passes the model's own mask to.
+
+    Returns:
+        Their dotted names by that of the module that was swapped: owners of masks were searched
+        in there alone. It is "" for the model, and for one around it.
+    """
+    names: dict[nn.Module | None, str] = {one: name for name, one in model.named_modules()}
+    roots: dict[nn.Module, str] = {}
+    for module in model.modules():
+        for use in (use for owner in _owners_on(module) for use in owner.uses if not use.observed):
+            roots |= dict.fromkeys(use.parents, names.get(use.root, ""))
+    found: dict[str, list[str]] = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        for attribute, part in module._modules.items() if module in roots else ():
+            if isinstance(part, Norm) and part.reads_mask:
+                found.setdefault(roots[module], []).append(f"{name}.{attribute}".lstrip("."))
+    return found
+
+
+def attach_mask_owners(
+    model: nn.Module,
+    norm_names: Sequence[str],
+    sides: Mapping[str, Side],
+    *,
+    observed: bool = False,
+    evaluated: bool = False,
+) -> tuple[MaskUse, ...]:
+    """Put hooks on the owners of the masks that these norms need.
+
+    Args:
+        model: with the norms in place.
+        norm_names: dotted names, every name of a shared one.
+        sides: the stacks of an encoder-decoder by dotted name.
+        observed: offer the mask to observers also where no norm trains.
+        evaluated: offer the mask in evaluation too.
+
+    Returns:
+        The caller's uses of the owners, to be released when the norms are removed.
+    """
+    modules = dict(model.named_modules(remove_duplicate=False))
+    needs: dict[tuple[str, MaskArgument], tuple[Takers, dict[nn.Module, None]]] = {}
+    for norm_name in norm_names:
+        takers = takers_of(modules, norm_name, sides)
+        for taker in takers.found:
+            _, parents = needs.setdefault(taker, (takers, {}))
+            parents[modules[norm_name.rpartition(".")[0]]] = None
+    checks = MaskChecks.of(model)
+    uses: list[MaskUse] = []
+    # A model that takes no mask is looked at before an owner on it opens its scope.
+    in_order = sorted(needs.items(), key=lambda need: need[0][1].name != "")
+    for (name, argument), (takers, parents) in in_order:
+        module, outer, warns = modules[name], modules[name.rpartition(".")[0]], not takers.is_sure
+        owners = [_owner(module, argument, checks, module, warns)]
+        if takers.side == "encoder" and type(outer).__name__ in LENDERS:
+            lent = replace(argument, position=list(parameters_of(outer)).index(argument.name))
+            owners.insert(0, _owner(outer, lent, checks, module, warns))
+        for owner in owners:
+            given = () if owner.takes_none else tuple(parents)
+            is_evaluated = evaluated and not owner.takes_none
+            uses.append(MaskUse(owner, takers.side, given, observed, is_evaluated, model))
+    return tuple(uses)
+
+
+def _owner(
+    module: nn.Module, argument: MaskArgument, checks: MaskChecks, reach: nn.Module, warns: bool
+) -> MaskOwner:
+    """Return the owner on a module: an existing one, or a new one."""
+    found = (one for one in _owners_on(module) if one.argument == argument and one.reach is reach)
+    return next(found, None) or MaskOwner(MaskReader(module, argument, checks), reach, warns)
+
+
+def how_read(model: nn.Module, source: str) -> str:
+    """Return how the argument that a `mask_sources` names is read, for people."""
+    path, _, name = source.rpartition(".")
+    module = model.get_submodule(path)
+    reader = next((o.reader for o in _owners_on(module) if o.argument.name == name), None)
+    argument = MaskArgument(name, None, meanings_of(module, [name])[name])
+    return str(reader or MaskReader(module, argument, MaskChecks(None)))
