@@ -29,10 +29,12 @@ from powernorm.norms.arguments import check_model
 from powernorm.surgery.changes import Changes
 from powernorm.surgery.marking import mark
 from powernorm.surgery.successors import (
+    HOOKS,
     a_tensor,
     follow,
     kind_of,
     mode_of,
+    remarks,
     successor,
 )
 
@@ -40,13 +42,10 @@ _WRAPPERS: Final = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDP
 """torch's wrappers that record parameters when they are built; the last is `fully_shard`'s."""
 
 _HOOKS: Final = (
-    "_forward_hooks",
+    *HOOKS,
     "_forward_hooks_with_kwargs",
     "_forward_hooks_always_called",
-    "_forward_pre_hooks",
     "_forward_pre_hooks_with_kwargs",
-    "_backward_hooks",
-    "_backward_pre_hooks",
 )
 
 
@@ -217,12 +216,12 @@ def plan_swap(
         )
     sites = place(model, found)
     chosen = select(sites, where)
-    reads_mask = _check_possible(
+    built = _check_possible(
         [site for site in sites if site.name in chosen], sites, to, norm_options
     )
     sides = stacks(model, [name for norm in found for name in norm.names])
     masks = mask_sources(model, [site.name for site in sites], sides)
-    rows = tuple(_row(site, to, site.name in chosen, reads_mask, masks) for site in sites)
+    rows = tuple(_row(site, to, site.name in chosen, built, masks) for site in sites)
     by_name = {site.name: site.norm for site in sites}
     return SwapPlan(rows, to, dict(norm_options), model, by_name, sides)
 
@@ -263,13 +262,16 @@ def swap(model: nn.Module, to: str = "rbn", where: Selection = None, **norm_opti
 
 
 def _row(
-    site: Site, to: str, selected: bool, reads_mask: bool, masks: Mapping[str, str | None]
+    site: Site, to: str, selected: bool, built: Sequence[Norm], masks: Mapping[str, str | None]
 ) -> SwapRow:
+    reads_mask = any(norm.reads_mask for norm in built)
     reading = site.norm.reading
     reason = site.norm.reason if selected else _why_not_selected(site, masks)
     kept = bool(reason)
-    if not kept and reads_mask and site.name in masks and masks[site.name] is None:
-        reason = "no mask reaches"
+    if not kept:
+        is_missed = reads_mask and site.name in masks and masks[site.name] is None
+        said = ["no mask reaches"] if is_missed else []
+        reason = "; ".join([*said, *remarks(site.norm, built[0])])
     return SwapRow(
         name=site.name,
         kind=site.norm.kind,
@@ -297,17 +299,16 @@ def _why_not_selected(site: Site, masks: Mapping[str, str | None]) -> str:
 
 def _check_possible(
     chosen: Sequence[Site], sites: Sequence[Site], to: str, options: Mapping[str, Any]
-) -> bool:
-    """Build the new norms on the meta device as a check; return whether they look for a mask."""
+) -> list[Norm]:
+    """Build the new norms on the meta device as a check, one for each number of features."""
     readings = [site.norm.reading for site in chosen if site.norm.reading is not None]
     if not readings:
         reasons = "; ".join(f"{site.name}: {site.norm.reason}" for site in chosen[:3])
         raise InputError(f"none of the selected norms can change ({reasons}); {inventory(sites)}")
-    built = [
+    return [
         build_norm(to, num_features, **{**options, "device": "meta"})
         for num_features in {reading.num_features for reading in readings}
     ]
-    return any(norm.reads_mask for norm in built)
 
 
 def check_options(norm: str, options: Mapping[str, Any], argument: str = "to") -> None:
