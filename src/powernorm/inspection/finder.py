@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from powernorm.inspection.modules import held_outside
 from powernorm.inspection.reading import (
     CHANNEL_NORMS,
     SCALES,
@@ -151,10 +152,11 @@ def find_norms(model: nn.Module) -> tuple[FoundNorm, ...]:
             callers[module] = function
         elif slot is not None and slot not in known:
             known.append(slot)
+    held = held_outside(model)
     return tuple(
         _called(names[module], module, callers[module])
         if module in callers
-        else _describe(model, names[module], module, slots[module])
+        else _describe(model, names[module], module, slots[module], held.get(module, ""))
         for module in names
     )
 
@@ -189,14 +191,10 @@ def _norms_below(
 
 
 def _describe(
-    model: nn.Module, names: list[str], module: nn.Module, slots: list[Slot]
+    model: nn.Module, names: list[str], module: nn.Module, slots: list[Slot], held: str
 ) -> FoundNorm:
     reading = (
-        _elsewhere(slots)
-        or _listed(module, slots)
-        or _head_norm(names[0])
-        or _altered(module)
-        or read_norm(module)
+        _elsewhere(slots) or held or _head_norm(names[0]) or _altered(module) or read_norm(module)
     )
     if isinstance(reading, Reading) and _is_of_a_head(model, names[0], reading.num_features):
         reading = OF_HEADS
@@ -254,21 +252,6 @@ def _elsewhere(slots: list[Slot]) -> str:
     for slot in slots:
         if (type(slot.parent).__name__, slot.attribute) in _OF_POSITIONS:
             return "normalizes the embeddings of relative positions, not the tokens of a stream"
-    return ""
-
-
-def _listed(module: nn.Module, slots: list[Slot]) -> str:
-    """Return a reason if a plain list of a module around the norm holds it, too, or ""."""
-    for slot in slots:
-        for attribute, value in vars(slot.parent).items():
-            if attribute.startswith("_") or not isinstance(value, list | tuple | dict):
-                continue
-            held = value.values() if isinstance(value, dict) else value
-            if any(one is module for one in held):
-                return (
-                    f"{type(slot.parent).__name__} also holds it in the plain {attribute}, through "
-                    "which its forward may call it: make that a torch.nn.ModuleList"
-                )
     return ""
 
 

@@ -20,6 +20,7 @@ from powernorm.norms.arguments import check_model
 from powernorm.surgery.changes import Changes
 from powernorm.surgery.inserted_norms import CHILD, has_one_behind, put_behind
 from powernorm.surgery.marking import mark
+from powernorm.surgery.planned_norms import PlannedNorms
 from powernorm.surgery.swapping import check_options, check_untouched
 
 Places = Literal["feed-forward", "linears"] | str | Sequence[str] | Callable[[str, nn.Module], bool]
@@ -147,6 +148,8 @@ class Insertion:
         ]
         for use in attach_mask_owners(plan.model, masked, plan._sides):
             changes.on_undo(use.release)
+        maps = {f"{name}.{CHILD}": (name, *shared[name]) for name in norms}
+        changes.on_undo(PlannedNorms(plan.model, self.norms, maps, "insert").remove)
         mark(plan.model)
 
     def undo(self) -> None:

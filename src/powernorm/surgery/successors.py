@@ -241,7 +241,9 @@ def remarks(found: FoundNorm, new: Norm) -> list[str]:
 
 
 def _num_hooks(module: nn.Module, tables: Iterable[str]) -> int:
-    return sum(len(module.__dict__[name]) for name in tables)
+    hooks = [hook for name in tables for hook in module.__dict__[name].values()]
+    owners = [type(getattr(hook, "__self__", None)).__module__ for hook in hooks]
+    return sum(not owner.startswith("powernorm.") for owner in owners)
 
 
 def a_tensor(model: nn.Module) -> Tensor:

@@ -28,6 +28,7 @@ from powernorm.norms import Norm, build_norm, check_norm_options
 from powernorm.norms.arguments import check_model
 from powernorm.surgery.changes import Changes
 from powernorm.surgery.marking import mark
+from powernorm.surgery.planned_norms import PlannedNorms
 from powernorm.surgery.successors import (
     HOOKS,
     a_tensor,
@@ -142,6 +143,8 @@ class Swap:
         masked = [name for one in replacements for name in one.found.names if one.new.reads_mask]
         for use in attach_mask_owners(plan.model, masked, plan._sides):
             self._changes.on_undo(use.release)
+        names = {one.found.names[0]: one.found.names for one in replacements}
+        self._changes.on_undo(PlannedNorms(plan.model, self.norms, names, "swap").remove)
         mark(plan.model)
 
     def on_undo(self, step: Callable[[], None]) -> None:
