@@ -132,7 +132,7 @@ class PlannedNorms:
         held = Counter(id(p) for one in modules for p in one.parameters(recurse=False))
         return [
             # Through the set alone, so that a parameter does not hold its model.
-            p.register_post_accumulate_grad_hook(lambda _, name=name: got.add(name))  # type: ignore[misc]
+            p.register_post_accumulate_grad_hook(lambda _, name=name: got.add(name))
             for norm, name in self.waiting.items()
             for p in norm.parameters()
             if p.requires_grad and p.is_leaf and held[id(p)] == 1
@@ -160,7 +160,7 @@ class PlannedNorms:
             "forward around them reads their parameters itself, or calls another object (held in "
             "a tuple, a list or a closure): let it call the module by its attribute, or leave "
             "these out by where=",
-            stacklevel=4,
+            stacklevel=3,
         )
 
     def __getstate__(self) -> dict[str, Any]:

@@ -222,6 +222,20 @@ def _take_over_statistics(new: Norm, old: nn.Module) -> None:
         cast(Tensor, new._buffers["num_batches_tracked"]).clamp_(max=1)
 
 
+def same_parameters(found: FoundNorm, new: Norm) -> list[tuple[Tensor | None, Tensor | None]]:
+    """Return an old norm's parameters and those of its successor that mean the same.
+
+    γ = 1 + weight and a weight that is γ have the same gradient.
+    """
+    reading, part = cast(Reading, found.reading), new.affine_part._parameters
+    pairs: list[tuple[Tensor | None, Tensor | None]]
+    pairs = [(reading.weight, part.get("weight")), (reading.bias, part.get("bias"))]
+    if type(found.module) is type(new):
+        others = dict(new.named_parameters())
+        pairs += [(old, others.get(name)) for name, old in found.module.named_parameters()]
+    return pairs
+
+
 def remarks(found: FoundNorm, new: Norm) -> list[str]:
     """Return what a successor does not take over of a norm, or takes over in another way."""
     norm, said = found.inner[1], []

@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from powernorm.errors import InputError
 from powernorm.inspection.finder import FoundNorm, find_norms
@@ -28,6 +29,12 @@ from powernorm.norms import Norm, build_norm, check_norm_options
 from powernorm.norms.arguments import check_model
 from powernorm.surgery.changes import Changes
 from powernorm.surgery.marking import mark
+from powernorm.surgery.optimizers import (
+    Exchange,
+    Optimizers,
+    checked_optimizers,
+    follow_exchanges,
+)
 from powernorm.surgery.planned_norms import PlannedNorms
 from powernorm.surgery.successors import (
     HOOKS,
@@ -36,6 +43,7 @@ from powernorm.surgery.successors import (
     kind_of,
     mode_of,
     remarks,
+    same_parameters,
     successor,
 )
 
@@ -90,13 +98,18 @@ class SwapPlan(NormTable):
         lines += [f"{mask}: {how_read(self.model, mask)}" for mask in masks]
         return "\n".join([format_rows(self.rows), *lines])
 
-    def apply(self) -> Swap:
+    def apply(self, *, optimizer: Optimizers = None) -> Swap:
         """Put the new norms in place: all of them, or none if one cannot be built.
 
+        Args:
+            optimizer: as in `swap`.
+
         Raises:
-            InputError: the model has changed since the plan, or a norm cannot be built.
+            InputError: the model has changed since the plan, a norm cannot be built, or an
+                optimizer is not of this model.
         """
         check_untouched(self.model)
+        optimizers = checked_optimizers(optimizer, self.model)
         chosen = {row.name: self._found[row.name] for row in self.rows if row.action == "swap"}
         for name, found in chosen.items():
             if not all(slot.holds(found.module) for slot in found.slots):
@@ -108,7 +121,7 @@ class SwapPlan(NormTable):
             _Replacement(found, successor(found, self.to, self.options, fallback))
             for found in chosen.values()
         )
-        return Swap(self, replacements)
+        return Swap(self, replacements, optimizers)
 
 
 @dataclass(frozen=True)
@@ -125,9 +138,15 @@ class Swap:
     Args:
         plan: what was planned.
         replacements: old and new norms.
+        optimizers: they get the new parameters; None where none was given.
     """
 
-    def __init__(self, plan: SwapPlan, replacements: tuple[_Replacement, ...]) -> None:
+    def __init__(
+        self,
+        plan: SwapPlan,
+        replacements: tuple[_Replacement, ...],
+        optimizers: tuple[Optimizer, ...] | None = None,
+    ) -> None:
         self.plan = plan
         self.model = plan.model
         self._replacements = replacements
@@ -144,6 +163,16 @@ class Swap:
         for use in attach_mask_owners(plan.model, masked, plan._sides):
             self._changes.on_undo(use.release)
         names = {one.found.names[0]: one.found.names for one in replacements}
+        exchanges = [
+            Exchange(
+                one.found.module,
+                one.new,
+                same_parameters(one.found, one.new),
+                [slot.parent for slot in one.found.slots],
+            )
+            for one in replacements
+        ]
+        self._changes.on_undo(follow_exchanges(plan.model, exchanges, optimizers, "swap"))
         self._changes.on_undo(PlannedNorms(plan.model, self.norms, names, "swap").remove)
         mark(plan.model)
 
@@ -229,7 +258,14 @@ def plan_swap(
     return SwapPlan(rows, to, dict(norm_options), model, by_name, sides)
 
 
-def swap(model: nn.Module, to: str = "rbn", where: Selection = None, **norm_options: Any) -> Swap:
+def swap(
+    model: nn.Module,
+    to: str = "rbn",
+    where: Selection = None,
+    *,
+    optimizer: Optimizers = None,
+    **norm_options: Any,
+) -> Swap:
     """Replace norms of a model in place, and pass them the model's own padding mask.
 
     γ and β stay, as the same parameter objects if the new norm can use them; β of a new norm whose
@@ -237,14 +273,18 @@ def swap(model: nn.Module, to: str = "rbn", where: Selection = None, **norm_opti
     norms stay shared. Afterwards the model is called as before: padding given by `attention_mask`,
     `src_key_padding_mask` and similar arguments reaches the new norms. Swap before
     `torch.compile`, before the model is wrapped for several processes, and before the optimizer is
-    built: it would miss new parameters (β in place of an RMSNorm; γ and β where γ was 1 + weight,
-    as in Gemma). Running statistics, their counter, eps and freezing stay if old and new norm keep
-    the same statistics; a LayerNorm or RMSNorm that becomes this library's keeps its eps.
+    built, or give it: it would miss new parameters (β in place of an RMSNorm; γ and β where γ was
+    1 + weight, as in Gemma). Running statistics, their counter, eps and freezing stay if old and
+    new norm keep the same statistics; a LayerNorm or RMSNorm that becomes this library's keeps its
+    eps.
 
     Args:
         model: changed in place.
         to: short name of the new norm.
         where: as in `plan_swap`.
+        optimizer: an optimizer of the model or several, built before: new parameters take the place
+            and the state of those that they replace, or join the group of the old norm. Without it,
+            a first step that leaves out new parameters warns.
         norm_options: as in `plan_swap`.
 
     Returns:
@@ -261,7 +301,7 @@ def swap(model: nn.Module, to: str = "rbn", where: Selection = None, **norm_opti
     >>> type(layer.norm1).__name__
     'LayerNorm'
     """
-    return plan_swap(model, to, where, **norm_options).apply()
+    return plan_swap(model, to, where, **norm_options).apply(optimizer=optimizer)
 
 
 def _row(
