@@ -7,7 +7,6 @@ from torch import nn
 from powernorm.errors import InputError
 from powernorm.inspection.finder import FoundNorm, find_norms
 from powernorm.norms.arguments import check_model
-from powernorm.norms.batch_statistics import BatchStatisticsNorm
 from powernorm.surgery.erasing import erase_padding
 from powernorm.surgery.swapping import Swap, plan_swap
 
@@ -52,12 +51,6 @@ def mask_batch_norms(model: nn.Module) -> Swap:
             "powernorm.swap puts norms of the batch in the place of others"
         )
     swapped = plan_swap(model, "bn", where=lambda name, _: name in found).apply()
-    for name, new in swapped.norms.items():
-        assert isinstance(new, BatchStatisticsNorm)
-        old = found[name].inner[1]
-        assert isinstance(old, nn.BatchNorm1d | nn.SyncBatchNorm)
-        if old.num_batches_tracked is not None:
-            new.num_batches_tracked.copy_(old.num_batches_tracked)
     for step in erase_padding(model, tuple(swapped.norms)):
         swapped.on_undo(step)
     return swapped
