@@ -153,11 +153,12 @@ def test_progress_and_modes() -> None:
 
 def unchanged(model: nn.Module, original: nn.Module, batches: object, match: str) -> None:
     before = {name: value.clone() for name, value in model.state_dict().items()}
+    hooks = [dict(m._forward_hooks) for m in original.modules()]
     with pytest.raises(InputError, match=match):
         powernorm.match_teacher(model, original, batches)
     now = model.state_dict()
     assert all(torch.equal(now[name], value) for name, value in before.items())
-    assert not any(m._forward_hooks for m in original.modules())
+    assert [dict(m._forward_hooks) for m in original.modules()] == hooks
 
 
 def test_bad_input() -> None:

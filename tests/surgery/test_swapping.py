@@ -240,7 +240,11 @@ def test_norms_without_parameters_follow_the_model() -> None:
         nn.Linear(WIDTH, WIDTH, dtype=torch.float64),
         nn.LayerNorm(WIDTH, elementwise_affine=False),
     )
-    swap(model, "bn")
+    swapped = swap(model, "bn")
+    assert model[1].weight is None  # as it was
+    assert model[1].running_var.dtype == torch.float64
+    swapped.undo()
+    swap(model, "bn", affine=True)
     assert model[1].weight.dtype == torch.float64
 
 

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from powernorm.inspection.examples import as_call
 from powernorm.inspection.functional import CALLS, FUNCTIONS, FunctionCall, see_calls
+from powernorm.inspection.modules import held_outside
 from powernorm.inspection.reading import (
     CHANNEL_NORMS,
     SCALES,
@@ -174,8 +175,11 @@ def find_norms(model: nn.Module, example_inputs: object = None) -> tuple[FoundNo
         known = slots.setdefault(module, [])
         if not called and slot is not None and slot not in known:
             known.append(slot)
+    held = held_outside(model)
     return tuple(
-        _called(known, module, called) if called else _describe(model, known, module, slots[module])
+        _called(known, module, called)
+        if called
+        else _describe(model, known, module, slots[module], held.get(module, ""))
         for (module, called), known in names.items()
     )
 
@@ -230,7 +234,7 @@ def _norms_below(
 
 
 def _describe(
-    model: nn.Module, names: list[str], module: nn.Module, slots: list[Slot]
+    model: nn.Module, names: list[str], module: nn.Module, slots: list[Slot], held: str
 ) -> FoundNorm:
     if is_conditional(module):
         other = ", ".join(other_inputs(module))
@@ -238,7 +242,7 @@ def _describe(
         return FoundNorm(tuple(names), module, tuple(slots), None, reason)
     reading = (
         _elsewhere(slots)
-        or _listed(module, slots)
+        or held
         or _head_norm(names[0])
         or _altered(module)
         or _uncalled(module, slots)
@@ -319,21 +323,6 @@ def _elsewhere(slots: list[Slot]) -> str:
     for slot in slots:
         if (type(slot.parent).__name__, slot.attribute) in _OF_POSITIONS:
             return "normalizes the embeddings of relative positions, not the tokens of a stream"
-    return ""
-
-
-def _listed(module: nn.Module, slots: list[Slot]) -> str:
-    """Return a reason if a plain list of a module around the norm holds it, too, or ""."""
-    for slot in slots:
-        for attribute, value in vars(slot.parent).items():
-            if attribute.startswith("_") or not isinstance(value, list | tuple | dict):
-                continue
-            held = value.values() if isinstance(value, dict) else value
-            if any(one is module for one in held):
-                return (
-                    f"{type(slot.parent).__name__} also holds it in the plain {attribute}, through "
-                    "which its forward may call it: make that a torch.nn.ModuleList"
-                )
     return ""
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from fnmatch import fnmatchcase
-from types import CodeType
+from types import CodeType, FunctionType, MethodType
 from typing import Any, Final
 
 from torch import nn
@@ -16,6 +17,9 @@ from powernorm.norms.arguments import check_model
 
 _COMPILED: Final = "_orig_mod"
 """Name under which `torch.compile` keeps the module that it wraps."""
+_OF_MODULES: Final = frozenset(vars(nn.Module()))
+_LEVELS: Final = 2
+"""Levels of lists, tuples and dicts in which modules are searched."""
 
 
 def name_without_compile(name: str) -> str:
@@ -182,3 +186,40 @@ class ReplacedForward:
     @property
     def __signature__(self) -> inspect.Signature:
         return inspect.signature(self._replaced or type(self.module).forward.__get__(self.module))
+
+
+def held_outside(model: nn.Module) -> dict[nn.Module, str]:
+    """Return the modules that plain attributes of modules refer to, with a reason to keep each.
+
+    Seen are attributes themselves, lists, tuples and dicts in two levels, and functions that close
+    over a module or are a method of one. A forward may call the module through these, whatever
+    takes its place among the modules.
+    """
+    found: dict[nn.Module, str] = {}
+    for parent in model.modules():
+        for attribute, value in (*vars(parent).items(), ("forward", type(parent).forward)):
+            if attribute in _OF_MODULES:
+                continue
+            for one in _modules_in(value, _LEVELS):
+                if one is not parent:
+                    found.setdefault(
+                        one,
+                        f"{type(parent).__name__} also holds it in the plain {attribute}, through "
+                        "which its forward may call it: make that a torch.nn.Module attribute or a "
+                        "torch.nn.ModuleList",
+                    )
+    return found
+
+
+def _modules_in(value: object, levels: int) -> Iterator[nn.Module]:
+    if isinstance(value, nn.Module):
+        yield value
+    elif levels and isinstance(value, list | tuple | dict):
+        for one in value.values() if isinstance(value, dict) else value:
+            yield from _modules_in(one, levels - 1)
+    elif isinstance(value, MethodType):
+        yield from _modules_in(value.__self__, 0)
+    elif levels and isinstance(value, FunctionType):
+        for cell in value.__closure__ or ():
+            with suppress(ValueError):  # an empty cell
+                yield from _modules_in(cell.cell_contents, levels - 1)

@@ -264,7 +264,9 @@ def _wrapped(result: Normalized, wrap: Callable[[Tensor], Tensor]) -> Normalized
 def _own_code(forward: Any, owner: type) -> Any:
     """Return a copy of a forward that differs from it only in identity."""
     code = forward.__code__.replace(co_qualname=f"{owner.__qualname__}.forward")
-    copied = FunctionType(code, forward.__globals__, forward.__name__, forward.__defaults__)
+    copied = FunctionType(
+        code, forward.__globals__, forward.__name__, forward.__defaults__, forward.__closure__
+    )
     return update_wrapper(copied, forward)
 
 
@@ -299,6 +301,18 @@ class AffineNorm(Norm):
         else:
             self.register_parameter("bias", None)
 
+    def gamma_and_beta(self) -> tuple[Tensor | None, Tensor | None]:
+        """Return what the layer scales and shifts by; computed tensors, if pruned or parametrized.
+
+        Looked up directly where they are parameters: reading an attribute of a module takes as
+        long as updating it.
+        """
+        parameters = self._parameters
+        try:
+            return parameters["weight"], parameters["bias"]
+        except KeyError:
+            return self.weight, self.bias
+
     def may_prepare(self, x: Tensor, residual: Tensor | None) -> bool:
         """Return whether calls like this one can be prepared, or may have been."""
         return not torch.compiler.is_compiling() and residual is None and type(x) in PLAIN_TYPES
@@ -319,13 +333,13 @@ class AffineNorm(Norm):
                 be prepared.
             carrier: of a norm whose statistics are updated in the backward.
         """
-        call, parameters = self._prepared, self._parameters
-        weight, bias = parameters["weight"], parameters["bias"]
+        call = self._prepared
         if call is None:
             return None
         if settings != call.settings or x.dtype is not call.dtype:
             self.__dict__["_prepared"] = None
             return None
+        weight, bias = self.gamma_and_beta()
         if not call.fits(x, mask, weight, bias):
             return None
         return call.run(x, mask, weight, bias, carrier)

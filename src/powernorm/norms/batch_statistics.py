@@ -272,8 +272,7 @@ class BatchStatisticsNorm(StatefulNorm):
         seen = self.prepare(x, mask, residual)
         x, residual = self.without_padding(x, residual, seen.padding_mask)
         mean, var = self.running_stats
-        parameters = self._parameters
-        weight, bias = parameters["weight"], parameters["bias"]
+        weight, bias = self.gamma_and_beta()
         settings = self.groups or 0, self.eps, self.floor
         y, total = static_norm(StaticNormArgs(x, residual, weight, bias, mean, var, *settings))
         return y if residual is None else (y, cast(Tensor, total))
@@ -328,9 +327,7 @@ class BatchStatisticsNorm(StatefulNorm):
         """Return the arguments of the op `batch_norm`; see there."""
         mask = seen.padding_mask
         x, residual = self.without_padding(x, residual, mask)
-        # Looked up directly: reading an attribute of a module takes as long as updating it.
-        parameters = self._parameters
-        weight, bias = parameters["weight"], parameters["bias"]
+        weight, bias = self.gamma_and_beta()
         settings = self.groups or 0, self.eps, self.floor, self.group_name
         return BatchNormArgs(x, residual, mask, weight, bias, mean, var, carrier, limits, *settings)
 

@@ -157,7 +157,7 @@ def _options_of(norm: Norm, info: NormInfo) -> dict[str, Any]:
 
 def _value(norm: nn.Module, option: str) -> Any:
     if option == "affine":
-        return any(norm._parameters.get(name) is not None for name in ("weight", "bias"))
+        return any(getattr(norm, name, None) is not None for name in ("weight", "bias"))
     if option == "bias":
-        return norm._parameters.get("bias") is not None
+        return getattr(norm, "bias", None) is not None
     return getattr(norm, _ATTRIBUTES.get(option, option), None)

@@ -194,14 +194,13 @@ class PowerNorm(GradientMomentNorm):
                 return cast(Tensor, fast)
         seen = self.prepare(x, padding_mask, residual)
         second_moment, gradient_moment = seen.state
-        # Looked up directly: reading an attribute of a module takes as long as updating it.
-        parameters = self._parameters
+        weight, bias = self.gamma_and_beta()
         args = PowerNormArgs(
             x,
             residual,
             seen.padding_mask,
-            parameters["weight"],
-            parameters["bias"],
+            weight,
+            bias,
             second_moment,
             self.to_loss(gradient_moment),
             self.carrier_for(x),

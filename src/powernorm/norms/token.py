@@ -28,8 +28,7 @@ def _by_token(norm: AffineNorm, x: Tensor, residual: Tensor | None, **settings: 
         result = norm.run_prepared(x, None, key)
         if result is not None:
             return cast(Tensor, result)
-    # Looked up directly: reading a parameter as an attribute takes as long as an argument's check.
-    weight, bias = norm._parameters["weight"], norm._parameters["bias"]
+    weight, bias = norm.gamma_and_beta()
     args = TokenNormArgs(x, residual, weight, bias, eps=norm.eps, **settings)
     y, total = token_norm(args)
     if prepares and norm._prepared is None:

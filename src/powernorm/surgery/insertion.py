@@ -10,6 +10,7 @@ from typing import Any, Final, Literal
 import torch
 from torch import nn
 from torch.nn.utils import parametrize
+from torch.optim import Optimizer
 
 from powernorm.errors import InputError
 from powernorm.inspection.mask_arguments import mask_sources
@@ -21,6 +22,13 @@ from powernorm.norms.arguments import check_model
 from powernorm.surgery.changes import Changes
 from powernorm.surgery.inserted_norms import CHILD, has_one_behind, put_behind
 from powernorm.surgery.marking import mark
+from powernorm.surgery.optimizers import (
+    Exchange,
+    Optimizers,
+    checked_optimizers,
+    follow_exchanges,
+)
+from powernorm.surgery.planned_norms import PlannedNorms
 from powernorm.surgery.swapping import check_options, check_untouched
 
 Places = Literal["feed-forward", "linears"] | str | Sequence[str] | Callable[[str, nn.Module], bool]
@@ -92,13 +100,18 @@ class InsertPlan(NormTable):
         inserted = sum(row.action == "insert" for row in self.rows)
         return f"{format_rows(self.rows)}\n{inserted} of {len(self.rows)} maps get {self.norm}"
 
-    def apply(self) -> Insertion:
+    def apply(self, *, optimizer: Optimizers = None) -> Insertion:
         """Put the norms in: all of them, or none if one cannot be built.
 
+        Args:
+            optimizer: as in `insert`.
+
         Raises:
-            InputError: the model has changed since the plan, or a norm cannot be built.
+            InputError: the model has changed since the plan, a norm cannot be built, or an
+                optimizer is not of this model.
         """
         check_untouched(self.model, "insert")
+        optimizers = checked_optimizers(optimizer, self.model)
         current = dict(self.model.named_modules(remove_duplicate=False))
         norms: dict[str, Norm] = {}
         for row in self.rows:
@@ -114,7 +127,7 @@ class InsertPlan(NormTable):
             given = {"device": weight.device, "dtype": weight.dtype, **self.options}
             norms[row.name] = build_norm(self.norm, row.num_features, **given)
             norms[row.name].train(linear.training)
-        return Insertion(self, norms)
+        return Insertion(self, norms, optimizers)
 
 
 class Insertion:
@@ -123,13 +136,19 @@ class Insertion:
     Args:
         plan: what was planned.
         norms: the new norms by the names of the maps in front of them.
+        optimizers: they get the new parameters; None where none was given.
 
     Attributes:
         model: the model that was changed.
         norms: the new norms by their own dotted names.
     """
 
-    def __init__(self, plan: InsertPlan, norms: Mapping[str, Norm]) -> None:
+    def __init__(
+        self,
+        plan: InsertPlan,
+        norms: Mapping[str, Norm],
+        optimizers: tuple[Optimizer, ...] | None = None,
+    ) -> None:
         self.plan = plan
         self.model = plan.model
         self._behind = dict(norms)
@@ -148,6 +167,13 @@ class Insertion:
         ]
         for use in attach_mask_owners(plan.model, masked, plan._sides):
             changes.on_undo(use.release)
+        exchanges = [
+            Exchange(None, norm, (), (plan._maps[name], *_parents(plan.model, name)))
+            for name, norm in norms.items()
+        ]
+        changes.on_undo(follow_exchanges(plan.model, exchanges, optimizers, "insert"))
+        maps = {f"{name}.{CHILD}": (name, *shared[name]) for name in norms}
+        changes.on_undo(PlannedNorms(plan.model, self.norms, maps, "insert").remove)
         mark(plan.model)
 
     def undo(self) -> None:
@@ -218,7 +244,12 @@ def plan_insert(
 
 
 def insert(
-    model: nn.Module, norm: str = "bn", where: Places = FEED_FORWARD, **norm_options: Any
+    model: nn.Module,
+    norm: str = "bn",
+    where: Places = FEED_FORWARD,
+    *,
+    optimizer: Optimizers = None,
+    **norm_options: Any,
 ) -> Insertion:
     """Put norms behind linear maps of a model in place, and pass them the model's padding mask.
 
@@ -228,12 +259,15 @@ def insert(
     maps keep their names and weights; the norm of `fc1` is `fc1.inserted_norm`. It changes what
     the model computes: train it on, or calibrate the statistics first (`powernorm.calibrate`).
     Insert before `torch.compile`, before the model is wrapped for several processes, and before
-    the optimizer is built, which would miss the new parameters.
+    the optimizer is built, or give it: it would miss the new parameters.
 
     Args:
         model: changed in place.
         norm: short name of the norm.
         where: as in `plan_insert`.
+        optimizer: an optimizer of the model or several, built before: γ and β join the group of the
+            map's bias, or of the parameters nearby. Without it, a first step that leaves them out
+            warns.
         norm_options: as in `plan_insert`.
 
     Returns:
@@ -248,7 +282,13 @@ def insert(
     ['linear1.inserted_norm']
     >>> inserted.undo()
     """
-    return plan_insert(model, norm, where, **norm_options).apply()
+    return plan_insert(model, norm, where, **norm_options).apply(optimizer=optimizer)
+
+
+def _parents(model: nn.Module, name: str) -> list[nn.Module]:
+    """Return the modules around a map, the nearest first, and the model last."""
+    parts = name.split(".")[:-1]
+    return [model.get_submodule(".".join(parts[:length])) for length in range(len(parts), -1, -1)]
 
 
 def _row(one: _Map, norm: str, reason: str, masks: Mapping[str, str | None]) -> InsertRow:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Final, cast
 
 import torch
@@ -27,6 +27,20 @@ from powernorm.norms.feature_dims import LAST
 
 _STATISTICS: Final = ("running_mean", "running_var", "running_second_moment")
 _COUNTERS: Final = ("num_batches_tracked", "num_nonfinite_batches")
+HOOKS: Final = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
+"""Tables of hooks that a successor shares with the old norm."""
+_STATE_HOOKS: Final = (
+    "_state_dict_hooks",
+    "_state_dict_pre_hooks",
+    "_load_state_dict_pre_hooks",
+    "_load_state_dict_post_hooks",
+)
+"""Tables of hooks that were made for the old norm's own tensors."""
 _SAME: Final = {"layer": "ln", "rms": "rms"}
 """Short names of the norms that compute what norms of other libraries do, by kind."""
 _OWN: Final = {LayerNorm: "ln", RMSNorm: "rms"}
@@ -49,11 +63,11 @@ def successor(found: FoundNorm, to: str, options: Mapping[str, Any], fallback: T
     like = next(
         (tensor for tensor in (reading.weight, reading.bias) if tensor is not None), fallback
     )
-    given = {"device": like.device, "dtype": like.dtype, **options}
+    given = {"device": _device_of(reading.statistics, like), "dtype": like.dtype, **options}
     if reading.feature_dim != LAST:
         given.setdefault("feature_dim", reading.feature_dim)
     new = build_norm(to, reading.num_features, **given)
-    carried = _carried(new, to, reading)
+    carried = _carried(new, to, reading, found.inner[1])
     if carried.keys() - given.keys():
         new = build_norm(to, reading.num_features, **{**carried, **given})
     _take_over(new, "weight", reading.scale(), reading.weight)
@@ -82,7 +96,7 @@ def successor(found: FoundNorm, to: str, options: Mapping[str, Any], fallback: T
     return new
 
 
-def _carried(new: Norm, to: str, reading: Reading) -> dict[str, Any]:
+def _carried(new: Norm, to: str, reading: Reading, module: nn.Module) -> dict[str, Any]:
     """Return options that the old norm was built with and that its successor keeps."""
     old = reading.statistics
     same = _SAME.get(reading.kind) == to
@@ -96,15 +110,20 @@ def _carried(new: Norm, to: str, reading: Reading) -> dict[str, Any]:
         eps = "eps" if isinstance(new, TaperNorm) else "branch_eps"
         begins = {"kind": kind, eps: reading.eps}
         return {name: value for name, value in begins.items() if value}
-    if not (same or _have_the_same(new, old)):
-        return {}
     carried: dict[str, Any] = {}
+    if not any(True for _ in module.parameters()):
+        carried["affine"] = False
+    if reading.kind == "batch" and old is None:
+        # Without running statistics it is a BatchNorm nonetheless, with the same settings.
+        old, same = module, _kept_names(new) == ["running_mean", "running_var"]
+    if not (same or _have_the_same(new, old)):
+        return {name: value for name, value in carried.items() if name in taken}
+    if reading.weight is not None and reading.bias is None:
+        carried["bias"] = False
     if reading.eps is not None and reading.eps > 0:
         carried["eps"] = reading.eps
     if hasattr(old, "momentum"):
         carried["momentum"] = cast(Any, old).momentum
-    if reading.weight is None and reading.bias is None:
-        carried["affine"] = False
     groups = getattr(old, "groups", None)
     # Unless the new name's presets say that there are none.
     if groups is not None and hasattr(new, "groups") and "groups" not in norm_info(to).presets:
@@ -121,6 +140,12 @@ def _token_kind(reading: Reading) -> str:
 
 def _class_of(norm: nn.Module | None) -> type:
     return type(norm.layer if isinstance(norm, AdaptedNorm) else norm)
+
+
+def _device_of(statistics: nn.Module | None, like: Tensor) -> torch.device:
+    """Return the device of a norm: of its statistics, if it has no parameters, else of `like`."""
+    held = () if statistics is None else (*statistics.parameters(), *statistics.buffers())
+    return next((tensor.device for tensor in held), like.device)
 
 
 def _kept_names(new: Norm) -> list[str]:
@@ -192,9 +217,47 @@ def _take_over_statistics(new: Norm, old: nn.Module) -> None:
     for name in shapes[0] if alike else [*_kept_names(new), *_COUNTERS]:
         if _has(new, name) and _has(old, name):
             cast(Tensor, new._buffers[name]).copy_(cast(Tensor, old._buffers[name]))
-    if not alike:
+    if not alike and hasattr(new, "warmup_steps"):
         # It has statistics, but its own warm-up is still to come.
         cast(Tensor, new._buffers["num_batches_tracked"]).clamp_(max=1)
+
+
+def same_parameters(found: FoundNorm, new: Norm) -> list[tuple[Tensor | None, Tensor | None]]:
+    """Return an old norm's parameters and those of its successor that mean the same.
+
+    γ = 1 + weight and a weight that is γ have the same gradient.
+    """
+    reading, part = cast(Reading, found.reading), new.affine_part._parameters
+    pairs: list[tuple[Tensor | None, Tensor | None]]
+    pairs = [(reading.weight, part.get("weight")), (reading.bias, part.get("bias"))]
+    if type(found.module) is type(new):
+        others = dict(new.named_parameters())
+        pairs += [(old, others.get(name)) for name, old in found.module.named_parameters()]
+    return pairs
+
+
+def remarks(found: FoundNorm, new: Norm) -> list[str]:
+    """Return what a successor does not take over of a norm, or takes over in another way."""
+    norm, said = found.inner[1], []
+    if isinstance(norm, nn.modules.batchnorm._BatchNorm) and _kept_names(new):
+        if norm.running_mean is None:
+            said.append("evaluates by batch statistics; the new norm has none yet: calibrate")
+        elif not norm.track_running_stats and _have_the_same(new, norm):
+            said.append("does not track its statistics: the new norm is frozen")
+    staying = _num_hooks(found.module, HOOKS)
+    inside = 0 if norm is found.module else _num_hooks(norm, HOOKS)
+    lost = inside + sum(_num_hooks(one, _STATE_HOOKS) for one in {found.module, norm})
+    if staying:
+        said.append(f"{staying} hook{'s stay' if staying > 1 else ' stays'}")
+    if lost:
+        said.append(f"{lost} hook{'s' if lost > 1 else ''} of state dicts or parts will be lost")
+    return said
+
+
+def _num_hooks(module: nn.Module, tables: Iterable[str]) -> int:
+    hooks = [hook for name in tables for hook in module.__dict__[name].values()]
+    owners = [type(getattr(hook, "__self__", None)).__module__ for hook in hooks]
+    return sum(not owner.startswith("powernorm.") for owner in owners)
 
 
 def a_tensor(model: nn.Module) -> Tensor:

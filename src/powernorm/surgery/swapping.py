@@ -8,6 +8,7 @@ from typing import Any, Final
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from powernorm.errors import InputError
 from powernorm.inspection.finder import FoundNorm, find_norms
@@ -27,15 +28,24 @@ from powernorm.inspection.selection import (
 )
 from powernorm.norms import Norm, build_norm, check_norm_options
 from powernorm.norms.arguments import check_model
-from powernorm.norms.batch_statistics import BatchStatisticsNorm
 from powernorm.surgery.changes import Changes
 from powernorm.surgery.erasing import erase_padding
 from powernorm.surgery.marking import mark
+from powernorm.surgery.optimizers import (
+    Exchange,
+    Optimizers,
+    checked_optimizers,
+    follow_exchanges,
+)
+from powernorm.surgery.planned_norms import PlannedNorms
 from powernorm.surgery.successors import (
+    HOOKS,
     a_tensor,
     follow,
     kind_of,
     mode_of,
+    remarks,
+    same_parameters,
     successor,
 )
 
@@ -43,13 +53,10 @@ _WRAPPERS: Final = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDP
 """torch's wrappers that record parameters when they are built; the last is `fully_shard`'s."""
 
 _HOOKS: Final = (
-    "_forward_hooks",
+    *HOOKS,
     "_forward_hooks_with_kwargs",
     "_forward_hooks_always_called",
-    "_forward_pre_hooks",
     "_forward_pre_hooks_with_kwargs",
-    "_backward_hooks",
-    "_backward_pre_hooks",
 )
 
 
@@ -100,13 +107,18 @@ class SwapPlan(NormTable):
             )
         return "\n".join([format_rows(self.rows), *lines])
 
-    def apply(self) -> Swap:
+    def apply(self, *, optimizer: Optimizers = None) -> Swap:
         """Put the new norms in place: all of them, or none if one cannot be built.
 
+        Args:
+            optimizer: as in `swap`.
+
         Raises:
-            InputError: the model has changed since the plan, or a norm cannot be built.
+            InputError: the model has changed since the plan, a norm cannot be built, or an
+                optimizer is not of this model.
         """
         check_untouched(self.model)
+        optimizers = checked_optimizers(optimizer, self.model)
         chosen = {row.name: self._found[row.name] for row in self.rows if row.action == "swap"}
         if not chosen:
             raise InputError(
@@ -123,7 +135,7 @@ class SwapPlan(NormTable):
             _Replacement(found, successor(found, self.to, self.options, fallback))
             for found in chosen.values()
         )
-        return Swap(self, replacements)
+        return Swap(self, replacements, optimizers)
 
 
 @dataclass(frozen=True)
@@ -140,9 +152,15 @@ class Swap:
     Args:
         plan: what was planned.
         replacements: old and new norms.
+        optimizers: they get the new parameters; None where none was given.
     """
 
-    def __init__(self, plan: SwapPlan, replacements: tuple[_Replacement, ...]) -> None:
+    def __init__(
+        self,
+        plan: SwapPlan,
+        replacements: tuple[_Replacement, ...],
+        optimizers: tuple[Optimizer, ...] | None = None,
+    ) -> None:
         self.plan = plan
         self.model = plan.model
         self._replacements = replacements
@@ -158,6 +176,18 @@ class Swap:
         masked = [name for one in replacements for name in one.found.names if one.new.reads_mask]
         for use in attach_mask_owners(plan.model, masked, plan._sides):
             self._changes.on_undo(use.release)
+        names = {one.found.names[0]: one.found.names for one in replacements}
+        exchanges = [
+            Exchange(
+                one.found.module,
+                one.new,
+                same_parameters(one.found, one.new),
+                [slot.parent for slot in one.found.slots],
+            )
+            for one in replacements
+        ]
+        self._changes.on_undo(follow_exchanges(plan.model, exchanges, optimizers, "swap"))
+        self._changes.on_undo(PlannedNorms(plan.model, self.norms, names, "swap").remove)
         mark(plan.model)
 
     def on_undo(self, step: Callable[[], None]) -> None:
@@ -239,12 +269,12 @@ def plan_swap(
         )
     sites = place(model, found)
     chosen = select(sites, where)
-    reads_mask = _check_possible(
+    built = _check_possible(
         [site for site in sites if site.name in chosen], sites, to, norm_options
     )
     sides = stacks(model, [name for norm in found for name in norm.names])
     masks = mask_sources(model, [site.name for site in sites], sides)
-    rows = tuple(_row(site, to, site.name in chosen, reads_mask, masks) for site in sites)
+    rows = tuple(_row(site, to, site.name in chosen, built, masks) for site in sites)
     by_name = {site.name: site.norm for site in sites}
     was_run = example_inputs is not None
     return SwapPlan(rows, to, dict(norm_options), model, by_name, sides, was_run)
@@ -256,6 +286,7 @@ def swap(
     where: Selection = None,
     *,
     example_inputs: object = None,
+    optimizer: Optimizers = None,
     **norm_options: Any,
 ) -> Swap:
     """Replace norms of a model in place, and pass them the model's own padding mask.
@@ -265,15 +296,19 @@ def swap(
     norms stay shared. Afterwards the model is called as before: padding given by `attention_mask`,
     `src_key_padding_mask` and similar arguments reaches the new norms. Swap before
     `torch.compile`, before the model is wrapped for several processes, and before the optimizer is
-    built: it would miss new parameters (β in place of an RMSNorm; γ and β where γ was 1 + weight,
-    as in Gemma). Running statistics, their counter, eps and freezing stay if old and new norm keep
-    the same statistics; a LayerNorm or RMSNorm that becomes this library's keeps its eps.
+    built, or give it: it would miss new parameters (β in place of an RMSNorm; γ and β where γ was
+    1 + weight, as in Gemma). Running statistics, their counter, eps and freezing stay if old and
+    new norm keep the same statistics; a LayerNorm or RMSNorm that becomes this library's keeps its
+    eps.
 
     Args:
         model: changed in place.
         to: short name of the new norm.
         where: as in `plan_swap`.
         example_inputs: as in `plan_swap`; the plan of the swap then shows functional norms, too.
+        optimizer: an optimizer of the model or several, built before: new parameters take the place
+            and the state of those that they replace, or join the group of the old norm. Without it,
+            a first step that leaves out new parameters warns.
         norm_options: as in `plan_swap`.
 
     Returns:
@@ -290,7 +325,9 @@ def swap(
     >>> type(layer.norm1).__name__
     'LayerNorm'
     """
-    return plan_swap(model, to, where, example_inputs=example_inputs, **norm_options).apply()
+    return plan_swap(model, to, where, example_inputs=example_inputs, **norm_options).apply(
+        optimizer=optimizer
+    )
 
 
 def mask_batch_norms(model: nn.Module) -> Swap:
@@ -335,12 +372,6 @@ def mask_batch_norms(model: nn.Module) -> Swap:
             "powernorm.swap puts norms of the batch in the place of others"
         )
     swapped = plan_swap(model, "bn", where=lambda name, _: name in found).apply()
-    for name, new in swapped.norms.items():
-        assert isinstance(new, BatchStatisticsNorm)
-        old = found[name].inner[1]
-        assert isinstance(old, nn.BatchNorm1d | nn.SyncBatchNorm)
-        if old.num_batches_tracked is not None:
-            new.num_batches_tracked.copy_(old.num_batches_tracked)
     for step in erase_padding(model, tuple(swapped.norms)):
         swapped.on_undo(step)
     return swapped
@@ -353,13 +384,16 @@ def _is_batch_norm(norm: FoundNorm) -> bool:
 
 
 def _row(
-    site: Site, to: str, selected: bool, reads_mask: bool, masks: Mapping[str, str | None]
+    site: Site, to: str, selected: bool, built: Sequence[Norm], masks: Mapping[str, str | None]
 ) -> SwapRow:
+    reads_mask = any(norm.reads_mask for norm in built)
     reading = site.norm.reading
     reason = site.norm.reason if selected else _why_not_selected(site, masks)
     kept = bool(reason)
-    if not kept and reads_mask and site.name in masks and masks[site.name] is None:
-        reason = "no mask reaches"
+    if not kept:
+        is_missed = reads_mask and site.name in masks and masks[site.name] is None
+        said = ["no mask reaches"] if is_missed else []
+        reason = "; ".join([*said, *remarks(site.norm, built[0])])
     return SwapRow(
         name=site.name,
         kind=site.norm.kind,
@@ -387,19 +421,18 @@ def _why_not_selected(site: Site, masks: Mapping[str, str | None]) -> str:
 
 def _check_possible(
     chosen: Sequence[Site], sites: Sequence[Site], to: str, options: Mapping[str, Any]
-) -> bool:
-    """Build the new norms on the meta device as a check; return whether they look for a mask."""
+) -> list[Norm]:
+    """Build the new norms on the meta device as a check, one for each number of features."""
     readings = [site.norm.reading for site in chosen if site.norm.reading is not None]
     if not readings and any(site.norm.call for site in chosen):
-        return False  # the plan shows the calls
+        return []  # the plan shows the calls
     if not readings:
         reasons = "; ".join(f"{site.name}: {site.norm.reason}" for site in chosen[:3])
         raise InputError(f"none of the selected norms can change ({reasons}); {inventory(sites)}")
-    built = [
+    return [
         build_norm(to, num_features, **{**options, "device": "meta"})
         for num_features in {reading.num_features for reading in readings}
     ]
-    return any(norm.reads_mask for norm in built)
 
 
 def check_options(norm: str, options: Mapping[str, Any], argument: str = "to") -> None:

@@ -1,0 +1,199 @@
+"""Watch whether planned norms run: new norms that a training never calls are named.
+
+A forward may read a norm's parameters, or call the old module, which a tuple or a closure holds.
+After the first backward it shows: parameters got a gradient although their norm was not called, or
+the old module was called. After ten training forwards of the module around a norm, that none of
+them has called it says the same. Where that module was not called either, nothing is known: only a
+part of the model may be trained.
+
+The hooks are bound methods of a plain object, as those of mask owners: they are copied and pickled
+with the model. They do nothing in compiled code, and are removed when all norms were called.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from types import CodeType
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from powernorm.errors import InputError
+from powernorm.inspection.modules import is_compiled
+from powernorm.norms import Norm
+from powernorm.ops.torch_private import in_backward
+
+_FORWARDS: Final = 10
+"""Number of training forwards after which a norm should have been called."""
+_SHOWN: Final = 5
+_CONTAINERS: Final = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
+"""Modules whose parts are often called without them."""
+
+
+class PlannedNorms:
+    """Hooks that see which new norms are called, until all were or ten forwards have passed.
+
+    Args:
+        model: the model that was changed.
+        norms: new norms by dotted name.
+        places: all names, by the same names, of the modules that were replaced or got the norm.
+        verb: `swap` or `insert`, for messages.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        norms: Mapping[str, Norm],
+        places: Mapping[str, Sequence[str]],
+        verb: str,
+    ) -> None:
+        self.model = model
+        self.verb = verb
+        self.waiting = {norm: name for name, norm in norms.items()}
+        self.counts = {norm: _count(norm) for norm in norms.values()}
+        modules = dict(model.named_modules(remove_duplicate=False))
+        paths = {name: [_around(modules, place) for place in places[name]] for name in norms}
+        # The hook of a map does not run, nor does the norm, if the map's forward is called by name.
+        self.unseen = {
+            name
+            for name, around in paths.items()
+            if any(_calls_unseen(type(one), verb == "swap") for path in around for one in path)
+        }
+        self.around = {name: [path[-1] for path in around] for name, around in paths.items()}
+        self.forwards: Counter[nn.Module] = Counter()
+        self.used: set[str] = set()  # got a gradient, or were called as they were before
+        self.handles: list[RemovableHandle] = []
+        for norm in norms.values():
+            self.handles.append(norm.register_forward_pre_hook(self.called))
+        for module in {model, *(one for around in self.around.values() for one in around)}:
+            self.handles.append(module.register_forward_hook(self.left))
+        self._on_parameters = self._watch_gradients()
+
+    def called(self, module: nn.Module, args: Any) -> None:
+        """Note that a norm was called; runs before its forward."""
+        del args
+        if torch.compiler.is_compiling() or not self.waiting:
+            return
+        # An old norm and its successor share their tables of hooks, and so do copies of a model
+        # for several devices.
+        shared = [
+            one for one in self.waiting if one._forward_pre_hooks is module._forward_pre_hooks
+        ]
+        for norm in shared:
+            if type(module) is type(norm):
+                del self.waiting[norm]
+            else:
+                self.used.add(self.waiting[norm])
+        if not self.waiting:
+            self.remove()
+
+    def left(self, module: nn.Module, args: Any, output: Any) -> None:
+        """Count a training forward of a module around norms; runs after it."""
+        del args, output
+        is_training = module.training and torch.is_grad_enabled()
+        if torch.compiler.is_compiling() or not (self.waiting and is_training):
+            return
+        with suppress(InputError):  # where torch does not tell
+            if in_backward():
+                return
+        self.forwards[module] += 1
+        names = self._missing(self.used - self.unseen) if self.forwards[module] > 1 else []
+        if names:
+            self._warn(names, "not called, although the model computes with what they replace")
+            self.waiting = {norm: name for norm, name in self.waiting.items() if name not in names}
+            if not self.waiting:
+                self.remove()
+        # What is around all others has seen them all.
+        if self.forwards[module] >= _FORWARDS + (module is not self.model):
+            names = [
+                name
+                for name in self._missing(self.waiting.values())
+                if max(self.forwards[one] for one in self.around[name]) >= _FORWARDS
+            ]
+            self._warn(names, f"not called in {_FORWARDS} training forwards")
+            self.remove()
+
+    def remove(self) -> None:
+        """Remove the hooks."""
+        self.waiting.clear()
+        for handle in (*self.handles, *self._on_parameters):
+            handle.remove()
+        self.handles, self._on_parameters = [], []
+
+    def _watch_gradients(self) -> list[RemovableHandle]:
+        """Note which norms' own parameters get a gradient."""
+        got = self.used
+        modules = self.model.modules()
+        held = Counter(id(p) for one in modules for p in one.parameters(recurse=False))
+        return [
+            # Through the set alone, so that a parameter does not hold its model.
+            p.register_post_accumulate_grad_hook(lambda _, name=name: got.add(name))
+            for norm, name in self.waiting.items()
+            for p in norm.parameters()
+            if p.requires_grad and p.is_leaf and held[id(p)] == 1
+        ]
+
+    def _missing(self, names: Collection[str]) -> list[str]:
+        """Return which of these are in place and, as far as can be known, were not called."""
+        current = dict(self.model.named_modules(remove_duplicate=False)) if names else {}
+        return [
+            name
+            for norm, name in self.waiting.items()
+            if name in names
+            and current.get(name) is norm
+            and not is_compiled(norm)
+            and (name not in self.unseen or self.counts[norm] is not None)
+            and _count(norm) == self.counts[norm]
+        ]
+
+    def _warn(self, names: Sequence[str], what: str) -> None:
+        if not names:
+            return
+        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        warnings.warn(
+            f"norms that {self.verb} put in were {what}: {', '.join(names[:_SHOWN])}{more}. The "
+            "forward around them reads their parameters itself, or calls another object (held in "
+            "a tuple, a list or a closure): let it call the module by its attribute, or leave "
+            "these out by where=",
+            stacklevel=3,
+        )
+
+    def __getstate__(self) -> dict[str, Any]:
+        # Parameters of copies have no hooks.
+        return {**self.__dict__, "_on_parameters": []}
+
+
+def _count(norm: Norm) -> int | None:
+    """Return the number of batches that a norm has seen; None if it does not count."""
+    count = getattr(norm, "num_batches_tracked", None)
+    return None if not isinstance(count, Tensor) or count.is_meta else int(count)
+
+
+def _around(modules: Mapping[str, nn.Module], name: str) -> list[nn.Module]:
+    """Return the modules around a norm from the model on, the last of them no container."""
+    parts = name.split(".")
+    path = [modules[".".join(parts[:length])] for length in range(len(parts))]
+    while len(path) > 1 and isinstance(path[-1], _CONTAINERS):
+        path.pop()
+    return path
+
+
+def _calls_unseen(cls: type, by_forward: bool) -> bool:
+    """Return whether a class may call modules without their hooks: by `forward`, or compiled."""
+    if cls.__module__.startswith("torch."):
+        return False
+    functions = [value for value in vars(cls).values() if callable(value)]
+    if any(hasattr(one, "_torchdynamo_orig_callable") for one in functions):
+        return True
+    codes = [getattr(one, "__code__", None) for one in functions]
+    return by_forward and any(_names_forward(code) for code in codes if code is not None)
+
+
+def _names_forward(code: CodeType) -> bool:
+    inner = [one for one in code.co_consts if isinstance(one, CodeType)]
+    return "forward" in code.co_names or any(map(_names_forward, inner))
