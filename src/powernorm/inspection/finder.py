@@ -25,6 +25,7 @@ from powernorm.inspection.functional import CALLS, FUNCTIONS, FunctionCall, see_
 from powernorm.inspection.modules import held_outside
 from powernorm.inspection.reading import (
     CHANNEL_NORMS,
+    MORE_INPUTS,
     SCALES,
     SHIFTS,
     Kind,
@@ -98,10 +99,16 @@ class FoundNorm:
     than a swap can take it."""
     function: str = ""
     """Name of the function of `torch.nn.functional` that the forward of `module` calls, or ""."""
-    gated: tuple[Reading, Gate] | None = None
-    """What the norm inside a norm with a gate computes, and the gate; then there is no reading."""
+    gated: tuple[Reading | None, Gate] | None = None
+    """What the norm inside a norm with a gate computes, None if it stays, and the gate; then there
+    is no reading."""
     call: FunctionCall | None = None
     """A call that running the model has shown."""
+
+    @property
+    def to_swap(self) -> Reading | None:
+        """What the norm that a swap replaces computes: without a gate, or the one beside it."""
+        return self.reading if self.gated is None else self.gated[0]
 
     @property
     def type_name(self) -> str:
@@ -251,9 +258,15 @@ def _describe(
     if isinstance(reading, Reading) and _is_of_a_head(model, names[0], reading.num_features):
         reading = OF_HEADS
     if isinstance(reading, str):
-        gated = None if reading == OF_HEADS or not slots else read_gated(module)
-        if gated is not None and _has_size_of_a_head(slots[0].parent, gated[0].num_features):
-            gated, reading = None, OF_HEADS
+        read = read_gated(module) if slots else None
+        gated: tuple[Reading | None, Gate] | None = read
+        if read is not None:
+            if _has_size_of_a_head(slots[0].parent, read[0].num_features):
+                reading = OF_HEADS
+            elif by := next(filter(_reads_weight, slots), None):
+                reading = f"{type(by.parent).__name__} reads its weight, for a fused kernel perhaps"
+            if MORE_INPUTS not in reading:
+                gated = None, read[1]
         return FoundNorm(tuple(names), module, tuple(slots), None, reading, gated=gated)
     return FoundNorm(tuple(names), module, tuple(slots), reading)
 
@@ -371,6 +384,19 @@ def _has_size_of_a_head(parent: nn.Module, num_features: int) -> bool:
     """Return whether a module says that its heads have so many features."""
     sizes = (value for name, value in vars(parent).items() if "head" in name and "dim" in name)
     return num_features in sizes
+
+
+def _reads_weight(slot: Slot) -> bool:
+    """Return whether a method of the parent's class reads the weight of its norm."""
+    chain = ["self", slot.attribute, "weight"]
+    for cls in type(slot.parent).__mro__[:-1]:
+        for method in vars(cls).values() if not cls.__module__.startswith("torch.") else ():
+            if inspect.isfunction(method):
+                steps = dis.get_instructions(inspect.unwrap(method).__code__)
+                names = [step.argval for step in steps]
+                if any(names[i : i + 3] == chain for i in range(len(names) - 2)):
+                    return True
+    return False
 
 
 def _is_of_a_head(model: nn.Module, name: str, num_features: int) -> bool:

@@ -36,6 +36,7 @@ SCALES: Final = ("weight", "gamma", "g", "scale", "a_2")
 SHIFTS: Final = ("bias", "beta", "shift", "b_2")
 """Names of β."""
 _EPSILONS: Final = ("eps", "variance_epsilon", "epsilon")
+MORE_INPUTS: Final = "also takes"
 CHANNEL_NORMS: Final = (
     nn.modules.batchnorm._NormBase,
     nn.GroupNorm,
@@ -136,7 +137,9 @@ def computes_norm(module: nn.Module) -> bool:
     ):
         return False
     reading = _read_token_norm(module)
-    return isinstance(reading, Reading) or NOT_IN_TRAINING in reading
+    if isinstance(reading, Reading) or NOT_IN_TRAINING in reading or MORE_INPUTS in reading:
+        return True
+    return read_gated(module) is not None
 
 
 def kind_without_parameters(module: nn.Module) -> Kind | None:
@@ -274,7 +277,7 @@ def _with_more_inputs(module: nn.Module) -> str:
     """Return a reason if a norm's forward takes more than its input, or ""."""
     more = ", ".join(other_inputs(module))
     name = type(module).__name__
-    return f"{name} also takes {more}: what it does with that is not known" if more else ""
+    return f"{name} {MORE_INPUTS} {more}: what it does with that is not known" if more else ""
 
 
 def _parameter(module: nn.Module, names: tuple[str, ...]) -> nn.Parameter | None:

@@ -18,11 +18,13 @@ from powernorm.errors import InputError
 from powernorm.inspection.finder import find_norms
 from powernorm.inspection.mask_owners import attach_mask_owners, masked_norms, retire_owners
 from powernorm.inspection.selection import stacks
+from powernorm.inspection.trials import Gate
 from powernorm.norms import BatchStatisticsNorm, Norm
 from powernorm.norms.descriptions import NormDescription
 from powernorm.norms.feature_dims import LAST
 from powernorm.surgery.changes import Changes, slot_of
 from powernorm.surgery.erasing import erase_padding, erased_names
+from powernorm.surgery.gates import GatedNorm
 from powernorm.surgery.inserted_norms import has_one_behind, maps_with_one_behind, put_behind
 from powernorm.surgery.structure import FeatureAffine, FoldedNorm
 from powernorm.version import __version__
@@ -48,7 +50,8 @@ class Part:
         names: the dotted names of each, several for one that is shared.
         norm: short name of a norm.
         num_features: C; 0 where nothing is left.
-        options: of a norm; `feature_dim` of a multiply-add.
+        options: of a norm; `feature_dim` of a multiply-add; `gate`, place and function of the gate
+            beside it.
         frozen: whether the statistics of a norm are frozen.
         source: class of a norm that is none of this library's.
     """
@@ -75,6 +78,9 @@ class Part:
             InputError: the norm is not known in this process.
         """
         options = dict(self.options)
+        if "gate" in options:
+            gate = Gate(*options.pop("gate"))
+            return GatedNorm(replace(self, options=options).build(like), gate)
         if self.kind == "nothing":
             return FoldedNorm()
         if self.kind == "multiply-add":
@@ -357,7 +363,7 @@ def _parts_of(model: nn.Module) -> tuple[Part, ...]:
     inside = {
         id(part)
         for module in modules.values()
-        if isinstance(module, Norm)
+        if isinstance(module, Norm | GatedNorm)
         for part in module.modules()
         if part is not module
     }
@@ -375,6 +381,9 @@ def _parts_of(model: nn.Module) -> tuple[Part, ...]:
 
 def _part_of(name: str, module: nn.Module) -> Part | None:
     """Return what a module is, without its name; None if it is none of this library's."""
+    if isinstance(module, GatedNorm):
+        inner = _part_of(name, module.norm)
+        return inner and replace(inner, options={**inner.options, "gate": list(module.gate)})
     if isinstance(module, FoldedNorm):
         return Part("nothing", ())
     if isinstance(module, FeatureAffine):

@@ -51,7 +51,7 @@ def successor(found: FoundNorm, to: str, options: Mapping[str, Any], fallback: T
     """Return the new norm, with all that it takes over, not yet in its place.
 
     Args:
-        found: the old norm, with a reading.
+        found: the old norm, with a reading, or that of the norm beside a gate.
         to: short name of the new norm.
         options: options of the new norm; they override what it would take over.
         fallback: its device and dtype are used if the old norm has no parameters.
@@ -59,7 +59,7 @@ def successor(found: FoundNorm, to: str, options: Mapping[str, Any], fallback: T
     Raises:
         InputError: the new norm cannot be built.
     """
-    reading = cast(Reading, found.reading)
+    reading = cast(Reading, found.to_swap)
     like = next(
         (tensor for tensor in (reading.weight, reading.bias) if tensor is not None), fallback
     )
@@ -227,7 +227,7 @@ def same_parameters(found: FoundNorm, new: Norm) -> list[tuple[Tensor | None, Te
 
     γ = 1 + weight and a weight that is γ have the same gradient.
     """
-    reading, part = cast(Reading, found.reading), new.affine_part._parameters
+    reading, part = cast(Reading, found.to_swap), new.affine_part._parameters
     pairs: list[tuple[Tensor | None, Tensor | None]]
     pairs = [(reading.weight, part.get("weight")), (reading.bias, part.get("bias"))]
     if type(found.module) is type(new):

@@ -30,6 +30,7 @@ from powernorm.norms import Norm, build_norm, check_norm_options
 from powernorm.norms.arguments import check_model
 from powernorm.surgery.changes import Changes
 from powernorm.surgery.erasing import erase_padding
+from powernorm.surgery.gates import GatedNorm
 from powernorm.surgery.marking import mark
 from powernorm.surgery.optimizers import (
     Exchange,
@@ -132,7 +133,7 @@ class SwapPlan(NormTable):
                 )
         fallback = a_tensor(self.model)
         replacements = tuple(
-            _Replacement(found, successor(found, self.to, self.options, fallback))
+            _Replacement.of(found, successor(found, self.to, self.options, fallback))
             for found in chosen.values()
         )
         return Swap(self, replacements, optimizers)
@@ -140,10 +141,22 @@ class SwapPlan(NormTable):
 
 @dataclass(frozen=True)
 class _Replacement:
-    """An old norm, its slots, and the new norm."""
+    """An old norm, its slots, the new norm, and what is put into the slots."""
 
     found: FoundNorm
     new: Norm
+    placed: nn.Module
+
+    @classmethod
+    def of(cls, found: FoundNorm, new: Norm) -> _Replacement:
+        """Return the replacement of a norm, whose gate stays."""
+        return cls(found, new, new if found.gated is None else GatedNorm(new, found.gated[1]))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Dotted names of the new norm."""
+        inner = ".norm" if self.found.gated else ""
+        return tuple(f"{name}{inner}" for name in self.found.names)
 
 
 class Swap:
@@ -169,14 +182,14 @@ class Swap:
         self._kinds = [kind_of(one.new, plan.model) for one in replacements]
         self._hooks_before = [_hook_ids(one.found.module) for one in replacements]
         for one in replacements:
-            _share_hooks(one.found.module, one.new)
+            _share_hooks(one.found.module, one.placed)
             for slot in one.found.slots:
-                self._changes.set_module(slot.parent, slot.attribute, one.new)
+                self._changes.set_module(slot.parent, slot.attribute, one.placed)
         self._changes.leave_fast_path(plan.model, [one.new for one in replacements])
-        masked = [name for one in replacements for name in one.found.names if one.new.reads_mask]
+        masked = [name for one in replacements for name in one.names if one.new.reads_mask]
         for use in attach_mask_owners(plan.model, masked, plan._sides):
             self._changes.on_undo(use.release)
-        names = {one.found.names[0]: one.found.names for one in replacements}
+        names = {one.names[0]: one.names for one in replacements}
         exchanges = [
             Exchange(
                 one.found.module,
@@ -197,7 +210,7 @@ class Swap:
     @property
     def norms(self) -> dict[str, Norm]:
         """New norms by dotted name, each once."""
-        return {one.found.names[0]: one.new for one in self._replacements}
+        return {one.names[0]: one.new for one in self._replacements}
 
     def undo(self) -> None:
         """Restore the old norm objects and remove every hook of the swap.
@@ -210,7 +223,7 @@ class Swap:
         """
         self._changes.check_not_undone()
         for one in self._replacements:
-            if not all(slot.holds(one.new) for slot in one.found.slots):
+            if not all(slot.holds(one.placed) for slot in one.found.slots):
                 raise InputError(
                     f"{one.found.names[0]} is no longer the norm that this swap put there: undo "
                     "what came later first"
@@ -387,12 +400,15 @@ def _row(
     site: Site, to: str, selected: bool, built: Sequence[Norm], masks: Mapping[str, str | None]
 ) -> SwapRow:
     reads_mask = any(norm.reads_mask for norm in built)
-    reading = site.norm.reading
-    reason = site.norm.reason if selected else _why_not_selected(site, masks)
+    reading = site.norm.to_swap
+    reason = "" if selected and reading else site.norm.reason
+    if not selected:
+        reason = _why_not_selected(site, masks)
     kept = bool(reason)
     if not kept:
         is_missed = reads_mask and site.name in masks and masks[site.name] is None
         said = ["no mask reaches"] if is_missed else []
+        said += ["its gate stays"] if site.norm.gated else []
         reason = "; ".join([*said, *remarks(site.norm, built[0])])
     return SwapRow(
         name=site.name,
@@ -423,7 +439,7 @@ def _check_possible(
     chosen: Sequence[Site], sites: Sequence[Site], to: str, options: Mapping[str, Any]
 ) -> list[Norm]:
     """Build the new norms on the meta device as a check, one for each number of features."""
-    readings = [site.norm.reading for site in chosen if site.norm.reading is not None]
+    readings = [site.norm.to_swap for site in chosen if site.norm.to_swap is not None]
     if not readings and any(site.norm.call for site in chosen):
         return []  # the plan shows the calls
     if not readings:
