@@ -119,6 +119,11 @@ class Folding:
                         if _feature_axis(module) != LAST:
                             dims[name] = _feature_axis(module)
         made = {r.names[0]: r.size for r in self.replacements if r.size is not None}
+        for path in [name.rpartition(".")[0] for name in made if name.endswith("in_proj_bias")]:
+            # torch's fused attention takes two biases or none.
+            out = modules[path].out_proj
+            if isinstance(out, nn.Linear) and out.bias is None:
+                made.setdefault(f"{path}.out_proj.bias".lstrip("."), out.out_features)
         untied = tuple(name for r in self.replacements if r.unties for name in r.names)
         return Structure(norms, features, made, untied, dims, rms)
 

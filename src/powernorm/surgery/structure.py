@@ -129,7 +129,8 @@ def build_structure(model: nn.Module, structure: Structure) -> Changes:
         The changes, which can be undone.
     """
     changes = Changes()
-    changes.leave_fast_path(model, [model.get_submodule(name) for name in structure.norms])
+    owners = [slot_of(model, name)[0] for name in structure.biases]
+    changes.leave_fast_path(model, [*map(model.get_submodule, structure.norms), *owners])
     made: dict[int, nn.Module] = {}
     for name, rest in structure.norms.items():
         parent, attribute = slot_of(model, name)

@@ -43,6 +43,27 @@ class Examples:
         with preserved_state(model, ()):
             return model(*args, **kwargs)
 
+    def call_twice(self, model: nn.Module, mode: Callable[[], Any]) -> list[object]:
+        """Return the outputs of two calls in a row, as users make them.
+
+        Args:
+            model: unchanged afterwards; the second call sees what the first one has written.
+            mode: `torch.no_grad` or `torch.inference_mode`; torch's fused attention is as it is
+                set.
+        """
+        fused = torch.backends.mha.get_fastpath_enabled()
+        slots = [(module._buffers, name) for module in model.modules() for name in module._buffers]
+        kept = [(slot, name, slot[name], _mapped(slot[name], torch.clone)) for slot, name in slots]
+        calls = [_mapped([self.args, dict(self.kwargs)], torch.clone) for _ in range(2)]
+        try:
+            with mode(), preserved_state(model, ()):
+                torch.backends.mha.set_fastpath_enabled(fused)
+                return [model(*args, **kwargs) for args, kwargs in calls]
+        finally:
+            # The forward may have put tensors of inference mode into their places.
+            for slot, name, buffer, value in kept:
+                slot[name] = buffer if buffer is None else buffer.detach().copy_(value)
+
 
 def as_call(
     example_inputs: object, model: nn.Module | None = None, *, name: str = "example_inputs"
@@ -192,7 +213,9 @@ def compare(
 ) -> tuple[Errors, ...]:
     """Run copies of a model before and after a change, in float64, float32 and its own type.
 
-    A type that the original does not run in is left out, except its own.
+    A type that the original does not run in is left out, except its own. In its own type they also
+    run as they will be called, each example twice: under `torch.no_grad()` and
+    `torch.inference_mode()`, with torch's fused attention as it is set.
 
     Args:
         model: before the change.
@@ -240,7 +263,12 @@ def differences(
             if dtype == own:
                 raise
             continue
-        after = [tensor for result in run_folded(other(copy), calls) for tensor in _outputs(result)]
+        modes = [mode for mode in _MODES if dtype == own and _runs_twice(copy, calls, mode, before)]
+        folded = other(copy)
+        results = run_folded(folded, calls)
+        for mode in modes:
+            results += run_folded(folded, calls, mode)
+        after = [tensor for result in results for tensor in _outputs(result)]
         narrow = dtype == torch.float64 and types.narrower_than(dtype)
         tolerance = _PARTLY_NARROW if narrow else _TOLERANCES.get(dtype, 0.05)
         tolerance = max(tolerance, _APPROXIMATE) if approximate else tolerance
@@ -254,17 +282,44 @@ def differences(
     return tuple(found)
 
 
-def run_folded(model: nn.Module, examples: Sequence[Examples]) -> list[object]:
+_MODES: Final = (torch.no_grad, torch.inference_mode)
+"""How a folded model will be called."""
+
+
+def _runs_twice(
+    model: nn.Module, calls: Sequence[Examples], mode: Callable[[], Any], found: list[Tensor]
+) -> bool:
+    """Append the outputs of two calls each in a mode; return whether the model runs in it."""
+    model = deepcopy(model)  # it may keep tensors of inference mode
+    try:
+        results = [result for call in calls for result in call.call_twice(model, mode)]
+    except Exception:  # whatever a model raises that does not run so
+        return False
+    found += [tensor for result in results for tensor in _outputs(result)]
+    return True
+
+
+def run_folded(
+    model: nn.Module, examples: Sequence[Examples], mode: Callable[[], Any] | None = None
+) -> list[object]:
     """Return the outputs of a folded model on each example.
+
+    Args:
+        model: folded.
+        examples: calls.
+        mode: that of `Examples.call_twice`, which gives two outputs of each.
 
     Raises:
         InputError: it fails.
     """
     try:
-        return [example.call(model) for example in examples]
+        if mode is None:
+            return [example.call(model) for example in examples]
+        return [result for example in examples for result in example.call_twice(model, mode)]
     except Exception as error:
+        where = f" under torch.{mode.__name__}()" if mode else ""
         raise InputError(
-            f"the folded {type(model).__name__} fails on the example inputs "
+            f"the folded {type(model).__name__} fails on the example inputs{where} "
             f"({type(error).__name__}: {error}): nothing was changed. {_where(model, error)}"
         ) from error
 
