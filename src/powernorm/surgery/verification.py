@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections import UserDict
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from types import UnionType
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -27,6 +28,8 @@ class Examples:
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
+    note: str = ""
+    """How they differ from what was given, for reasons and errors."""
 
     def converted(self, dtype: torch.dtype) -> Examples:
         """Return the same examples with floating-point tensors of another type."""
@@ -34,13 +37,20 @@ class Examples:
         def convert(tensor: Tensor) -> Tensor:
             return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
-        return Examples(_mapped(self.args, convert), _mapped(dict(self.kwargs), convert))
+        return self.changed(convert)
+
+    def changed(
+        self, change: Callable[[Any], Any], kinds: type | UnionType = Tensor, note: str = ""
+    ) -> Examples:
+        """Return the same nested arguments with changed tensors, or other kinds of values."""
+        args, kwargs = _mapped([self.args, dict(self.kwargs)], change, kinds)
+        return Examples(args, kwargs, note or self.note)
 
     def call(self, model: nn.Module) -> object:
         """Return the model's output, without gradients; model and arguments stay unchanged."""
         # The model may change its arguments in place.
-        args, kwargs = _mapped(self.args, torch.clone), _mapped(dict(self.kwargs), torch.clone)
-        with preserved_state(model, ()):
+        args, kwargs = _mapped([self.args, dict(self.kwargs)], torch.clone)
+        with _kept_buffers(model), preserved_state(model, ()):
             return model(*args, **kwargs)
 
     def call_twice(self, model: nn.Module, mode: Callable[[], Any]) -> list[object]:
@@ -52,17 +62,25 @@ class Examples:
                 set.
         """
         fused = torch.backends.mha.get_fastpath_enabled()
-        slots = [(module._buffers, name) for module in model.modules() for name in module._buffers]
-        kept = [(slot, name, slot[name], _mapped(slot[name], torch.clone)) for slot, name in slots]
         calls = [_mapped([self.args, dict(self.kwargs)], torch.clone) for _ in range(2)]
-        try:
-            with mode(), preserved_state(model, ()):
-                torch.backends.mha.set_fastpath_enabled(fused)
-                return [model(*args, **kwargs) for args, kwargs in calls]
-        finally:
-            # The forward may have put tensors of inference mode into their places.
-            for slot, name, buffer, value in kept:
-                slot[name] = buffer if buffer is None else buffer.detach().copy_(value)
+        with _kept_buffers(model), mode(), preserved_state(model, ()):
+            torch.backends.mha.set_fastpath_enabled(fused)
+            return [model(*args, **kwargs) for args, kwargs in calls]
+
+
+@contextmanager
+def _kept_buffers(model: nn.Module) -> Iterator[None]:
+    """Put the same buffers back with their values; the forward may put others in their places."""
+    slots = [(module._buffers, name) for module in model.modules() for name in module._buffers]
+    kept = [(slot, name, slot[name], _mapped(slot[name], torch.clone)) for slot, name in slots]
+    try:
+        yield
+    finally:
+        for slot, name, buffer, value in kept:
+            if buffer is not None and (slot[name] is not buffer or not torch.equal(buffer, value)):
+                with torch.inference_mode(buffer.is_inference()):
+                    buffer.detach().copy_(value)
+            slot[name] = buffer
 
 
 def as_call(
@@ -155,16 +173,125 @@ def _takes_one_mapping(model: nn.Module, named: Mapping[str, object]) -> bool:
     return False
 
 
-def _mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Return the same nested containers with changed tensors."""
-    if isinstance(value, Tensor):
+def _mapped(value: Any, change: Callable[[Any], Any], kinds: type | UnionType = Tensor) -> Any:
+    """Return the same nested containers with changed tensors, or other kinds of values."""
+    if isinstance(value, kinds) and not isinstance(value, bool):
         return change(value)
     if isinstance(value, tuple | list):
-        items = [_mapped(item, change) for item in value]
+        items = [_mapped(item, change, kinds) for item in value]
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     if isinstance(value, dict):
-        return {key: _mapped(item, change) for key, item in value.items()}
+        return {key: _mapped(item, change, kinds) for key, item in value.items()}
     return value
+
+
+def with_other_numbers(example: Examples) -> list[Examples]:
+    """Return a call with other numbers in its arguments.
+
+    In the graph of torch.export a number of the arguments is a constant, and 0 may be neutral
+    there. What holds for other numbers, too, does not depend on it. All numbers change at once,
+    and each alone where there are few. True and False choose a branch and stay.
+    """
+    numbers: list[int | float] = []
+    example.changed(numbers.append, int | float)
+    few = len(numbers) if 1 < len(numbers) <= _FEW else 0
+    found = []
+    for which in (range(len(numbers)), *([i] for i in range(few))):
+        for sign in (1, -1) if numbers else ():
+            new = [
+                n + sign * ((1 + i) if isinstance(n, int) else 1.25 + 0.5 * i) if i in which else n
+                for i, n in enumerate(numbers)
+            ]
+
+            def drawn(_: object, left: Iterator[Any] = iter(new)) -> Any:  # noqa: B008
+                return next(left)
+
+            pairs = ", ".join(f"{new[i]} in place of {numbers[i]}" for i in which[:3])
+            note = f" (for other arguments, {pairs})"
+            found.append(example.changed(drawn, int | float, note))
+    return found
+
+
+_FEW: Final = 4
+"""Most numbers that are also changed one by one."""
+
+
+def with_other_defaults(model: nn.Module, example: Examples) -> list[Examples]:
+    """Return a call with other numbers for arguments that it leaves out."""
+    left = list(inspect.signature(model.forward).parameters.values())[len(example.args) :]
+    numbers = {
+        one.name: one.default
+        for one in left
+        if type(one.default) in (int, float) and one.name not in example.kwargs
+    }
+    added = Examples((), numbers)
+    return [
+        replace(example, kwargs={**example.kwargs, **other.kwargs}, note=other.note)
+        for other in with_other_numbers(added)
+    ]
+
+
+def with_other_sizes(example: Examples) -> list[Examples]:
+    """Return a call with tensors that are longer by one.
+
+    All dimensions of one size grow together.
+    """
+    sizes: dict[int, None] = {}
+    example.changed(lambda tensor: sizes.update(dict.fromkeys(tensor.shape)))
+    found = []
+    for size in filter(None, sizes):
+
+        def longer(tensor: Tensor, size: int = size) -> Tensor:
+            for dim in range(tensor.ndim):
+                if tensor.shape[dim] == size:
+                    tensor = torch.cat([tensor, tensor.narrow(dim, -1, 1)], dim)
+            return tensor
+
+        note = f" (for other inputs, of {size + 1} in place of {size})"
+        found.append(example.changed(longer, note=note))
+    return found
+
+
+def taken(model: nn.Module, examples: Iterable[Examples]) -> Iterator[Examples]:
+    """Yield those calls that a model takes."""
+    for example in examples:
+        with suppress(Exception):  # whatever a model raises that takes no such arguments
+            example.call(model)
+            yield example
+
+
+def written_by(model: nn.Module, example: Examples) -> frozenset[str]:
+    """Return the names of the parameters and buffers that a call of a model writes.
+
+    In place, or by putting another tensor there, which no graph of torch.export shows.
+    """
+
+    def tensors() -> dict[str, Tensor]:
+        return {
+            **dict(model.named_parameters(remove_duplicate=False)),
+            **dict(model.named_buffers(remove_duplicate=False)),
+        }
+
+    before = tensors()
+    versions = {name: _version(tensor) for name, tensor in before.items()}
+    found: set[str] = set()
+    hook = model.register_forward_hook(
+        lambda *_: found.update(
+            name
+            for name, tensor in tensors().items()
+            if before.get(name) is not tensor or _version(tensor) != versions[name]
+        )
+    )
+    try:
+        example.call(model)
+    finally:
+        hook.remove()
+    return frozenset(found)
+
+
+def _version(tensor: Tensor) -> int | float:
+    # Tensors of inference mode have none.
+    return float(tensor.double().sum()) if tensor.is_inference() else tensor._version
 
 
 _TOLERANCES: Final = {
@@ -342,14 +469,14 @@ def attributes_read(
     fail. The model runs once per example with each norm behind a stand-in that passes calls on.
     """
     stand_ins = {norm: _StandIn(norm).eval() for norm in norms.values()}
-    changes = Changes()
+    changes, kept = Changes(), _kept_buffers(nn.ModuleList(stand_ins))
     for parent in list(model.modules()):
         for attribute, child in list(parent._modules.items()):
             if child in stand_ins:
                 changes.set_module(parent, attribute, stand_ins[child])
     try:
         # What else fails because of the stand-ins is found when the folded model runs.
-        with suppress(Exception):
+        with kept, suppress(Exception):
             for example in examples:
                 example.call(model)
     finally:
