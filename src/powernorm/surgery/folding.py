@@ -78,7 +78,8 @@ class FoldReport(NormTable):
 
     def __str__(self) -> str:
         lines = [format_rows(self.rows), *_neutral(self.num_neutral), *map(str, self.errors)]
-        return "\n".join(lines)
+        how = "as you save any other model" if self.is_stock else "by powernorm.save"
+        return "\n".join([*lines, f"to keep it, save it {how}"])
 
     @property
     def is_stock(self) -> bool:
