@@ -6,8 +6,7 @@ What becomes of a static norm:
 |---|---|---|
 | folds | nothing | reparametrized, A_out = a A_in |
 | decoupled | a multiply-add | reparametrized, independently of each other |
-| pinned, of this library | a multiply-add | the original ones |
-| pinned, of torch | the norm | the original ones |
+| pinned | a multiply-add | the original ones |
 | untouched (pinned too) | the norm | the original ones |
 
 And of a norm of each token, whose statistic stays either way:
@@ -425,9 +424,7 @@ class _Solver:
         if index in self.with_statistic:
             self._keep(conflict)
             return
-        # torch's BatchNorm is a multiply-add already, so that there is nothing to gain.
-        free = isinstance(self.norms[index], Norm)
-        (self.decoupled if free else self.pinned).add(index)
+        self.decoupled.add(index)
 
     def _keep(self, conflict: FoldConflictError) -> None:
         """Let a norm of each token keep its bias; or all, and others with it."""
@@ -468,7 +465,7 @@ class _Summary:
                 else:
                     self._add_token_norm(folding, index, name)
                 continue
-            if index in solver.decoupled or self._is_ours_and_pinned(index):
+            if index in solver.decoupled or self._is_pinned(index):
                 folding.multiply_adds[name] = solver.affine(index, solver.uses[index][0])
         folding.replaced = tuple(
             name
@@ -514,16 +511,10 @@ class _Summary:
             folding.token_norms[name] = rms
             folding.rms[name] = solver.epsilons[index]
 
-    def _is_ours_and_pinned(self, index: int) -> bool:
-        """Return whether it is this library's norm with fixed neighbors, hence a multiply-add."""
+    def _is_pinned(self, index: int) -> bool:
+        """Return whether it is a norm with fixed neighbors, hence a multiply-add."""
         solver = self.solver
-        norm = solver.norms[index]
-        return (
-            index in solver.pinned
-            and index in solver.uses
-            and isinstance(norm, Norm)
-            and index not in solver.untouched
-        )
+        return index in solver.pinned and index in solver.uses and index not in solver.untouched
 
     def _around(self, uses: Sequence[Normed], changed: set[str]) -> tuple[str, ...]:
         """Return the changed parameters next to a norm, across operators that pass features on."""

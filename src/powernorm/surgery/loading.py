@@ -76,7 +76,7 @@ def _mismatch(expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> st
         names = [name for name in missing if not is_optional_key(name)]
         if names:
             return f"{what} {min(names)}"
-    for name in expected.keys() & given.keys():
+    for name in filter(given.__contains__, expected):
         tensor = expected[name]
         if tensor.shape != given[name].shape:
             return f"{name} is {tuple(given[name].shape)} there and {tuple(tensor.shape)} here"

@@ -34,7 +34,7 @@ from powernorm.surgery.axes import (
     takes_windows,
     window_keeps_constants,
 )
-from powernorm.surgery.operations import Operation, TensorPart, operation_of, part_of
+from powernorm.surgery.operations import WITH_WEIGHTS, Operation, TensorPart, operation_of, part_of
 from powernorm.surgery.tracing import Mark, Trace, is_of_torch, mark_of, path_of, statistic_of
 
 
@@ -334,6 +334,12 @@ class _Explorer:
         adapter = self.trace.adapter_of(node)
         if adapter:
             return adapter_reason(adapter)
+        fix = self.trace.computed.get(path_of(node))
+        if fix and operator_name(node) in WITH_WEIGHTS:
+            return (
+                f"{describe(node)} has a weight that is computed at each call (parametrized, or "
+                f"pruned): make it a parameter, torch.nn.utils.{fix}, to fold the norm"
+            )
         return next(filter(None, (_written(one, self.trace) for one in node.all_input_nodes)), "")
 
     def _relation(self, node: fx.Node, output: Place | None, read: Place | None) -> Relation | None:

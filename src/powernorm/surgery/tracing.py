@@ -22,6 +22,7 @@ from typing import Any, Final
 
 import torch
 from torch import Tensor, fx, nn
+from torch.nn.utils import parametrize, prune
 
 from powernorm.errors import InputError
 from powernorm.norms import current_padding_mask
@@ -95,6 +96,8 @@ class Trace:
     """In-place operator that would write through each such norm, once folded, to another value."""
     adapters: Collection[str] = ()
     """Names of the modules that PEFT put around others."""
+    computed: Mapping[str, str] = field(default_factory=dict)
+    """What to do about the modules whose weights are computed at each call, by name."""
     written: Mapping[fx.Node, str] = field(default_factory=dict)
     """Names of the parameters and buffers that the forward writes; they are no constants."""
 
@@ -157,7 +160,7 @@ def trace(
     for run in runs:
         neighbors = {**run.inplace_neighbors, **neighbors}
     graphs = tuple(graph for run in runs for graph in run.graphs)
-    return Trace(graphs, tensors, neighbors, adapters_in(model), changed)
+    return Trace(graphs, tensors, neighbors, adapters_in(model), _computed_in(model), changed)
 
 
 def adapters_in(model: nn.Module) -> frozenset[str]:
@@ -168,6 +171,23 @@ def adapters_in(model: nn.Module) -> frozenset[str]:
         if {"base_layer", "original_module"} & module._modules.keys()
         and any(cls.__module__.partition(".")[0] == "peft" for cls in type(module).__mro__)
     )
+
+
+def _computed_in(model: nn.Module) -> dict[str, str]:
+    """Return what makes the weights of modules plain parameters, by the modules' names."""
+    found = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        if parametrize.is_parametrized(module):
+            weight = next(iter(module.parametrizations))
+            found[name] = f"parametrize.remove_parametrizations(module, {weight!r})"
+        for hook in module._forward_pre_hooks.values():
+            kind, weight = type(hook).__name__, getattr(hook, "name", "weight")
+            if isinstance(hook, prune.BasePruningMethod):
+                found[name] = f"prune.remove(module, {hook._tensor_name!r})"
+            elif kind in ("WeightNorm", "SpectralNorm"):
+                norm = "weight_norm" if kind == "WeightNorm" else "spectral_norm"
+                found[name] = f"remove_{norm}(module, {weight!r})"
+    return found
 
 
 def _run(

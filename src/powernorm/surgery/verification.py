@@ -379,7 +379,7 @@ def differences(
         approximate: whether more than rounding is expected.
     """
     own = model_dtype(model)
-    found = []
+    found: list[Errors] = []
     for dtype in dict.fromkeys((torch.float64, torch.float32, own)):
         copy = deepcopy(model).to(dtype) if dtype != own else deepcopy(model)
         calls = [one if dtype == own else one.converted(dtype) for one in examples]
@@ -399,14 +399,29 @@ def differences(
         narrow = dtype == torch.float64 and types.narrower_than(dtype)
         tolerance = _PARTLY_NARROW if narrow else _TOLERANCES.get(dtype, 0.05)
         tolerance = max(tolerance, _APPROXIMATE) if approximate else tolerance
-        if any(bool(tensor.isfinite().any()) for tensor in before if tensor.is_floating_point()):
-            found.append(_errors(dtype, before, after, tolerance))
+        errors = _errors(dtype, before, after, tolerance)
+        floats = [tensor for tensor in before if tensor.is_floating_point()]
+        overflows = not all(bool(tensor.isfinite().all()) for tensor in floats)
+        if overflows and found and not errors.relative <= tolerance:
+            # In float64 they agree, or `found` says so.
+            if dtype == own:
+                raise InputError(_overflow(model, dtype))
+        elif any(bool(tensor.isfinite().any()) for tensor in floats):
+            found.append(errors)
     if not found:
         raise InputError(
             f"nothing was compared: the outputs of {type(model).__name__} on the example inputs "
             "are empty, or NaN and infinity alone. Give examples that are not empty and hold no NaN"
         )
     return tuple(found)
+
+
+def _overflow(model: nn.Module, dtype: torch.dtype) -> str:
+    return (
+        f"the outputs of {type(model).__name__} itself hold infinity or NaN in {dtype} on the "
+        "example inputs, and none in float64: nothing can be compared there. Fold it in float64 "
+        "(model.double()), or give examples that do not overflow"
+    )
 
 
 _MODES: Final = (torch.no_grad, torch.inference_mode)
