@@ -10,6 +10,7 @@ lies between, such as a sum that was cut off, is `damaged`.
 import errno
 import hashlib
 import io
+import json
 import os
 import re
 from collections.abc import Mapping
@@ -40,6 +41,8 @@ _ARCHIVE_END_SIZE: Final = 22
 _DIGEST_SIZE: Final = 32
 _SAFETENSORS_HEADER_LIMIT: Final = 100_000_000
 """Of safetensors itself."""
+_LENGTH_SIZE: Final = 8
+"""Of the length of a header of safetensors, in bytes."""
 _CHUNK: Final = 1 << 20
 
 
@@ -79,6 +82,7 @@ def save_sealed_tensors(
     try:
         save_file(dict(tensors), temporary, {**metadata, **SAFETENSORS_SEAL})
         with temporary.open("r+b") as file:
+            _sort_metadata(file)
             seal_safetensors(file)
         # safetensors keeps a file to its owner; others shall read it as they do its neighbors.
         mask = os.umask(0)
@@ -159,6 +163,17 @@ def seal_safetensors(file: BinaryIO) -> None:
     digest = _digest(file, _around(file, place))
     file.seek(place)
     file.write(digest.encode())
+
+
+def _sort_metadata(file: BinaryIO) -> None:
+    """Put metadata into one order; safetensors writes them in another one each time."""
+    size = int.from_bytes(file.read(_LENGTH_SIZE), "little")
+    header = json.loads(file.read(size))
+    header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
+    text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
+    if len(text) <= size:  # as long as before, but for unusual characters
+        file.seek(_LENGTH_SIZE)
+        file.write(text.ljust(size))
 
 
 def sealed_header(content: bytes) -> bytes:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
+from torch.nn.utils import parametrizations, prune
 
 import powernorm
 from powernorm.errors import InputError
@@ -295,11 +296,45 @@ def test_norm_that_is_used_twice_and_cannot_fold() -> None:
     assert folded(Net(run, n=bn(), a=linear())) == {"n": "multiply-add"}
 
 
-def test_torch_batch_norm_that_cannot_fold_stays() -> None:
+def test_torch_batch_norm_that_cannot_fold_is_a_multiply_add() -> None:
     model = nn.Sequential(nn.Tanh(), _settled_batch_norm(5), nn.Tanh())
-    norm = model[1]
-    assert folded(nn.Sequential(bn(), linear(), model)) == {"0": "fold", "2.1": "keep"}
-    assert isinstance(norm, nn.BatchNorm1d)
+    assert folded(nn.Sequential(bn(), linear(), model)) == {"0": "fold", "2.1": "multiply-add"}
+    assert model[1].feature_dim == 1
+
+
+COMPUTED: dict[str, tuple[Callable[[nn.Module], nn.Module], str]] = {
+    "weight_norm": (parametrizations.weight_norm, "remove_parametrizations(module, 'weight')"),
+    "orthogonal": (parametrizations.orthogonal, "remove_parametrizations(module, 'weight')"),
+    "older weight_norm": (nn.utils.weight_norm, "remove_weight_norm(module, 'weight')"),
+    "older spectral_norm": (nn.utils.spectral_norm, "remove_spectral_norm(module, 'weight')"),
+    "prune": (
+        lambda part: prune.random_unstructured(part, "weight", 0.5),
+        "prune.remove(module, 'weight')",
+    ),
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated")
+@pytest.mark.parametrize("name", COMPUTED)
+def test_computed_weights_are_named(name: str) -> None:
+    change, fix = COMPUTED[name]
+    model = nn.Sequential(nn.Tanh(), bn(), change(linear()))
+    (reason,) = reasons(model).values()
+    assert "linear in 2 has a weight that is computed" in reason
+    assert fix in reason
+    assert folded(model) == {"1": "multiply-add"}
+
+
+def test_an_original_that_overflows_is_told() -> None:
+    model = settle(nn.Sequential(linear(), bn())).float()
+    x = torch.randn(2, 5, C)
+    x[0] *= 1e20
+    with torch.no_grad():
+        model[0].weight.mul_(1e20)
+        model[1].weight.mul_(1e-20)
+    with pytest.raises(InputError, match=r"itself hold infinity or NaN in torch\.float32"):
+        powernorm.fold(model, x)
+    assert powernorm.fold(model.double(), x.double()).rows[0].action == "fold"
 
 
 def test_what_the_example_does_not_use_stays() -> None:

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 from collections import UserDict
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from types import UnionType
 from typing import Any
 
 import torch
@@ -22,6 +23,8 @@ class Examples:
 
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
+    note: str = ""
+    """How they differ from what was given, for reasons and errors."""
 
     def converted(self, dtype: torch.dtype) -> Examples:
         """Return the same examples with floating-point tensors of another type."""
@@ -29,14 +32,50 @@ class Examples:
         def convert(tensor: Tensor) -> Tensor:
             return tensor.to(dtype) if tensor.is_floating_point() else tensor
 
-        return Examples(mapped(self.args, convert), mapped(dict(self.kwargs), convert))
+        return self.changed(convert)
+
+    def changed(
+        self, change: Callable[[Any], Any], kinds: type | UnionType = Tensor, note: str = ""
+    ) -> Examples:
+        """Return the same nested arguments with changed tensors, or other kinds of values."""
+        args, kwargs = mapped([self.args, dict(self.kwargs)], change, kinds)
+        return Examples(args, kwargs, note or self.note)
 
     def call(self, model: nn.Module) -> object:
         """Return the model's output, without gradients; model and arguments stay unchanged."""
         # The model may change its arguments in place.
-        args, kwargs = mapped(self.args, torch.clone), mapped(dict(self.kwargs), torch.clone)
-        with preserved_state(model, ()):
+        args, kwargs = mapped([self.args, dict(self.kwargs)], torch.clone)
+        with kept_buffers(model), preserved_state(model, ()):
             return model(*args, **kwargs)
+
+    def call_twice(self, model: nn.Module, mode: Callable[[], Any]) -> list[object]:
+        """Return the outputs of two calls in a row, as users make them.
+
+        Args:
+            model: unchanged afterwards; the second call sees what the first one has written.
+            mode: `torch.no_grad` or `torch.inference_mode`; torch's fused attention is as it is
+                set.
+        """
+        fused = torch.backends.mha.get_fastpath_enabled()
+        calls = [mapped([self.args, dict(self.kwargs)], torch.clone) for _ in range(2)]
+        with kept_buffers(model), mode(), preserved_state(model, ()):
+            torch.backends.mha.set_fastpath_enabled(fused)
+            return [model(*args, **kwargs) for args, kwargs in calls]
+
+
+@contextmanager
+def kept_buffers(model: nn.Module) -> Iterator[None]:
+    """Put the same buffers back with their values; the forward may put others in their places."""
+    slots = [(module._buffers, name) for module in model.modules() for name in module._buffers]
+    kept = [(slot, name, slot[name], mapped(slot[name], torch.clone)) for slot, name in slots]
+    try:
+        yield
+    finally:
+        for slot, name, buffer, value in kept:
+            if buffer is not None and (slot[name] is not buffer or not torch.equal(buffer, value)):
+                with torch.inference_mode(buffer.is_inference()):
+                    buffer.detach().copy_(value)
+            slot[name] = buffer
 
 
 def as_call(
@@ -99,13 +138,13 @@ def _takes_one_mapping(model: nn.Module, named: Mapping[str, object]) -> bool:
     return False
 
 
-def mapped(value: Any, change: Callable[[Tensor], Tensor]) -> Any:
-    """Return the same nested containers with changed tensors."""
-    if isinstance(value, Tensor):
+def mapped(value: Any, change: Callable[[Any], Any], kinds: type | UnionType = Tensor) -> Any:
+    """Return the same nested containers with changed tensors, or other kinds of values."""
+    if isinstance(value, kinds) and not isinstance(value, bool):
         return change(value)
     if isinstance(value, tuple | list):
-        items = [mapped(item, change) for item in value]
+        items = [mapped(item, change, kinds) for item in value]
         return type(value)(*items) if hasattr(value, "_fields") else type(value)(items)
     if isinstance(value, dict):
-        return {key: mapped(item, change) for key, item in value.items()}
+        return {key: mapped(item, change, kinds) for key, item in value.items()}
     return value

@@ -176,7 +176,7 @@ def note_modules(model: nn.Module, folder: Path) -> None:
         InputError: `config.json` is damaged, or the model has a norm that cannot be built again.
     """
     record = Record.of(_unwrapped(model))
-    if not folder.is_dir() or not record.parts:
+    if not folder.is_dir() or record.is_empty:
         return
     file = folder / CONFIG_FILE
     config = read_config(folder) if file.exists() else {}
@@ -380,6 +380,7 @@ def _stock_record(path: Path, config: Mapping[str, Any], model: nn.Module, base:
     return replace(
         placed[0],
         parts=tuple(part for record in placed for part in record.parts),
+        made=tuple(name for record in placed for name in record.made),
         masks=masks,
         erased=tuple(name for record in placed for name in record.erased),
     )

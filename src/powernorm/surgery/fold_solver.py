@@ -6,8 +6,7 @@ What becomes of a static norm:
 |---|---|---|
 | folds | nothing | reparametrized, A_out = a A_in |
 | decoupled | a multiply-add | reparametrized, independently of each other |
-| pinned, of this library | a multiply-add | the original ones |
-| pinned, of torch | the norm | the original ones |
+| pinned | a multiply-add | the original ones |
 | untouched (pinned too) | the norm | the original ones |
 
 And of a norm of each token, whose statistic stays either way:
@@ -24,7 +23,7 @@ Each round of the solver takes one norm more out of those that fold, so it ends.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Final, Literal
@@ -58,6 +57,7 @@ from powernorm.surgery.relations import (
     Relations,
     Weighted,
     adapter_reason,
+    assumes_number,
     describe,
     relate,
 )
@@ -87,6 +87,7 @@ class Folding:
         token_norms: what is left behind the statistics of the norms of each token that fold.
         rms: those that become an RMSNorm, with eps.
         canceled: those whose statistic goes, as another one cancels it but for eps.
+        assumes_numbers: whether it may depend on sizes of the inputs or on other numbers.
     """
 
     replacements: tuple[Replacement, ...] = ()
@@ -97,6 +98,7 @@ class Folding:
     token_norms: dict[str, Static] = field(default_factory=dict)
     rms: dict[str, float] = field(default_factory=dict)
     canceled: frozenset[str] = frozenset()
+    assumes_numbers: bool = False
 
     def structure(self, model: nn.Module) -> Structure:
         """Return how the modules change, with every slot of the norms."""
@@ -120,6 +122,11 @@ class Folding:
                         if _feature_axis(module) != LAST:
                             dims[name] = _feature_axis(module)
         made = {r.names[0]: r.size for r in self.replacements if r.size is not None}
+        for path in [name.rpartition(".")[0] for name in made if name.endswith("in_proj_bias")]:
+            # torch's fused attention takes two biases or none.
+            out = modules[path].out_proj
+            if isinstance(out, nn.Linear) and out._parameters["bias"] is None:
+                made.setdefault(f"{path}.out_proj.bias".lstrip("."), out.out_features)
         untied = tuple(name for r in self.replacements if r.unties for name in r.names)
         return Structure(norms, features, made, untied, dims, rms)
 
@@ -131,6 +138,7 @@ def solve_fold(
     examples: Sequence[Examples],
     tied: Tied,
     read_attributes: Mapping[str, str],
+    written: Collection[str],
     token_norms: Mapping[str, TokenNorm] = MappingProxyType({}),
     centering: Centering = "keep",
     approximate: bool = False,
@@ -147,6 +155,7 @@ def solve_fold(
         examples: arguments to trace the model with; the fold holds for all of them.
         tied: see `powernorm.plan_fold`.
         read_attributes: attributes of norms that other modules read, by the norm's name.
+        written: names of the parameters and buffers that the model's forward writes.
         token_norms: norms of each token whose weight and bias fold, by name. Without static norms
             no bias is made for theirs, so that the model's own class takes the result.
         centering: see `powernorm.plan_fold`.
@@ -155,9 +164,10 @@ def solve_fold(
     names = [*statics, *token_norms]
     modules = dict(model.named_modules())
     norms = [modules[name] for name in names]
-    calls = [(example.args, example.kwargs) for example in examples]
+    calls = [(example.args, example.kwargs, example.note) for example in examples]
     with_statistic = range(len(statics), len(names))
-    traced = trace(model, {norm: i for i, norm in enumerate(norms)}, calls, with_statistic)
+    marks = {norm: i for i, norm in enumerate(norms)}
+    traced = trace(model, marks, calls, with_statistic, written)
     axes = [_feature_axis(modules[name]) for name in statics]
     axes += [norm.feature_dim for norm in token_norms.values()]
     relations = relate(traced, axes, streams=centering == "weights")
@@ -175,13 +185,19 @@ def solve_fold(
             f"another module reads its attribute {attribute!r}, which nothing folded has: let it "
             "read that elsewhere to fold the norm",
         )
+    for index, name in enumerate(names):
+        changed = [one for one in written if one.startswith(f"{name}.")]
+        if changed:
+            solver.leave_untouched(index, f"the model's forward writes {changed[0]}")
     solver.bare = {names.index(name) for name, norm in token_norms.items() if not norm.parameters}
     solver.run()
     summary = _Summary(found, names, solver)
     if approximate:
         kinds = [*("" for _ in statics), *(norm.kind for norm in token_norms.values())]
         summary.canceled = solver.canceled(traced, kinds)
-    return summary.folding()
+    folding = summary.folding()
+    folding.assumes_numbers = any(map(assumes_number, relations.all()))
+    return folding
 
 
 class _Solver:
@@ -409,9 +425,7 @@ class _Solver:
         if index in self.with_statistic:
             self._keep(conflict)
             return
-        # torch's BatchNorm is a multiply-add already, so that there is nothing to gain.
-        free = isinstance(self.norms[index], Norm)
-        (self.decoupled if free else self.pinned).add(index)
+        self.decoupled.add(index)
 
     def _keep(self, conflict: FoldConflictError) -> None:
         """Let a norm of each token keep its bias; or all, and others with it."""
@@ -452,7 +466,7 @@ class _Summary:
                 else:
                     self._add_token_norm(folding, index, name)
                 continue
-            if index in solver.decoupled or self._is_ours_and_pinned(index):
+            if index in solver.decoupled or self._is_pinned(index):
                 folding.multiply_adds[name] = solver.affine(index, solver.uses[index][0])
         folding.replaced = tuple(
             name
@@ -498,16 +512,10 @@ class _Summary:
             folding.token_norms[name] = rms
             folding.rms[name] = solver.epsilons[index]
 
-    def _is_ours_and_pinned(self, index: int) -> bool:
-        """Return whether it is this library's norm with fixed neighbors, hence a multiply-add."""
+    def _is_pinned(self, index: int) -> bool:
+        """Return whether it is a norm with fixed neighbors, hence a multiply-add."""
         solver = self.solver
-        norm = solver.norms[index]
-        return (
-            index in solver.pinned
-            and index in solver.uses
-            and isinstance(norm, Norm)
-            and index not in solver.untouched
-        )
+        return index in solver.pinned and index in solver.uses and index not in solver.untouched
 
     def _around(self, uses: Sequence[Normed], changed: set[str]) -> tuple[str, ...]:
         """Return the changed parameters next to a norm, across operators that pass features on."""

@@ -9,6 +9,7 @@ from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import chain
 from typing import Final, Literal, get_args
 
 import torch
@@ -39,7 +40,12 @@ from powernorm.surgery.verification import (
     check,
     compare,
     run_folded,
+    taken,
     with_masks,
+    with_other_defaults,
+    with_other_numbers,
+    with_other_sizes,
+    written_by,
 )
 from powernorm.surgery.weight_updates import Replacement, compute
 
@@ -71,7 +77,8 @@ class FoldReport(NormTable):
 
     def __str__(self) -> str:
         lines = [format_rows(self.rows), *_neutral(self.num_neutral), *map(str, self.errors)]
-        return "\n".join(lines)
+        how = "as you save any other model" if self.is_stock else "by powernorm.save"
+        return "\n".join([*lines, f"to keep it, save it {how}"])
 
     @property
     def is_stock(self) -> bool:
@@ -325,11 +332,13 @@ def plan_fold(
     found = find_norms(model)
     others = [norm for norm in found if keep == "statistics" and static_of(norm) is None]
     tokens, reasons = token_norms_of(others)
-    statics = _checked_statics(model, found, examples, tokens, reasons)
+    statics = _checked_statics(model, found, tokens, reasons)
+    written = _written(model, examples)
     modules = dict(model.named_modules())
     watched = [*statics, *(tokens if approximate else ())]
     read = attributes_read(model, {name: modules[name] for name in watched}, examples)
     masked = with_masks(model, examples[0])
+    examples = (*examples, *taken(model, chain.from_iterable(map(with_other_numbers, examples))))
     solved = partial(
         solve_fold,
         model,
@@ -337,6 +346,7 @@ def plan_fold(
         statics,
         tied=tied,
         read_attributes=read,
+        written=written,
         token_norms=tokens,
         centering=centering,
         approximate=approximate,
@@ -348,6 +358,10 @@ def plan_fold(
     except InputError:
         if masked is None:
             raise
+        folding = solved(examples)
+    if folding.assumes_numbers:
+        more = (*with_other_sizes(examples[0]), *with_other_defaults(model, examples[0]))
+        examples = (*examples, *taken(model, more))
         folding = solved(examples)
     known = {name: reason for name, reason in folding.reasons.items() if name in tokens}
     folding.reasons |= {**reasons, **known}
@@ -453,7 +467,6 @@ def check_options(keep: str, centering: str, tied: str | None, approximate: bool
 def _checked_statics(
     model: nn.Module,
     found: Sequence[FoundNorm],
-    examples: Sequence[Examples],
     tokens: Mapping[str, TokenNorm],
     reasons: Mapping[str, str],
 ) -> Mapping[str, Static]:
@@ -488,16 +501,22 @@ def _checked_statics(
             f"the model holds no static norm to fold (it holds {', '.join(present) or 'none'}): "
             f"{why}"
         )
+    return statics
+
+
+def _written(model: nn.Module, examples: Sequence[Examples]) -> frozenset[str]:
+    """Return the names of the parameters and buffers that the model writes on its examples."""
+    written: frozenset[str] = frozenset()
     for position, example in enumerate(examples):
         name = f"more_examples[{position - 1}]" if position else "the example inputs"
         try:
-            example.call(model)
+            written |= written_by(model, example)
         except Exception as error:
             raise InputError(
                 f"{type(model).__name__} fails on {name}: {type(error).__name__}: {error}; give "
                 "inputs that it takes"
             ) from error
-    return statics
+    return written
 
 
 _OTHER_WAYS: Final = (

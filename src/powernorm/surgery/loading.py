@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from powernorm.errors import InputError
 from powernorm.norms import Norm
 from powernorm.norms.buffers import is_optional_key
-from powernorm.surgery.changes import Changes, empty_bias, slot_of
+from powernorm.surgery.changes import Changes, slot_of
 from powernorm.surgery.marking import is_pretrained, mark
 from powernorm.surgery.storage import (
     SavedModel,
@@ -20,7 +20,7 @@ from powernorm.surgery.storage import (
     state_with_ties,
     traits_of,
 )
-from powernorm.surgery.structure import stop_tying
+from powernorm.surgery.structure import make_tensors, stop_tying
 
 REBUILD: Final = "build the model with the configuration of the one that was saved"
 
@@ -47,7 +47,7 @@ def fill_model(model: nn.Module, saved: SavedModel, source: Path, fix: str = REB
         )
     changes = saved.record.apply(model, saved.state)
     try:
-        _add_biases(model, saved.state, changes)
+        make_tensors(model, _new_biases(model, saved.state), changes)
         problem = (
             _mismatch(state_with_ties(model), saved.state)
             or _other_buffer(model, saved)
@@ -64,15 +64,14 @@ def fill_model(model: nn.Module, saved: SavedModel, source: Path, fix: str = REB
     return model.eval()
 
 
-def _add_biases(model: nn.Module, state: Mapping[str, Tensor], changes: Changes) -> None:
-    """Give layers the biases that folding has added."""
+def _new_biases(model: nn.Module, state: Mapping[str, Tensor]) -> Iterator[str]:
+    """Yield the biases that folding has added, which older files do not list."""
     modules = dict(model.named_modules(remove_duplicate=False))
-    for name in state.keys() - model.state_dict().keys():
+    for name in sorted(state.keys() - model.state_dict().keys()):
         path, _, attribute = name.rpartition(".")
         slots = modules[path]._parameters if path in modules else {}
         if slots.get(attribute, model) is None:
-            weight = next(modules[path].parameters(recurse=False))
-            changes.set_tensor(modules[path], attribute, empty_bias(len(state[name]), weight))
+            yield name
 
 
 def _mismatch(expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> str:
@@ -83,7 +82,7 @@ def _mismatch(expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> st
         names = [name for name in missing if not is_optional_key(name)]
         if names:
             return f"{what} {min(names)}"
-    for name in expected.keys() & given.keys():
+    for name in filter(given.__contains__, expected):
         tensor = expected[name]
         if tensor.shape != given[name].shape:
             return f"{name} is {tuple(given[name].shape)} there and {tuple(tensor.shape)} here"

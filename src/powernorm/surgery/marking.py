@@ -95,7 +95,7 @@ class Mark:
 
 def _is_changed(model: nn.Module) -> bool:
     try:
-        return bool(Record.of(model).parts)
+        return not Record.of(model).is_empty
     except InputError:
         return True  # it has a norm without a name
 

@@ -59,6 +59,8 @@ class Operation:
 
 _SPATIAL = {"conv1d": 1, "conv2d": 2, "conv3d": 3}
 _WEIGHT_AT = {"linear": 1, "mm": 1, "matmul": 1, "addmm": 2}
+WITH_WEIGHTS = frozenset({*_SPATIAL, *_WEIGHT_AT, "embedding"})
+"""Operators that modules of torch call with their weights."""
 _PRODUCTS = ("mm", "matmul")
 _OF_EXPERTS = ("bmm", "_grouped_mm", "transformers.grouped_mm_fallback.default")
 """Products of each token with the matrix of its expert."""

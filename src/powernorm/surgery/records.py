@@ -26,7 +26,7 @@ from powernorm.surgery.changes import Changes, slot_of
 from powernorm.surgery.erasing import erase_padding, erased_names
 from powernorm.surgery.gates import GatedNorm
 from powernorm.surgery.inserted_norms import has_one_behind, maps_with_one_behind, put_behind
-from powernorm.surgery.structure import FeatureAffine, FoldedNorm
+from powernorm.surgery.structure import FeatureAffine, FoldedNorm, made_in, make_tensors
 from powernorm.version import __version__
 
 FORMAT: Final = 1
@@ -110,6 +110,7 @@ class Record:
         attention: implementation of attention that a Hugging Face model is set to.
         version: of this library.
         inserted: names of the linear maps that have a norm, or what is left of one, behind them.
+        made: names of the biases and untied tensors that folding has made.
     """
 
     root: str
@@ -119,6 +120,12 @@ class Record:
     attention: Any = None
     version: str = __version__
     inserted: tuple[str, ...] = ()
+    made: tuple[str, ...] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether the model is as its class builds it."""
+        return not (self.parts or self.made)
 
     @classmethod
     def of(cls, model: nn.Module) -> Record:
@@ -134,6 +141,7 @@ class Record:
             erased_names(model),
             _attention_of(getattr(model, "config", None)),
             inserted=maps_with_one_behind(model),
+            made=made_in(model),
         )
 
     def to_dict(self) -> dict[str, Any]:
@@ -154,6 +162,7 @@ class Record:
             "erased": list(self.erased),
             "attention": self.attention,
             **({"inserted": list(self.inserted)} if self.inserted else {}),
+            **({"made": list(self.made)} if self.made else {}),
         }
 
     @classmethod
@@ -181,7 +190,8 @@ class Record:
         root, version = values.get("root"), values.get("version")
         if not isinstance(root, str) or not isinstance(version, str):
             raise ValueError("the class of the model or the version is no string")
-        return cls(root, parts, masks, erased, values.get("attention"), version, inserted)
+        made = tuple(_listed(values.get("made", []), str))
+        return cls(root, parts, masks, erased, values.get("attention"), version, inserted, made)
 
     def names(self) -> Iterator[str]:
         """Yield the names of all modules."""
@@ -210,7 +220,8 @@ class Record:
         }
         erased = tuple(f"{prefix}.{name}" for name in self.erased)
         inserted = tuple(f"{prefix}.{name}" for name in self.inserted)
-        return replace(self, parts=parts, masks=masks, erased=erased, inserted=inserted)
+        made = tuple(f"{prefix}.{name}" for name in self.made)
+        return replace(self, parts=parts, masks=masks, erased=erased, inserted=inserted, made=made)
 
     def inside(self, prefix: str) -> Record:
         """Return the record of a part of the model.
@@ -233,6 +244,7 @@ class Record:
             masks=masks,
             erased=_inside(self.erased, prefix),
             inserted=_inside(self.inserted, prefix),
+            made=_inside(self.made, prefix),
         )
 
     def apply(self, model: nn.Module, state: Mapping[str, Tensor]) -> Changes:
@@ -251,6 +263,7 @@ class Record:
             self._check(model)
             placed = list(self._place(model, state, changes))
             changes.leave_fast_path(model, placed)
+            make_tensors(model, self._to_make(model), changes)
             changes.on_undo(retire_owners(model))
             self._attach(model, changes)
         except BaseException:
@@ -269,6 +282,20 @@ class Record:
                 )
             if not has_one_behind(modules[name]):
                 put_behind(modules[name], FoldedNorm(), changes)
+
+    def _to_make(self, model: nn.Module) -> Iterator[str]:
+        """Yield the tensors that folding has made and the model does not have yet."""
+        present = set(made_in(model))
+        modules = dict(model.named_modules(remove_duplicate=False))
+        for name in self.made:
+            path, _, attribute = name.rpartition(".")
+            if path not in modules or attribute not in modules[path]._parameters:
+                raise InputError(
+                    f"{type(model).__name__} has no place for {name!r}, which folding had made in "
+                    f"the saved model: {_FIX}"
+                )
+            if name not in present:
+                yield name
 
     def _attach(self, model: nn.Module, changes: Changes) -> None:
         """Pass the masks on."""

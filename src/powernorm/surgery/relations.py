@@ -34,8 +34,8 @@ from powernorm.surgery.axes import (
     takes_windows,
     window_keeps_constants,
 )
-from powernorm.surgery.operations import Operation, TensorPart, operation_of, part_of
-from powernorm.surgery.tracing import Mark, Trace, mark_of, path_of, statistic_of
+from powernorm.surgery.operations import WITH_WEIGHTS, Operation, TensorPart, operation_of, part_of
+from powernorm.surgery.tracing import Mark, Trace, is_of_torch, mark_of, path_of, statistic_of
 
 
 @dataclass(frozen=True)
@@ -136,12 +136,29 @@ class Relations:
         return (relation for relation in self.all() if isinstance(relation, Normed))
 
 
+def assumes_number(relation: Relation) -> bool:
+    """Return whether a number was taken for neutral that may be another one in other calls.
+
+    That is 0 that is added or filled in, and no padding. It may come of sizes or of arguments.
+    Modules of torch have theirs as attributes.
+    """
+    weights = relation.operation if isinstance(relation, Weighted) else None
+    node = relation.output.node if weights is None else weights.node
+    if is_of_torch(node):
+        return False
+    if weights is not None:
+        return weights.kind == "convolution" and not weights.padded
+    if operator_name(node) in ("add", "sub"):
+        return isinstance(relation, Same) or "alpha" in node.kwargs
+    return operator_name(node) == "masked_fill" or takes_windows(node)
+
+
 def describe(node: fx.Node) -> str:
     """Return an operator and the module that calls it, for the user."""
-    path = path_of(node)
+    path, note = path_of(node), str(node.meta.get("note", ""))
     if statistic_of(node) is not None:
-        return f"the statistic of {path}"
-    return operator_name(node) + (f" in {path}" if path else "")
+        return f"the statistic of {path}{note}"
+    return operator_name(node) + (f" in {path}" if path else "") + note
 
 
 def relate(trace: Trace, feature_axes: Sequence[int], *, streams: bool = False) -> Relations:
@@ -186,6 +203,11 @@ def _twins(trace: Trace) -> dict[Place, Place]:
             if known.node.graph is not graph:
                 twins[place] = known
     return twins
+
+
+def _written(node: fx.Node, trace: Trace) -> str:
+    name = trace.written.get(node)
+    return f"the model's forward writes {name}" if name else ""
 
 
 _GIVEN = "it is an input or a constant of the model"
@@ -268,7 +290,7 @@ class _Explorer:
             return
         relation = self._relation(node, place, None)
         if relation is None:
-            self._fix(place, self._adapter(node) or f"it comes out of {describe(node)}")
+            self._fix(place, self._why(node) or f"it comes out of {describe(node)}")
         else:
             self._add(relation)
 
@@ -276,8 +298,9 @@ class _Explorer:
         part = part_of(place.node, self.trace)
         whole = part is not None and place.axis == len(shape_of(place.node)) - 1
         if part is None or not whole:
+            given = _written(place.node, self.trace) or _GIVEN
             self._fix(
-                place, _GIVEN if part is None else "its last dimension is not that of the features"
+                place, given if part is None else "its last dimension is not that of the features"
             )
             return
         self._add(self._weights(Operation(place.node, "value", "", None, place, part)))
@@ -295,7 +318,7 @@ class _Explorer:
         relation = self._relation(user, None, place)
         if relation is None or place not in relation.inputs:
             reason = f"{describe(user)} needs the original values"
-            self._fix(place, self._adapter(user) or reason)
+            self._fix(place, self._why(user) or reason)
         else:
             self._add(relation)
 
@@ -306,10 +329,18 @@ class _Explorer:
             return None
         return Place(operand_of(node), self.feature_axes[index] % len(shape_of(node)))
 
-    def _adapter(self, node: fx.Node) -> str:
-        """Return the reason why an operator of an adapter is left alone, "" for all others."""
+    def _why(self, node: fx.Node) -> str:
+        """Return why an operator with weights is left alone, "" for all others."""
         adapter = self.trace.adapter_of(node)
-        return adapter and adapter_reason(adapter)
+        if adapter:
+            return adapter_reason(adapter)
+        fix = self.trace.computed.get(path_of(node))
+        if fix and operator_name(node) in WITH_WEIGHTS:
+            return (
+                f"{describe(node)} has a weight that is computed at each call (parametrized, or "
+                f"pruned): make it a parameter, torch.nn.utils.{fix}, to fold the norm"
+            )
+        return next(filter(None, (_written(one, self.trace) for one in node.all_input_nodes)), "")
 
     def _relation(self, node: fx.Node, output: Place | None, read: Place | None) -> Relation | None:
         """Return the relation of an operator, reached at its output or at an operand, or None."""

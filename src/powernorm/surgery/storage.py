@@ -236,7 +236,7 @@ def separate_tensors(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], di
 
 def _record_of(model: nn.Module) -> Record:
     record = Record.of(model)
-    if not record.parts:
+    if record.is_empty:
         raise InputError(
             f"{type(model).__name__} holds no norm of powernorm and none that was folded: save it "
             "as you save any other model"

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Final, Literal
 
 import torch
 from torch import Tensor, nn
@@ -129,7 +129,7 @@ def build_structure(model: nn.Module, structure: Structure) -> Changes:
         The changes, which can be undone.
     """
     changes = Changes()
-    changes.leave_fast_path(model, [model.get_submodule(name) for name in structure.norms])
+    changes.leave_fast_path(model, map(model.get_submodule, structure.norms))
     made: dict[int, nn.Module] = {}
     for name, rest in structure.norms.items():
         parent, attribute = slot_of(model, name)
@@ -139,17 +139,43 @@ def build_structure(model: nn.Module, structure: Structure) -> Changes:
         changes.set_module(parent, attribute, made[id(norm)])
     # The hooks that passed masks to the norms have no receiver any more.
     changes.on_undo(retire_owners(model))
-    for name, size in structure.biases.items():
-        module, attribute = slot_of(model, name)
-        weight = next(module.parameters(recurse=False))
-        changes.set_tensor(module, attribute, empty_bias(size, weight))
-    for name in structure.untied:
-        module, attribute = slot_of(model, name)
-        old = getattr(module, attribute)
-        changes.set_tensor(module, attribute, parameter_like(old.detach().clone(), old))
-    if structure.untied:
-        stop_tying(model, changes)
+    make_tensors(model, (*structure.biases, *structure.untied), changes)
     return changes
+
+
+_MADE: Final = "_powernorm_made"
+"""Attribute of a module with the names of its tensors that a fold has made."""
+
+
+def made_in(model: nn.Module) -> tuple[str, ...]:
+    """Return the names of the biases and untied tensors that folds have made in a model."""
+    return tuple(
+        f"{path}.{name}" if path else name
+        for path, module in model.named_modules(remove_duplicate=False)
+        for name in module.__dict__.get(_MADE, ())
+    )
+
+
+def make_tensors(model: nn.Module, names: Iterable[str], changes: Changes) -> None:
+    """Give a model biases of zeros where it has none, and tensors of their own to tied ones.
+
+    They are noted in their modules, as no class tells of them.
+    """
+    untied = False
+    for name in names:
+        module, attribute = slot_of(model, name)
+        old = module._parameters[attribute]
+        if old is None:
+            weight = next(module.parameters(recurse=False))
+            changes.set_tensor(module, attribute, empty_bias(len(weight), weight))
+            changes.leave_fast_path(model, [module])
+        else:
+            untied = True
+            changes.set_tensor(module, attribute, parameter_like(old.detach().clone(), old))
+        known = module.__dict__.get(_MADE, ())
+        changes.set_entry(module, _MADE, tuple(sorted({*known, attribute})))
+    if untied:
+        stop_tying(model, changes)
 
 
 def stop_tying(model: nn.Module, changes: Changes) -> None:

@@ -16,12 +16,13 @@ import sys
 import warnings
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import chain, takewhile
 from typing import Any, Final
 
 import torch
 from torch import Tensor, fx, nn
+from torch.nn.utils import parametrize, prune
 
 from powernorm.errors import InputError
 from powernorm.norms import current_padding_mask
@@ -95,6 +96,10 @@ class Trace:
     """In-place operator that would write through each such norm, once folded, to another value."""
     adapters: Collection[str] = ()
     """Names of the modules that PEFT put around others."""
+    computed: Mapping[str, str] = field(default_factory=dict)
+    """What to do about the modules whose weights are computed at each call, by name."""
+    written: Mapping[fx.Node, str] = field(default_factory=dict)
+    """Names of the parameters and buffers that the forward writes; they are no constants."""
 
     def nodes(self) -> Iterator[fx.Node]:
         """Yield the nodes of all graphs, in order."""
@@ -119,31 +124,43 @@ def path_of(node: fx.Node) -> str:
     return _strip(stack[-1][0]) if stack else ""
 
 
+def is_of_torch(node: fx.Node) -> bool:
+    """Return whether a node was called in a module of torch itself, which holds its numbers."""
+    stack = list((node.meta.get("nn_module_stack") or {}).values())
+    return bool(stack) and str(stack[-1][1]).startswith("torch.nn.modules.")
+
+
 def trace(
     model: nn.Module,
     norms: Mapping[nn.Module, int],
-    calls: Sequence[tuple[tuple[Any, ...], Mapping[str, Any]]],
+    calls: Sequence[tuple[tuple[Any, ...], Mapping[str, Any], str]],
     with_statistic: Collection[int] = (),
+    written: Collection[str] = (),
 ) -> Trace:
     """Run a model in evaluation and record its operators.
 
     Args:
         model: in evaluation mode; it is unchanged afterwards.
         norms: the norms to be marked, with their index in the mark.
-        calls: positional and keyword arguments of each run.
+        calls: positional and keyword arguments of each run, and how it differs from the examples.
         with_statistic: indices of the norms whose mark stands behind their statistic.
+        written: names of the parameters and buffers that the forward writes.
 
     Raises:
         InputError: torch.export cannot trace the model.
     """
     marks = {norm: _Mark(i, i in with_statistic) for norm, i in norms.items()}
-    runs = [_run(model, marks, args, kwargs) for args, kwargs in calls]
-    tensors = {node: name for run in runs for node, name in run.tensors.items()}
+    runs = [_run(model, marks, *call) for call in calls]
+    named = [item for run in runs for item in run.tensors.items()]
+    tensors, changed = (
+        {node: name for node, name in named if (name in written) == is_written}
+        for is_written in (False, True)
+    )
     neighbors: dict[int, str] = {}
     for run in runs:
         neighbors = {**run.inplace_neighbors, **neighbors}
     graphs = tuple(graph for run in runs for graph in run.graphs)
-    return Trace(graphs, tensors, neighbors, adapters_in(model))
+    return Trace(graphs, tensors, neighbors, adapters_in(model), _computed_in(model), changed)
 
 
 def adapters_in(model: nn.Module) -> frozenset[str]:
@@ -156,11 +173,29 @@ def adapters_in(model: nn.Module) -> frozenset[str]:
     )
 
 
+def _computed_in(model: nn.Module) -> dict[str, str]:
+    """Return what makes the weights of modules plain parameters, by the modules' names."""
+    found = {}
+    for name, module in model.named_modules(remove_duplicate=False):
+        if parametrize.is_parametrized(module):
+            weight = next(iter(module.parametrizations))
+            found[name] = f"parametrize.remove_parametrizations(module, {weight!r})"
+        for hook in module._forward_pre_hooks.values():
+            kind, weight = type(hook).__name__, getattr(hook, "name", "weight")
+            if isinstance(hook, prune.BasePruningMethod):
+                found[name] = f"prune.remove(module, {hook._tensor_name!r})"
+            elif kind in ("WeightNorm", "SpectralNorm"):
+                norm = "weight_norm" if kind == "WeightNorm" else "spectral_norm"
+                found[name] = f"remove_{norm}(module, {weight!r})"
+    return found
+
+
 def _run(
     model: nn.Module,
     marks: Mapping[nn.Module, _Mark],
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
+    note: str,
 ) -> Trace:
     recorder = _Recorder(model)
     with _marked(marks), torch.no_grad(), quiet_export():
@@ -174,8 +209,8 @@ def _run(
         except Exception as error:
             raise InputError(
                 f"{type(model).__name__} cannot be planned: torch.export cannot trace it on the "
-                f"example inputs: {reason_of(error)}; fold the parts that it can trace, each on "
-                "inputs of its own (powernorm.fold(model.encoder, …))"
+                f"example inputs{note}: {reason_of(error)}; fold the parts that it can trace, each "
+                "on inputs of its own (powernorm.fold(model.encoder, …))"
             ) from error
         finally:
             torch.backends.mha.set_fastpath_enabled(fused)
@@ -186,6 +221,8 @@ def _run(
         if target not in signature.non_persistent_buffers
     }
     named = {**signature.inputs_to_parameters, **persistent}
+    for node in program.graph.nodes:
+        node.meta["note"] = note  # where an operator is described
     tensors = {
         node: _strip(named[node.name])
         for node in program.graph.nodes

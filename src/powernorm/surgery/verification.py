@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -12,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from powernorm.errors import InputError
-from powernorm.inspection.examples import Examples, mapped
+from powernorm.inspection.examples import Examples, kept_buffers, mapped
 from powernorm.inspection.mask_arguments import parameters_of
 from powernorm.surgery.changes import Changes
 from powernorm.surgery.tracing import tensors_in
@@ -57,6 +59,115 @@ _MASKS: Final = {
 
 def _two_rows(tensor: Tensor) -> Tensor:
     return tensor.repeat(2, *(1,) * (tensor.ndim - 1)) if tensor.shape[:1] == (1,) else tensor
+
+
+def with_other_numbers(example: Examples) -> list[Examples]:
+    """Return a call with other numbers in its arguments.
+
+    In the graph of torch.export a number of the arguments is a constant, and 0 may be neutral
+    there. What holds for other numbers, too, does not depend on it. All numbers change at once,
+    and each alone where there are few. True and False choose a branch and stay.
+    """
+    numbers: list[int | float] = []
+    example.changed(numbers.append, int | float)
+    few = len(numbers) if 1 < len(numbers) <= _FEW else 0
+    found = []
+    for which in (range(len(numbers)), *([i] for i in range(few))):
+        for sign in (1, -1) if numbers else ():
+            new = [
+                n + sign * ((1 + i) if isinstance(n, int) else 1.25 + 0.5 * i) if i in which else n
+                for i, n in enumerate(numbers)
+            ]
+
+            def drawn(_: object, left: Iterator[Any] = iter(new)) -> Any:  # noqa: B008
+                return next(left)
+
+            pairs = ", ".join(f"{new[i]} in place of {numbers[i]}" for i in which[:3])
+            note = f" (for other arguments, {pairs})"
+            found.append(example.changed(drawn, int | float, note))
+    return found
+
+
+_FEW: Final = 4
+"""Most numbers that are also changed one by one."""
+
+
+def with_other_defaults(model: nn.Module, example: Examples) -> list[Examples]:
+    """Return a call with other numbers for arguments that it leaves out."""
+    left = list(inspect.signature(model.forward).parameters.values())[len(example.args) :]
+    numbers = {
+        one.name: one.default
+        for one in left
+        if type(one.default) in (int, float) and one.name not in example.kwargs
+    }
+    added = Examples((), numbers)
+    return [
+        replace(example, kwargs={**example.kwargs, **other.kwargs}, note=other.note)
+        for other in with_other_numbers(added)
+    ]
+
+
+def with_other_sizes(example: Examples) -> list[Examples]:
+    """Return a call with tensors that are longer by one.
+
+    All dimensions of one size grow together.
+    """
+    sizes: dict[int, None] = {}
+    example.changed(lambda tensor: sizes.update(dict.fromkeys(tensor.shape)))
+    found = []
+    for size in filter(None, sizes):
+
+        def longer(tensor: Tensor, size: int = size) -> Tensor:
+            for dim in range(tensor.ndim):
+                if tensor.shape[dim] == size:
+                    tensor = torch.cat([tensor, tensor.narrow(dim, -1, 1)], dim)
+            return tensor
+
+        note = f" (for other inputs, of {size + 1} in place of {size})"
+        found.append(example.changed(longer, note=note))
+    return found
+
+
+def taken(model: nn.Module, examples: Iterable[Examples]) -> Iterator[Examples]:
+    """Yield those calls that a model takes."""
+    for example in examples:
+        with suppress(Exception):  # whatever a model raises that takes no such arguments
+            example.call(model)
+            yield example
+
+
+def written_by(model: nn.Module, example: Examples) -> frozenset[str]:
+    """Return the names of the parameters and buffers that a call of a model writes.
+
+    In place, or by putting another tensor there, which no graph of torch.export shows.
+    """
+
+    def tensors() -> dict[str, Tensor]:
+        return {
+            **dict(model.named_parameters(remove_duplicate=False)),
+            **dict(model.named_buffers(remove_duplicate=False)),
+        }
+
+    before = tensors()
+    versions = {name: _version(tensor) for name, tensor in before.items()}
+    found: set[str] = set()
+    hook = model.register_forward_hook(
+        lambda *_: found.update(
+            name
+            for name, tensor in tensors().items()
+            if before.get(name) is not tensor or _version(tensor) != versions[name]
+        )
+    )
+    try:
+        example.call(model)
+    finally:
+        hook.remove()
+    return frozenset(found)
+
+
+def _version(tensor: Tensor) -> int | float:
+    # Tensors of inference mode have none.
+    return float(tensor.double().sum()) if tensor.is_inference() else tensor._version
 
 
 _TOLERANCES: Final = {
@@ -105,7 +216,9 @@ def compare(
 ) -> tuple[Errors, ...]:
     """Run copies of a model before and after a change, in float64, float32 and its own type.
 
-    A type that the original does not run in is left out, except its own.
+    A type that the original does not run in is left out, except its own. In its own type they also
+    run as they will be called, each example twice: under `torch.no_grad()` and
+    `torch.inference_mode()`, with torch's fused attention as it is set.
 
     Args:
         model: before the change.
@@ -142,7 +255,7 @@ def differences(
         approximate: whether more than rounding is expected.
     """
     own = model_dtype(model)
-    found = []
+    found: list[Errors] = []
     for dtype in dict.fromkeys((torch.float64, torch.float32, own)):
         copy = deepcopy(model).to(dtype) if dtype != own else deepcopy(model)
         calls = [one if dtype == own else one.converted(dtype) for one in examples]
@@ -153,12 +266,24 @@ def differences(
             if dtype == own:
                 raise
             continue
-        after = [tensor for result in run_folded(other(copy), calls) for tensor in _outputs(result)]
+        modes = [mode for mode in _MODES if dtype == own and _runs_twice(copy, calls, mode, before)]
+        folded = other(copy)
+        results = run_folded(folded, calls)
+        for mode in modes:
+            results += run_folded(folded, calls, mode)
+        after = [tensor for result in results for tensor in _outputs(result)]
         narrow = dtype == torch.float64 and types.narrower_than(dtype)
         tolerance = _PARTLY_NARROW if narrow else _TOLERANCES.get(dtype, 0.05)
         tolerance = max(tolerance, _APPROXIMATE) if approximate else tolerance
-        if any(bool(tensor.isfinite().any()) for tensor in before if tensor.is_floating_point()):
-            found.append(_errors(dtype, before, after, tolerance))
+        errors = _errors(dtype, before, after, tolerance)
+        floats = [tensor for tensor in before if tensor.is_floating_point()]
+        overflows = not all(bool(tensor.isfinite().all()) for tensor in floats)
+        if overflows and found and not errors.relative <= tolerance:
+            # In float64 they agree, or `found` says so.
+            if dtype == own:
+                raise InputError(_overflow(model, dtype))
+        elif any(bool(tensor.isfinite().any()) for tensor in floats):
+            found.append(errors)
     if not found:
         raise InputError(
             f"nothing was compared: the outputs of {type(model).__name__} on the example inputs "
@@ -167,17 +292,52 @@ def differences(
     return tuple(found)
 
 
-def run_folded(model: nn.Module, examples: Sequence[Examples]) -> list[object]:
+def _overflow(model: nn.Module, dtype: torch.dtype) -> str:
+    return (
+        f"the outputs of {type(model).__name__} itself hold infinity or NaN in {dtype} on the "
+        "example inputs, and none in float64: nothing can be compared there. Fold it in float64 "
+        "(model.double()), or give examples that do not overflow"
+    )
+
+
+_MODES: Final = (torch.no_grad, torch.inference_mode)
+"""How a folded model will be called."""
+
+
+def _runs_twice(
+    model: nn.Module, calls: Sequence[Examples], mode: Callable[[], Any], found: list[Tensor]
+) -> bool:
+    """Append the outputs of two calls each in a mode; return whether the model runs in it."""
+    model = deepcopy(model)  # it may keep tensors of inference mode
+    try:
+        results = [result for call in calls for result in call.call_twice(model, mode)]
+    except Exception:  # whatever a model raises that does not run so
+        return False
+    found += [tensor for result in results for tensor in _outputs(result)]
+    return True
+
+
+def run_folded(
+    model: nn.Module, examples: Sequence[Examples], mode: Callable[[], Any] | None = None
+) -> list[object]:
     """Return the outputs of a folded model on each example.
+
+    Args:
+        model: folded.
+        examples: calls.
+        mode: that of `Examples.call_twice`, which gives two outputs of each.
 
     Raises:
         InputError: it fails.
     """
     try:
-        return [example.call(model) for example in examples]
+        if mode is None:
+            return [example.call(model) for example in examples]
+        return [result for example in examples for result in example.call_twice(model, mode)]
     except Exception as error:
+        where = f" under torch.{mode.__name__}()" if mode else ""
         raise InputError(
-            f"the folded {type(model).__name__} fails on the example inputs "
+            f"the folded {type(model).__name__} fails on the example inputs{where} "
             f"({type(error).__name__}: {error}): nothing was changed. {_where(model, error)}"
         ) from error
 
@@ -200,14 +360,14 @@ def attributes_read(
     fail. The model runs once per example with each norm behind a stand-in that passes calls on.
     """
     stand_ins = {norm: _StandIn(norm).eval() for norm in norms.values()}
-    changes = Changes()
+    changes, kept = Changes(), kept_buffers(nn.ModuleList(stand_ins))
     for parent in list(model.modules()):
         for attribute, child in list(parent._modules.items()):
             if child in stand_ins:
                 changes.set_module(parent, attribute, stand_ins[child])
     try:
         # What else fails because of the stand-ins is found when the folded model runs.
-        with suppress(Exception):
+        with kept, suppress(Exception):
             for example in examples:
                 example.call(model)
     finally:
