@@ -352,6 +352,8 @@ def test_labels_are_no_mask(verb: Callable[..., Any], name: str) -> None:
     with pytest.raises(InputError, match=rf"would become {name} of FlatOf.* give forward="):
         verb(model, [(x, labels) for x in xs])
     verb(model, [(x, labels) for x in xs], forward=lambda model, batch: model(batch[0]))
+    if name == "lengths":
+        verb(model, [(x, torch.tensor([2, 3, 1, LENGTH - 1])) for x in xs])
     masks = (
         (LENGTHS, torch.full((BATCH,), LENGTH)) if name == "lengths" else (PADDING, ~PADDING[:1])
     )

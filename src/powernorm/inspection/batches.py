@@ -53,13 +53,24 @@ def _check_pair(model: nn.Module, batch: Sequence[Any]) -> None:
         whole = 1 if value.ndim > 1 or value.is_floating_point() or data is None else data.shape[1]
         if value.is_meta or bool((value == whole).all()):
             continue  # no padding
-        if not is_like_a_mask(name, value, data):
+        if not (_are_lengths(value, data) or is_like_a_mask(name, value, data)):
             raise InputError(
                 f"batch[{names.index(name)}] of shape {tuple(value.shape)} would become {name} of "
                 f"{type(model).__name__}, and its values do not look as if they said what is "
                 "padding. If they are labels, give forward=lambda model, batch: model(batch[0]); "
                 f"if they do say it, give batches as dicts, {{..., {name!r}: ...}}"
             )
+
+
+def _are_lengths(value: Tensor, data: Tensor | None) -> bool:
+    """Return whether these can be lengths: of at least 1, and nowhere is half of a batch padding.
+
+    Labels mostly begin at 0.
+    """
+    if data is None or value.shape != data.shape[:1] or value.is_floating_point():
+        return False
+    length = data.shape[1]
+    return bool(value.min() > 0) and length / 2 < int(value.max()) <= length
 
 
 def check_batches(batches: object) -> None:
