@@ -40,9 +40,9 @@ _ARCHIVE_END_SIZE: Final = 22
 """Of the record that ends an archive; its last two bytes are the size of the comment after it."""
 _DIGEST_SIZE: Final = 32
 _SAFETENSORS_HEADER_LIMIT: Final = 100_000_000
-"""Of safetensors itself."""
+"""Limit of safetensors itself."""
 _LENGTH_SIZE: Final = 8
-"""Of the length of a header of safetensors, in bytes."""
+"""Bytes of the length of a header of safetensors."""
 _CHUNK: Final = 1 << 20
 
 

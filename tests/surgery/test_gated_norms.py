@@ -1,4 +1,4 @@
-"""Of norms with a gate the norm inside is swapped, and the gate stays."""
+"""Norms with a gate: the norm inside is swapped, and the gate stays."""
 
 from __future__ import annotations
 

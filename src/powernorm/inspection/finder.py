@@ -100,14 +100,14 @@ class FoundNorm:
     function: str = ""
     """Name of the function of `torch.nn.functional` that the forward of `module` calls, or ""."""
     gated: tuple[Reading | None, Gate] | None = None
-    """What the norm inside a norm with a gate computes, None if it stays, and the gate; then there
-    is no reading."""
+    """Reading of the norm inside a norm with a gate, None if it stays, and the gate. Then the whole
+    has no reading."""
     call: FunctionCall | None = None
     """A call that running the model has shown."""
 
     @property
     def to_swap(self) -> Reading | None:
-        """What the norm that a swap replaces computes: without a gate, or the one beside it."""
+        """Reading of the norm that a swap replaces: the norm itself, or the one beside a gate."""
         return self.reading if self.gated is None else self.gated[0]
 
     @property

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -11,6 +11,20 @@ from torch import Tensor, nn
 from powernorm.errors import InputError
 
 _MISSING: Any = object()
+
+HOOKS: Final = (
+    "_forward_hooks",
+    "_forward_pre_hooks",
+    "_backward_hooks",
+    "_backward_pre_hooks",
+)
+"""Tables of hooks that a successor shares with the old norm."""
+_ALL_HOOKS: Final = (
+    *HOOKS,
+    "_forward_hooks_with_kwargs",
+    "_forward_hooks_always_called",
+    "_forward_pre_hooks_with_kwargs",
+)
 
 
 class Changes:
@@ -117,3 +131,22 @@ def empty_bias(size: int, like: Tensor) -> nn.Parameter:
     """Return a bias of zeros that fits a weight."""
     zeros = torch.zeros(size, device=like.device, dtype=like.dtype)
     return nn.Parameter(zeros, like.requires_grad)
+
+
+def share_hooks(old: nn.Module, new: nn.Module) -> None:
+    """Let two modules share their tables of hooks, so that handles remove hooks from both."""
+    for name in (*_ALL_HOOKS, "_is_full_backward_hook"):
+        new.__dict__[name] = old.__dict__[name]
+
+
+def hook_ids(module: nn.Module) -> dict[str, frozenset[int]]:
+    """Return the numbers of a module's hooks, for `drop_later_hooks`."""
+    return {name: frozenset(module.__dict__[name]) for name in _ALL_HOOKS}
+
+
+def drop_later_hooks(module: nn.Module, before: Mapping[str, frozenset[int]]) -> None:
+    """Remove the hooks that came later than `hook_ids`."""
+    for name, ids in before.items():
+        hooks = module.__dict__[name]
+        for key in [key for key in hooks if key not in ids]:
+            del hooks[key]

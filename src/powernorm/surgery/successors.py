@@ -24,16 +24,10 @@ from powernorm.norms import (
 )
 from powernorm.norms.adapted import AdaptedNorm
 from powernorm.norms.feature_dims import LAST
+from powernorm.surgery.changes import HOOKS
 
 _STATISTICS: Final = ("running_mean", "running_var", "running_second_moment")
 _COUNTERS: Final = ("num_batches_tracked", "num_nonfinite_batches")
-HOOKS: Final = (
-    "_forward_hooks",
-    "_forward_pre_hooks",
-    "_backward_hooks",
-    "_backward_pre_hooks",
-)
-"""Tables of hooks that a successor shares with the old norm."""
 _STATE_HOOKS: Final = (
     "_state_dict_hooks",
     "_state_dict_pre_hooks",

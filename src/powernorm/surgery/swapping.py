@@ -28,7 +28,7 @@ from powernorm.inspection.selection import (
 )
 from powernorm.norms import Norm, build_norm, check_norm_options
 from powernorm.norms.arguments import check_model
-from powernorm.surgery.changes import Changes
+from powernorm.surgery.changes import Changes, drop_later_hooks, hook_ids, share_hooks
 from powernorm.surgery.erasing import erase_padding
 from powernorm.surgery.gates import GatedNorm
 from powernorm.surgery.marking import mark
@@ -40,7 +40,6 @@ from powernorm.surgery.optimizers import (
 )
 from powernorm.surgery.planned_norms import PlannedNorms
 from powernorm.surgery.successors import (
-    HOOKS,
     a_tensor,
     follow,
     kind_of,
@@ -52,13 +51,6 @@ from powernorm.surgery.successors import (
 
 _WRAPPERS: Final = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
 """torch's wrappers that record parameters when they are built; the last is `fully_shard`'s."""
-
-_HOOKS: Final = (
-    *HOOKS,
-    "_forward_hooks_with_kwargs",
-    "_forward_hooks_always_called",
-    "_forward_pre_hooks_with_kwargs",
-)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -180,9 +172,9 @@ class Swap:
         self._changes = Changes()
         self._changes.on_undo(lambda: mark(plan.model))
         self._kinds = [kind_of(one.new, plan.model) for one in replacements]
-        self._hooks_before = [_hook_ids(one.found.module) for one in replacements]
+        self._hooks_before = [hook_ids(one.found.module) for one in replacements]
         for one in replacements:
-            _share_hooks(one.found.module, one.placed)
+            share_hooks(one.found.module, one.placed)
             for slot in one.found.slots:
                 self._changes.set_module(slot.parent, slot.attribute, one.placed)
         self._changes.leave_fast_path(plan.model, [one.new for one in replacements])
@@ -232,7 +224,7 @@ class Swap:
             follow(one.found.module, kind, kind_of(one.new, self.model))
         self._changes.undo()
         for one, before in zip(self._replacements, self._hooks_before, strict=True):
-            _drop_later_hooks(one.found.module, before)
+            drop_later_hooks(one.found.module, before)
             one.found.module.train(mode_of(one.new))
 
     def __repr__(self) -> str:
@@ -489,20 +481,3 @@ def check_untouched(model: nn.Module, verb: str = "swap") -> None:
                 f"{wrapper} has taken down the model's parameters already and would not see the "
                 f"new norms': {verb} before the model is wrapped"
             )
-
-
-def _share_hooks(old: nn.Module, new: nn.Module) -> None:
-    # Share the same dictionaries, so that existing handles remove hooks from both.
-    for name in (*_HOOKS, "_is_full_backward_hook"):
-        new.__dict__[name] = old.__dict__[name]
-
-
-def _hook_ids(module: nn.Module) -> dict[str, frozenset[int]]:
-    return {name: frozenset(module.__dict__[name]) for name in _HOOKS}
-
-
-def _drop_later_hooks(module: nn.Module, before: Mapping[str, frozenset[int]]) -> None:
-    for name, ids in before.items():
-        hooks = module.__dict__[name]
-        for key in [key for key in hooks if key not in ids]:
-            del hooks[key]

@@ -97,7 +97,7 @@ class Trace:
     adapters: Collection[str] = ()
     """Names of the modules that PEFT put around others."""
     computed: Mapping[str, str] = field(default_factory=dict)
-    """What to do about the modules whose weights are computed at each call, by name."""
+    """Advice about the modules whose weights are computed at each call, by name."""
     written: Mapping[fx.Node, str] = field(default_factory=dict)
     """Names of the parameters and buffers that the forward writes; they are no constants."""
 
