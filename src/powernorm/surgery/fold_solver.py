@@ -64,7 +64,7 @@ from powernorm.surgery.relations import (
 from powernorm.surgery.solution import FoldConflictError, Problem, Solution, Static, solve
 from powernorm.surgery.structure import Rest, RmsRest, Structure
 from powernorm.surgery.token_norms import TokenNorm
-from powernorm.surgery.tracing import Trace, mark_of, trace
+from powernorm.surgery.tracing import Trace, mark_of, run, trace
 from powernorm.surgery.weight_updates import Editor, Replacement, Slots, can_shift
 
 Centering = Literal["keep", "weights"]
@@ -139,6 +139,7 @@ def solve_fold(
     tied: Tied,
     read_attributes: Mapping[str, str],
     written: Collection[str],
+    runs: dict[int, Trace],
     token_norms: Mapping[str, TokenNorm] = MappingProxyType({}),
     centering: Centering = "keep",
     approximate: bool = False,
@@ -156,6 +157,7 @@ def solve_fold(
         tied: see `powernorm.plan_fold`.
         read_attributes: attributes of norms that other modules read, by the norm's name.
         written: names of the parameters and buffers that the model's forward writes.
+        runs: what is known of each example; filled.
         token_norms: norms of each token whose weight and bias fold, by name. Without static norms
             no bias is made for theirs, so that the model's own class takes the result.
         centering: see `powernorm.plan_fold`.
@@ -164,10 +166,12 @@ def solve_fold(
     names = [*statics, *token_norms]
     modules = dict(model.named_modules())
     norms = [modules[name] for name in names]
-    calls = [(example.args, example.kwargs, example.note) for example in examples]
     with_statistic = range(len(statics), len(names))
     marks = {norm: i for i, norm in enumerate(norms)}
-    traced = trace(model, marks, calls, with_statistic, written)
+    for one in examples:
+        if id(one) not in runs:
+            runs[id(one)] = run(model, marks, one.args, one.kwargs, one.note, with_statistic)
+    traced = trace(model, [runs[id(one)] for one in examples], written)
     axes = [_feature_axis(modules[name]) for name in statics]
     axes += [norm.feature_dim for norm in token_norms.values()]
     relations = relate(traced, axes, streams=centering == "weights")

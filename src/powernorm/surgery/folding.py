@@ -347,6 +347,7 @@ def plan_fold(
         tied=tied,
         read_attributes=read,
         written=written,
+        runs={},
         token_norms=tokens,
         centering=centering,
         approximate=approximate,

@@ -130,36 +130,23 @@ def is_of_torch(node: fx.Node) -> bool:
     return bool(stack) and str(stack[-1][1]).startswith("torch.nn.modules.")
 
 
-def trace(
-    model: nn.Module,
-    norms: Mapping[nn.Module, int],
-    calls: Sequence[tuple[tuple[Any, ...], Mapping[str, Any], str]],
-    with_statistic: Collection[int] = (),
-    written: Collection[str] = (),
-) -> Trace:
-    """Run a model in evaluation and record its operators.
+def trace(model: nn.Module, runs: Sequence[Trace], written: Collection[str] = ()) -> Trace:
+    """Return several runs of a model as one.
 
     Args:
-        model: in evaluation mode; it is unchanged afterwards.
-        norms: the norms to be marked, with their index in the mark.
-        calls: positional and keyword arguments of each run, and how it differs from the examples.
-        with_statistic: indices of the norms whose mark stands behind their statistic.
+        model: in evaluation mode.
+        runs: of the model.
         written: names of the parameters and buffers that the forward writes.
-
-    Raises:
-        InputError: torch.export cannot trace the model.
     """
-    marks = {norm: _Mark(i, i in with_statistic) for norm, i in norms.items()}
-    runs = [_run(model, marks, *call) for call in calls]
-    named = [item for run in runs for item in run.tensors.items()]
+    named = [item for one in runs for item in one.tensors.items()]
     tensors, changed = (
         {node: name for node, name in named if (name in written) == is_written}
         for is_written in (False, True)
     )
     neighbors: dict[int, str] = {}
-    for run in runs:
-        neighbors = {**run.inplace_neighbors, **neighbors}
-    graphs = tuple(graph for run in runs for graph in run.graphs)
+    for one in runs:
+        neighbors = {**one.inplace_neighbors, **neighbors}
+    graphs = tuple(graph for one in runs for graph in one.graphs)
     return Trace(graphs, tensors, neighbors, adapters_in(model), _computed_in(model), changed)
 
 
@@ -190,13 +177,28 @@ def _computed_in(model: nn.Module) -> dict[str, str]:
     return found
 
 
-def _run(
+def run(
     model: nn.Module,
-    marks: Mapping[nn.Module, _Mark],
+    norms: Mapping[nn.Module, int],
     args: tuple[Any, ...],
     kwargs: Mapping[str, Any],
-    note: str,
+    note: str = "",
+    with_statistic: Collection[int] = (),
 ) -> Trace:
+    """Run a model in evaluation and record its operators.
+
+    Args:
+        model: in evaluation mode; it is unchanged afterwards.
+        norms: the norms to be marked, with their index in the mark.
+        args: positional arguments.
+        kwargs: keyword arguments.
+        note: how they differ from the examples.
+        with_statistic: indices of the norms whose mark stands behind their statistic.
+
+    Raises:
+        InputError: torch.export cannot trace the model.
+    """
+    marks = {norm: _Mark(i, i in with_statistic) for norm, i in norms.items()}
     recorder = _Recorder(model)
     with _marked(marks), torch.no_grad(), quiet_export():
         fused = torch.backends.mha.get_fastpath_enabled()
@@ -253,7 +255,7 @@ def _strip(name: str) -> str:
 
 
 class _Recorder(nn.Module):
-    """Wrapper that returns the tensors in the model's output, for any container."""
+    """Wrapper that returns the tensors in the model's output and state, for any container."""
 
     def __init__(self, model: nn.Module) -> None:
         super().__init__()
@@ -261,7 +263,11 @@ class _Recorder(nn.Module):
         self.train(model.training)
 
     def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, ...]:
-        return tuple(tensors_in(self.model(*args, **kwargs)))
+        before = dict(self.model.named_buffers())
+        found = list(tensors_in(self.model(*args, **kwargs)))
+        # Buffers that are set to other tensors; those that are written in place are outputs anyway.
+        new = (one for name, one in self.model.named_buffers() if one is not before.get(name))
+        return (*found, *new)
 
 
 def tensors_in(value: object) -> Iterator[Tensor]:

@@ -65,26 +65,28 @@ def with_other_numbers(example: Examples) -> list[Examples]:
     """Return a call with other numbers in its arguments.
 
     In the graph of torch.export a number of the arguments is a constant, and 0 may be neutral
-    there. What holds for other numbers, too, does not depend on it. All numbers change at once,
-    and each alone where there are few. True and False choose a branch and stay.
+    there. What holds for other numbers, too, does not depend on it. All numbers grow at once, and
+    shrink, and each grows alone where there are few. True and False choose a branch and stay.
     """
     numbers: list[int | float] = []
     example.changed(numbers.append, int | float)
-    few = len(numbers) if 1 < len(numbers) <= _FEW else 0
+    every = range(len(numbers))
+    alone = [(1, [i]) for i in every] if 1 < len(numbers) <= _FEW else []
     found = []
-    for which in (range(len(numbers)), *([i] for i in range(few))):
-        for sign in (1, -1) if numbers else ():
-            new = [
-                n + sign * ((1 + i) if isinstance(n, int) else 1.25 + 0.5 * i) if i in which else n
-                for i, n in enumerate(numbers)
-            ]
+    for sign, which in ((1, every), (-1, every), *alone) if numbers else ():
+        new = [
+            n + sign * (1 + which.index(i) + (0 if isinstance(n, int) else 0.25))
+            if i in which
+            else n
+            for i, n in enumerate(numbers)
+        ]
 
-            def drawn(_: object, left: Iterator[Any] = iter(new)) -> Any:  # noqa: B008
-                return next(left)
+        def drawn(_: object, left: Iterator[Any] = iter(new)) -> Any:  # noqa: B008
+            return next(left)
 
-            pairs = ", ".join(f"{new[i]} in place of {numbers[i]}" for i in which[:3])
-            note = f" (for other arguments, {pairs})"
-            found.append(example.changed(drawn, int | float, note))
+        pairs = ", ".join(f"{new[i]} in place of {numbers[i]}" for i in which[:3])
+        note = f" (for other arguments, {pairs})"
+        found.append(example.changed(drawn, int | float, note))
     return found
 
 
