@@ -296,9 +296,8 @@ def test_frozen_statistics() -> None:
     model = nn.Sequential(conv(out=C, bias=False), norm, nn.ReLU())
     assert check(model, images(), images(5, 9)) == "fold"
     assert norm not in list(model)
-    # It is a multiply-add already, so that nothing else is put in its place.
     model = nn.Sequential(nn.Tanh(), norm, nn.Tanh())
-    assert check(model, images()) == "keep"
+    assert check(model, images()) == "multiply-add"
 
 
 def test_frozen_statistics_with_more_behind_them() -> None:
