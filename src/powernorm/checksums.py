@@ -42,7 +42,7 @@ _DIGEST_SIZE: Final = 32
 _SAFETENSORS_HEADER_LIMIT: Final = 100_000_000
 """Limit of safetensors itself."""
 _LENGTH_SIZE: Final = 8
-"""Bytes of the length of a header of safetensors."""
+"""Bytes of the number that a file of safetensors begins with, the length of its header."""
 _CHUNK: Final = 1 << 20
 
 

@@ -97,7 +97,7 @@ class Trace:
     adapters: Collection[str] = ()
     """Names of the modules that PEFT put around others."""
     computed: Mapping[str, str] = field(default_factory=dict)
-    """Advice about the modules whose weights are computed at each call, by name."""
+    """Fix for each module whose weights are computed at each call, by name."""
     written: Mapping[fx.Node, str] = field(default_factory=dict)
     """Names of the parameters and buffers that the forward writes; they are no constants."""
 
@@ -170,7 +170,9 @@ def _computed_in(model: nn.Module) -> dict[str, str]:
         for hook in module._forward_pre_hooks.values():
             kind, weight = type(hook).__name__, getattr(hook, "name", "weight")
             if isinstance(hook, prune.BasePruningMethod):
-                found[name] = f"prune.remove(module, {hook._tensor_name!r})"
+                names = [one for one, _ in module.named_parameters(recurse=False)]
+                weight = next(one for one in names if one.endswith("_orig"))
+                found[name] = f"prune.remove(module, {weight.removesuffix('_orig')!r})"
             elif kind in ("WeightNorm", "SpectralNorm"):
                 norm = "weight_norm" if kind == "WeightNorm" else "spectral_norm"
                 found[name] = f"remove_{norm}(module, {weight!r})"
