@@ -402,6 +402,7 @@ def test_what_fold_does_not_take_is_in_its_table() -> None:
 def fold_table(monkeypatch: pytest.MonkeyPatch) -> Callable[[nn.Module], set[str]]:
     """The names in fold's table, of a model that need not run or be static."""
     monkeypatch.setattr(folding, "_checked_statics", lambda *_: {})
+    monkeypatch.setattr(folding, "_written", lambda *_: frozenset())
     monkeypatch.setattr(folding, "solve_fold", lambda *_, **__: Folding())
     return lambda model: {row.name for row in powernorm.plan_fold(model, ()).rows}
 

@@ -177,7 +177,7 @@ def test_norms_over_channels_beside_others_are_left_unless_they_are_named() -> N
     rows = {row.name: row for row in plan.rows}
     assert rows["encoder.norm1"].action == rows["encoder.norm2"].action == "swap"
     assert "name it in where=" in rows["front"].reason
-    assert [row.name for row in diagnosed(model)] == ["encoder.norm1", "encoder.norm2"]
+    assert [row.name for row in diagnosed(model)] == ["front", "encoder.norm1", "encoder.norm2"]
     powernorm.swap(model, "rbn", where="*")
     assert model.front.feature_dim == 1
     assert model.encoder.norm1.feature_dim == -1

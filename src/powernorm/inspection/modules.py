@@ -9,6 +9,7 @@ from fnmatch import fnmatchcase
 from types import CodeType, FunctionType, MethodType
 from typing import Any, Final
 
+import torch
 from torch import nn
 
 from powernorm.errors import InputError
@@ -197,6 +198,8 @@ def held_outside(model: nn.Module) -> dict[nn.Module, str]:
     """
     found: dict[nn.Module, str] = {}
     for parent in model.modules():
+        if isinstance(parent, torch.jit.ScriptModule):
+            continue
         for attribute, value in (*vars(parent).items(), ("forward", type(parent).forward)):
             if attribute in _OF_MODULES:
                 continue

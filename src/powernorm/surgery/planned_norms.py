@@ -77,7 +77,10 @@ class PlannedNorms:
     def called(self, module: nn.Module, args: Any) -> None:
         """Note that a norm was called; runs before its forward."""
         del args
-        if torch.compiler.is_compiling() or not self.waiting:
+        if torch.compiler.is_compiling():
+            _note_tracing()
+            return
+        if not self.waiting:
             return
         # An old norm and its successor share their tables of hooks, and so do copies of a model
         # for several devices.
@@ -90,7 +93,7 @@ class PlannedNorms:
             else:
                 self.used.add(self.waiting[norm])
         if not self.waiting:
-            self.remove()
+            self._end()
 
     def left(self, module: nn.Module, args: Any, output: Any) -> None:
         """Count a training forward of a module around norms; runs after it."""
@@ -107,7 +110,7 @@ class PlannedNorms:
             self._warn(names, "not called, although the model computes with what they replace")
             self.waiting = {norm: name for norm, name in self.waiting.items() if name not in names}
             if not self.waiting:
-                self.remove()
+                self._end()
         # What is around all others has seen them all.
         if self.forwards[module] >= _FORWARDS + (module is not self.model):
             names = [
@@ -116,6 +119,12 @@ class PlannedNorms:
                 if max(self.forwards[one] for one in self.around[name]) >= _FORWARDS
             ]
             self._warn(names, f"not called in {_FORWARDS} training forwards")
+            self._end()
+
+    def _end(self) -> None:
+        """Watch no longer; compiled code that has seen the hooks would be compiled again."""
+        self.waiting.clear()
+        if not _traced:
             self.remove()
 
     def remove(self) -> None:
@@ -166,6 +175,16 @@ class PlannedNorms:
     def __getstate__(self) -> dict[str, Any]:
         # Parameters of copies have no hooks.
         return {**self.__dict__, "_on_parameters": []}
+
+
+_traced: Final[list[bool]] = []
+"""Holds an entry once hooks were traced in this process."""
+
+
+@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+def _note_tracing() -> bool:
+    _traced[:] = [True]
+    return True
 
 
 def _count(norm: Norm) -> int | None:
