@@ -15,17 +15,9 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import powernorm
-from powernorm.surgery import planned_norms
 from powernorm.surgery.insertion import insert
 from powernorm.surgery.planned_norms import PlannedNorms
 from powernorm.surgery.swapping import swap
-
-
-@pytest.fixture(autouse=True)
-def _no_traces(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Forget what other tests have compiled, which keeps hooks where they are."""
-    monkeypatch.setattr(planned_norms, "_traced", [])
-
 
 NOT_CALLED: Final = "norms that swap put in were not called"
 
@@ -182,6 +174,29 @@ def test_exported() -> None:
     x = torch.randn(5, 3, 8)
     program = torch.export.export(model, (x,))
     torch.testing.assert_close(program.module()(x), model(x))
+
+
+@pytest.mark.parametrize("is_traced", [False, True])
+def test_a_fold_ends_the_watch(is_traced: bool) -> None:
+    """A norm with hooks that a user attached is not folded; ours are neither in its way nor left.
+
+    Compiled code keeps hooks that it has seen: those of one model say nothing of another's.
+    """
+    trained, model = Net(), Net().eval()
+    x = torch.randn(5, 3, 8)
+    swap(trained, "bn")
+    trained(x)
+    swap(model, "bn")
+    model.load_state_dict(trained.state_dict())
+    if is_traced:
+        torch.compile(model, backend="eager")(x)
+    report = powernorm.fold(model, x)
+    assert "keep" not in {row.action for row in report.rows}
+    assert not has_hooks(model)
+    other = Net()
+    swap(other, "bn")
+    other(x)
+    assert not has_hooks(other)
 
 
 def kept_as(hold: Callable[[Net], None]) -> str:

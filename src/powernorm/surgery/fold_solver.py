@@ -52,6 +52,7 @@ from powernorm.surgery.centering import (
     streams_of,
     why_not_centered_behind,
 )
+from powernorm.surgery.planned_norms import PlannedNorms
 from powernorm.surgery.relations import (
     Normed,
     Relations,
@@ -711,7 +712,8 @@ def _does_more(norm: nn.Module) -> bool:
 
 def _only_observes(hook: object) -> bool:
     """Return whether it is a hook of this library that changes nothing in evaluation."""
-    return type(hook).__module__ == NormObserver.__module__ or isinstance(hook, Hiding)
+    is_watch = isinstance(getattr(hook, "__self__", None), PlannedNorms)
+    return is_watch or type(hook).__module__ == NormObserver.__module__ or isinstance(hook, Hiding)
 
 
 def _hides_padding(norm: nn.Module) -> bool:

@@ -12,6 +12,7 @@ with the model. They do nothing in compiled code, and are removed when all norms
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
@@ -54,6 +55,7 @@ class PlannedNorms:
     ) -> None:
         self.model = model
         self.verb = verb
+        self.key = f"{next(_number)}"  # a string, which compiled code takes as a constant
         self.waiting = {norm: name for name, norm in norms.items()}
         self.counts = {norm: _count(norm) for norm in norms.values()}
         modules = dict(model.named_modules(remove_duplicate=False))
@@ -74,11 +76,10 @@ class PlannedNorms:
             self.handles.append(module.register_forward_hook(self.left))
         self._on_parameters = self._watch_gradients()
 
-    def called(self, module: nn.Module, args: Any) -> None:
+    def called(self, module: nn.Module, _args: Any) -> None:
         """Note that a norm was called; runs before its forward."""
-        del args
         if torch.compiler.is_compiling():
-            _note_tracing()
+            _note_tracing(self.key)
             return
         if not self.waiting:
             return
@@ -95,9 +96,8 @@ class PlannedNorms:
         if not self.waiting:
             self._end()
 
-    def left(self, module: nn.Module, args: Any, output: Any) -> None:
+    def left(self, module: nn.Module, _args: Any, _output: Any) -> None:
         """Count a training forward of a module around norms; runs after it."""
-        del args, output
         is_training = module.training and torch.is_grad_enabled()
         if torch.compiler.is_compiling() or not (self.waiting and is_training):
             return
@@ -124,7 +124,7 @@ class PlannedNorms:
     def _end(self) -> None:
         """Watch no longer; compiled code that has seen the hooks would be compiled again."""
         self.waiting.clear()
-        if not _traced:
+        if self.key not in _traced:
             self.remove()
 
     def remove(self) -> None:
@@ -177,13 +177,23 @@ class PlannedNorms:
         return {**self.__dict__, "_on_parameters": []}
 
 
-_traced: Final[list[bool]] = []
-"""Holds an entry once hooks were traced in this process."""
+def end_watches(model: nn.Module) -> None:
+    """Remove the hooks that watch whether norms run, as where norms have left the model."""
+    for module in list(model.modules()):
+        for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values()):
+            watch = getattr(hook, "__self__", None)
+            if isinstance(watch, PlannedNorms):
+                watch.remove()
+
+
+_number: Final = itertools.count()
+_traced: Final[set[str]] = set()
+"""Keys of those whose hooks were traced in this process."""
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
-def _note_tracing() -> bool:
-    _traced[:] = [True]
+def _note_tracing(key: str) -> bool:
+    _traced.add(key)
     return True
 
 

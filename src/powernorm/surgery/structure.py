@@ -13,6 +13,7 @@ from powernorm.inspection.mask_owners import retire_owners
 from powernorm.norms.feature_dims import LAST
 from powernorm.norms.token import RMSNorm
 from powernorm.surgery.changes import Changes, empty_bias, parameter_like, slot_of
+from powernorm.surgery.planned_norms import end_watches
 
 
 class FoldedNorm(nn.Module):
@@ -139,6 +140,7 @@ def build_structure(model: nn.Module, structure: Structure) -> Changes:
         changes.set_module(parent, attribute, made[id(norm)])
     # The hooks that passed masks to the norms have no receiver any more.
     changes.on_undo(retire_owners(model))
+    end_watches(model)
     make_tensors(model, (*structure.biases, *structure.untied), changes)
     return changes
 

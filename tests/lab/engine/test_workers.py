@@ -123,7 +123,7 @@ def test_a_run_that_always_ends_its_worker_is_given_up_and_the_others_go_on(
     assert statuses == {"bn": "finished", "pn": "failed"}
     message = json.loads((tmp_path / "pn-seed0" / "result.json").read_text())["message"]
     assert "its worker was lost 2 times (killed, or out of memory?)" in message
-    assert len(list((tmp_path / "workers").glob("*.log"))) >= 3
+    assert len(list((tmp_path / "workers").glob("*.log"))) >= 2
     # It is tried again when asked for.
     found = compared(
         tmp_path, unruly_workers.killed_with_pn, jobs=2, retries=0, seeds=1, resume=True
