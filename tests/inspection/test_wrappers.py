@@ -88,6 +88,22 @@ class Open(nn.LayerNorm):
         return super().forward(x) + sum(more)
 
 
+class Capped(nn.BatchNorm1d):
+    """Differs where few values come; random numbers reach 4 or so."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(x).clamp(-20, 20)
+
+
+class CappedRMSNorm(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(64))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, (64,), self.weight).clamp(-6, 6)
+
+
 class Plain(nn.BatchNorm1d):
     def forward(self, x: Tensor) -> Tensor:
         return super().forward(x.float()).to(x.dtype)
@@ -179,6 +195,8 @@ def test_the_norm_itself_is_taken(
         (OnePlusLayerNorm, "1.ln", "OnePlusLayerNorm does not call it"),
         (lambda: Ghost(WIDTH), "1", "Ghost does more than BatchNorm1d of torch"),
         (lambda: Patient(WIDTH), "1", "Patient does more than BatchNorm1d of torch"),
+        (lambda: Capped(WIDTH), "1", "Capped does more than BatchNorm1d of torch"),
+        (CappedRMSNorm, "1", "neither LayerNorm nor RMSNorm"),
         (lambda: Masked(WIDTH), "1", "Masked also takes mask"),
         (lambda: Open(WIDTH), "1", "Open also takes *more"),
         (Noisy, "1", "something else in training"),
