@@ -84,3 +84,31 @@ def test_kept_for_the_backward(name: str) -> None:
     by_token, by_feature = KEPT[name]
     documented = by_token * TOKENS + by_feature * FEATURES
     assert documented * 4 <= sum(kept.values()) <= (documented + 4) * 4
+
+
+def trained(case: Case) -> nn.Module:
+    norm = case.build()
+    x = torch.randn(3, 5, 8, requires_grad=True)
+    for _ in range(3):
+        with powernorm.padding_mask(torch.zeros(3, 5, dtype=torch.bool)):
+            norm(x).sum().backward()
+    norm.load_state_dict(copy.deepcopy(norm).state_dict())
+    norm(x)  # a forward that nobody goes back through
+    norm.double().eval()(x.double())
+    return norm
+
+
+@pytest.mark.parametrize("case", CASES, ids=case_id)
+def test_a_layer_goes_with_its_last_name(case: Case) -> None:
+    """It is part of no cycle of references, which would keep its memory until a collection."""
+    trained(case)  # what torch keeps from the first time on
+    is_enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        layer = weakref.ref(trained(case))
+        assert layer() is None
+        assert gc.collect() == 0
+    finally:
+        if is_enabled:
+            gc.enable()
