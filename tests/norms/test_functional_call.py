@@ -1,13 +1,19 @@
-"""`torch.func.functional_call` in training: the buffers that it was given move, no others."""
+"""`torch.func.functional_call` in training: the buffers that it was given move, no others.
+
+Ensembles, which stack the buffers of their members, evaluate.
+"""
 
 from __future__ import annotations
+
+import copy
 
 import pytest
 import torch
 from torch import Tensor, nn
 
 import powernorm
-from cases import BATCH_FORWARD, CASES, STATEFUL, Case, case_id, states, step
+from cases import BATCH_FORWARD, CASES, KEEPING_STATE, STATEFUL, Case, case_id, states, step
+from powernorm.errors import InputError
 
 
 def call(norm: nn.Module, given: dict[str, Tensor], x: Tensor) -> Tensor:
@@ -100,3 +106,40 @@ def test_deterministic_algorithms(case: Case) -> None:
             assert torch.equal(a, b)
     finally:
         torch.use_deterministic_algorithms(False)
+
+
+def as_ensemble(models: list[nn.Module], x: Tensor) -> Tensor:
+    """Return the outputs of models on one input, by one call."""
+    base = copy.deepcopy(models[0]).to("meta")
+    stacked = torch.func.stack_module_state(models)
+    calls = torch.func.vmap(
+        lambda given, x: torch.func.functional_call(base, given, (x,)), (0, None)
+    )
+    y: Tensor = calls(stacked, x)
+    return y
+
+
+@pytest.mark.parametrize("case", CASES, ids=case_id)
+def test_ensembles(case: Case) -> None:
+    """Members in different stages evaluate as they do alone; what has a state is not trained."""
+    models: list[nn.Module] = [nn.Sequential(nn.Linear(8, 8), case.build()) for _ in range(3)]
+    for number, model in enumerate(models):
+        for _ in range(3 * number):
+            model(torch.randn(3, 4, 8)).sum().backward()
+    x = torch.randn(5, 8)
+    if case in KEEPING_STATE:
+        with pytest.raises(InputError, match=r"norm\.eval\(\).*one after the other"):
+            as_ensemble(models, x)
+    for model in models:
+        model.train(case not in KEEPING_STATE)
+    torch.testing.assert_close(as_ensemble(models, x), torch.stack([model(x) for model in models]))
+
+
+def test_a_layer_goes_on_after_an_ensemble() -> None:
+    norms: list[nn.Module] = [powernorm.TaperNorm(8, start_step=1, end_step=2) for _ in range(2)]
+    x = torch.randn(5, 8)
+    norms[1](x).sum().backward()
+    with pytest.raises(InputError):
+        as_ensemble(norms, x)
+    expected = copy.deepcopy(norms[1])
+    torch.testing.assert_close(norms[1](x), expected(x))

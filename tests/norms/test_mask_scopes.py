@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import sys
 import threading
 from collections.abc import Callable, Coroutine, Iterator
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -15,7 +17,7 @@ import torch._dynamo.testing
 from torch import Tensor, nn
 
 import powernorm
-from powernorm.norms import current_padding_mask
+from powernorm.norms import current_padding_mask, masks
 from powernorm.norms.masks import ScopedMask, close_scope, open_scope
 
 NOTHING = torch.zeros(2, 3, dtype=torch.bool)
@@ -326,3 +328,44 @@ def test_a_models_own_mask_on_another_device() -> None:
     Opener(model, MASKS[0].to("meta"))
     with pytest.raises(powernorm.InputError, match="padding_mask is on meta, the input is on cpu"):
         model(torch.randn(2, 3, 4))
+
+
+def interrupted(at: int) -> bool:
+    """Open and close a scope; the given one of the instructions for it raises an interrupt.
+
+    Returns:
+        Whether there were as many instructions.
+    """
+    left = at
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal left
+        del argument
+        if frame.f_code.co_filename not in (masks.__file__, contextlib.__file__):
+            return None
+        frame.f_trace_opcodes = True
+        if event == "opcode":
+            left -= 1
+            if left < 0:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        with powernorm.padding_mask(MASKS[0]):
+            pass
+    except KeyboardInterrupt:
+        pass
+    finally:
+        sys.settrace(before)
+    return left < 0
+
+
+def test_an_interrupt_leaves_no_mask() -> None:
+    at = 0
+    while interrupted(at):
+        assert current_padding_mask() is None, at
+        at += 1
+    assert at > 100

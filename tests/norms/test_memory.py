@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import copy
+import gc
+import weakref
+
 import pytest
 import torch
+from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 import powernorm
+from cases import CASES, Case, case_id
 
 NORMS = ("ln-simple", "adanorm", "rms", "gs", "bn", "rbn", "pnv", "pn", "pn-only", "pn-static")
 TOKENS, FEATURES = 512, 64
@@ -84,3 +90,32 @@ def test_kept_for_the_backward(name: str) -> None:
     by_token, by_feature = KEPT[name]
     documented = by_token * TOKENS + by_feature * FEATURES
     assert documented * 4 <= sum(kept.values()) <= (documented + 4) * 4
+
+
+def trained(case: Case) -> nn.Module:
+    norm = case.build()
+    x = torch.randn(3, 5, 8, requires_grad=True)
+    for _ in range(3):
+        with powernorm.padding_mask(torch.zeros(3, 5, dtype=torch.bool)):
+            norm(x).sum().backward()
+    norm.load_state_dict(copy.deepcopy(norm).state_dict())
+    norm(x)  # a forward that nobody goes back through
+    norm.double().eval()(x.double())
+    return norm
+
+
+@pytest.mark.parametrize("case", CASES, ids=case_id)
+def test_a_layer_goes_with_its_last_name(case: Case) -> None:
+    """It is part of no cycle of references, which would keep its memory until a collection."""
+    trained(case)  # what torch keeps from the first time on
+    is_enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        norm = trained(case)
+        held = [weakref.ref(one) for one in (norm, *norm.parameters(), *norm.buffers())]
+        del norm
+        assert not any(one() is not None for one in held)
+    finally:
+        if is_enabled:
+            gc.enable()

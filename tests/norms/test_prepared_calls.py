@@ -426,6 +426,24 @@ def test_buffers_of_a_call_at_the_same_address(name: str) -> None:
         call(layer, slice(C - 1))
 
 
+@pytest.mark.parametrize("name", ["bn", "pnv", "rbn", "pn"])
+def test_other_strides_at_the_same_address(name: str) -> None:
+    layer = Case(name, {"warmup_steps": 0} if name == "pn" else {}).build(C)
+    memory = torch.linspace(1, 5, 2 * C)
+    key = "running_mean" if name in ("bn", "rbn") else "running_second_moment"
+    layer.get_buffer(key).data = memory[:C]
+    for _ in range(2):
+        step(layer, values(6))
+    expected = copy.deepcopy(layer)
+    layer.get_buffer(key).data = memory[::2]
+    expected.get_buffer(key).copy_(memory[::2])
+    between = memory[1::2].clone()
+    for one in (layer, expected):
+        step(one, values(6))
+    torch.testing.assert_close(memory[::2], expected.get_buffer(key))
+    assert torch.equal(memory[1::2], between)
+
+
 @pytest.mark.parametrize("name", BATCH)
 def test_statistics_of_several_batches_or_processes(
     name: str, monkeypatch: pytest.MonkeyPatch

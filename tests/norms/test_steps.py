@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 import powernorm
-from cases import STATEFUL, Case, case_id, states
+from cases import KEEPING_STATE, STATEFUL, Case, case_id, states
 from powernorm.norms.carrier import BackwardStateNorm
 
 every_stateful = pytest.mark.parametrize("case", STATEFUL, ids=case_id)
@@ -161,3 +162,50 @@ def test_a_shared_norm_in_one_checkpoint(case: Case) -> None:
 def test_a_shared_norm_in_two_checkpoints(case: Case) -> None:
     plain = trained(case, False, together=False)
     assert_same(plain, trained(case, True, together=False))
+
+
+def zero(norm: nn.Module) -> None:
+    norm.get_buffer("num_batches_tracked").zero_()
+
+
+def replace(norm: nn.Module) -> None:
+    norm.num_batches_tracked = torch.tensor(0)
+
+
+@pytest.mark.parametrize("write", [zero, replace])
+@pytest.mark.parametrize("is_forward_pending", [False, True])
+@pytest.mark.parametrize("case", KEEPING_STATE, ids=case_id)
+def test_a_counter_that_is_set_by_hand(
+    case: Case, is_forward_pending: bool, write: Callable[[nn.Module], None]
+) -> None:
+    """The layer goes on as a copy, which begins with what it holds."""
+    norm = case.build()
+    for seed in range(8):
+        norm(batch(seed)).sum().backward()
+    pending = norm(batch(8)).square().sum()
+    write(norm)
+    if is_forward_pending:
+        pending.backward()
+    fresh = copy.deepcopy(norm)
+    for seed in (9, 10):
+        x, other = batch(seed), batch(seed)
+        y, expected = norm(x), fresh(other)
+        torch.testing.assert_close(y, expected)
+        for result in (y, expected):
+            result.square().sum().backward()
+        torch.testing.assert_close(x.grad, other.grad)
+        assert same_state(norm, states(fresh))
+    torch.testing.assert_close(norm.eval()(x), fresh.eval()(x))
+
+
+@pytest.mark.parametrize("warmup_steps", [0, 1, 2])
+def test_forwards_in_flight_at_the_end_of_a_warmup(warmup_steps: int) -> None:
+    """The batches of PRepBN that no warm-up counts are those of the average."""
+    norm = powernorm.ProgressiveRepBatchNorm(8, momentum=0.3, warmup_steps=warmup_steps)
+    plain = powernorm.RepBatchNorm(8, momentum=0.3)
+    for y in [norm(batch(seed)) for seed in range(4)]:
+        y.square().sum().backward()
+    for seed in range(warmup_steps, 4):
+        plain(batch(seed))
+    torch.testing.assert_close(norm.running_mean, plain.running_mean)
+    torch.testing.assert_close(norm.running_var, plain.running_var)

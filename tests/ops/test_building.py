@@ -16,7 +16,7 @@ from powernorm.ops.kernels.cpu.building import (
     build_library,
     build_or_note,
 )
-from powernorm.ops.kernels.cpu.loading import load_library
+from powernorm.ops.kernels.cpu.loading import FOLDER, load_library
 
 ROOT = Path(__file__).parents[2]
 
@@ -98,6 +98,38 @@ def test_a_library_of_other_sources_is_refused(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         assert "batch_norm: eager" in done.stdout
         assert f"{path.name} cannot be loaded" in done.stdout
+
+
+def test_a_library_that_is_cut_off_is_not_loaded(tmp_path: Path) -> None:
+    """To load it would end the process."""
+    size = (FOLDER / LIBRARY_NAME).stat().st_size
+    lengths = (0, 3, 20, 63, 64, 4096, size // 4, size // 2, size * 3 // 4, size - 1, size)
+    code = f"""
+import os, torch, powernorm
+from powernorm.ops.kernels.cpu.loading import FOLDER, LIBRARY_NAME, VARIABLE, load_library
+content = (FOLDER / LIBRARY_NAME).read_bytes()
+for length in {lengths}:
+    os.environ[VARIABLE] = r"{tmp_path}/" + f"{{length}}.so"
+    with open(os.environ[VARIABLE], "wb") as file:
+        file.write(content[:length])
+    load_library.cache_clear()
+    print(load_library().reason, flush=True)
+os.environ[VARIABLE] = r"{tmp_path}/{size // 2}.so"
+load_library.cache_clear()
+try:
+    powernorm.BatchNorm(4)(torch.ones(6, 4))
+except UserWarning as warning:
+    print(warning)
+"""
+    done = run(code)
+    assert done.returncode == 0, done.stderr
+    *cut, intact, warned = done.stdout.splitlines()
+    assert intact == f"{size}.so is loaded"
+    assert warned.startswith("eager torch serves the norms")
+    assert len(cut) == len(lengths) - 1
+    for line in (*cut, warned):
+        assert "cannot be loaded" in line
+        assert "install powernorm again" in line
 
 
 def test_kernels_share_the_threads_of_torch() -> None:

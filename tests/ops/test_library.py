@@ -69,6 +69,7 @@ def samples() -> dict[str, tuple[object, tuple[object, ...]]]:
             (*added, *windows, carrier3, 2, 1e-5, False, True, ""),
         ),
         "snapshot": (OPS.snapshot.default, (features(),)),
+        "unless repeated": (OPS.unless_repeated.default, (features(),)),
     }
 
 

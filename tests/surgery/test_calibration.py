@@ -73,6 +73,23 @@ def test_layer_by_layer_gives_the_statistics_of_the_evaluated_network(norm: str)
         expect_population(layer, tokens)
 
 
+def test_untrained_layer_that_evaluates_by_its_step_counts_one_before() -> None:
+    """The share of PRepBN's mixture falls with the step that the layer then has."""
+    model = nn.Sequential(
+        *(
+            powernorm.ProgressiveRepBatchNorm(
+                8, decay_steps=2, evaluation="blend", dtype=torch.float64
+            )
+            for _ in range(2)
+        )
+    )
+    data = [3 * torch.randn(20, 8, dtype=torch.float64) + 5 for _ in range(3)]
+    calibrate(model, data)
+    layer = layers_of(model)[1]
+    expect_population(layer, torch.cat([model.eval()[0](x) for x in data]))
+    assert int(layer.num_batches_tracked) == 1
+
+
 @pytest.mark.parametrize("groups", [None, 2])
 def test_activations_are_standardized_at_every_norm(groups: int | None) -> None:
     torch.manual_seed(0)

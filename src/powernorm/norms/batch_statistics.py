@@ -43,6 +43,7 @@ from powernorm.ops.running_stats import (
     Move,
     UncenteredUpdate,
     Update,
+    memory_of,
     unbiased,
 )
 from powernorm.ops.static_norm import StaticNormArgs, static_norm
@@ -340,8 +341,7 @@ class BatchStatisticsNorm(StatefulNorm):
         if self._held is not None or self.variant != "paper" or self.group_name:
             return None
         update = self.current_update()
-        addresses = [buffer.data_ptr() for buffer in update.buffers]
-        return self.eps, self.groups, update, update.buffers[0].dtype, addresses
+        return self.eps, self.groups, update, memory_of(*update.buffers)
 
     @property
     def running_stats(self) -> tuple[Tensor | None, Tensor]:
@@ -527,8 +527,3 @@ def _is_plain(x: Tensor) -> bool:
         and not num_dispatch_modes()
         and not (x.is_cuda and torch.cuda.is_current_stream_capturing())
     )
-
-
-def memory_of(buffer: Tensor) -> tuple[Any, ...]:
-    """Return what must not change of a buffer that a prepared call reads by its address."""
-    return buffer.data_ptr(), buffer.dtype, buffer.numel(), buffer.is_contiguous()

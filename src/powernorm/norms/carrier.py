@@ -28,6 +28,7 @@ from powernorm.norms.batch_statistics import BatchStatisticsNorm
 from powernorm.norms.buffers import has_value
 from powernorm.norms.checkpointing import Seen, refuse_reentrant
 from powernorm.norms.stateful import StatefulNorm
+from powernorm.ops.graphs import refuse_transforms
 from powernorm.ops.running_stats import reduce_sums
 from powernorm.ops.torch_private import is_exporting, version_of
 
@@ -124,7 +125,6 @@ class CarrierNorm(StatefulNorm):
         own = self._buffers
         self.__dict__["_buffers"] = buffers
         try:
-            self.follow_counter()  # another forward may have been the last
             self.receive(sums)
         finally:
             self.__dict__["_buffers"] = own
@@ -137,6 +137,7 @@ class CarrierNorm(StatefulNorm):
         """
         if not torch.compiler.is_compiling():
             refuse_reentrant(self.class_name)
+        self.follow_counter()  # since the forward others may have written to it, or replaced it
         if self._held is not None:
             self.gather(sums)
             return
@@ -147,10 +148,9 @@ class CarrierNorm(StatefulNorm):
 
     def advance(self) -> None:
         """Count one step in the mirror, after `update_running_stats`."""
-        counter = self._buffers["num_batches_tracked"]
-        if self._stage == self._last_stage and self._counter is counter:
-            return  # no threshold is left to be passed
         self.follow_counter(own_step=True)
+        if self._stage == self._last_stage:
+            return  # no threshold is left to be passed
         self._steps += 1
         if self._stage < len(self.thresholds) and self._steps >= self.thresholds[self._stage]:
             # Steps without a valid token do not count. The mirror may run ahead of the buffer,
@@ -160,16 +160,21 @@ class CarrierNorm(StatefulNorm):
     def follow_counter(self, own_step: bool = False) -> None:
         """Read the counter again if other code has written or replaced the buffer.
 
-        Loaders do that, and data-parallel wrappers that broadcast buffers. After the last
-        threshold the count no longer matters, so that nothing is read back from the device.
+        Loaders do that, data-parallel wrappers that broadcast buffers, and who begins anew by hand.
+        The layer's own steps are known, so that nothing is read back from the device for them.
+
+        Raises:
+            InputError: a transform of torch.func has replaced it, by counters that may differ.
         """
         if self._counter is not self._buffers["num_batches_tracked"]:
+            refuse_transforms()
             self._recount()
-        elif self._stage < self._last_stage:
+        elif self._last_stage:
             version = version_of(self._counter)
             if version is None or self._writes is None or version != self._writes + own_step:
                 self._recount(own_step)
-            self._writes = version
+            elif own_step:
+                self.__dict__["_writes"] = version  # which is faster than to set the attribute
 
     def _recount(self, own_step: bool = False) -> None:
         self._counter = self.num_batches_tracked

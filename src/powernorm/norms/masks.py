@@ -132,8 +132,16 @@ def _push(scope: Scope) -> None:
         _set_scopes((*context, scope), ())
 
 
-def _remove(scope: Scope) -> None:
-    """Close a user's scope, and what was left open inside it."""
+def _close(scope: Scope, opened: _Scopes) -> None:
+    """Close a user's scope, if it is open, and what was left open inside it.
+
+    Args:
+        scope: the scope.
+        opened: scopes of compiled code when it was opened.
+    """
+    if torch.compiler.is_dynamo_compiling():
+        _compiled.scopes = opened
+        return
     context, compiled = _scopes()
     scopes = compiled if any(one is scope for one in compiled) else context
     index = next((index for index, one in enumerate(scopes) if one is scope), None)
@@ -192,14 +200,13 @@ def padding_mask(mask: Tensor | None) -> Iterator[None]:
     check_is_mask(mask)
     _, opened = _scopes()
     scope = Scope(() if mask is None else (ScopedMask(mask),), None)
-    _push(scope)
     try:
+        _push(scope)
         yield
-    finally:
-        if torch.compiler.is_dynamo_compiling():
-            _compiled.scopes = opened
-        else:
-            _remove(scope)
+        _close(scope, opened)
+    except BaseException:  # an interrupt too, which may come while the scope opens or closes
+        _close(scope, opened)
+        raise
 
 
 def innermost_scope(*, observing: bool = False) -> Scope | None:

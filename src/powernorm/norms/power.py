@@ -17,7 +17,7 @@ from powernorm.norms.arguments import (
     check_number,
     check_share,
 )
-from powernorm.norms.batch_statistics import AVERAGE, memory_of
+from powernorm.norms.batch_statistics import AVERAGE
 from powernorm.norms.buffers import rename_key
 from powernorm.norms.carrier import GradientMomentNorm
 from powernorm.norms.feature_dims import Normalized
@@ -27,6 +27,7 @@ from powernorm.ops.running_stats import (
     Momentum,
     PowerUpdate,
     Update,
+    memory_of,
     mixed,
     next_gradient_moment,
 )
@@ -222,9 +223,8 @@ class PowerNorm(GradientMomentNorm):
         if self.scales_loss or self.group_name:
             return None
         buffers = cast(dict[str, Tensor], self._buffers)
-        second, gradient = map(buffers.__getitem__, self.read_in_training)
-        state = (*memory_of(second), *memory_of(gradient))
-        return self.eps, self.groups, self._stage == 0, self.max_ratio, self.variant, *state
+        state = memory_of(*map(buffers.__getitem__, self.read_in_training))
+        return self.eps, self.groups, self._stage == 0, self.max_ratio, self.variant, state
 
     def compare_with_batch(self, x: Tensor, mask: Tensor | None) -> None:
         """Compare nothing: ψ is what the layer trains by, and there is a warning of the warm-up."""

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from powernorm.errors import InputError
 from powernorm.norms.arguments import Start, Variant, check_number
-from powernorm.norms.batch_statistics import memory_of
 from powernorm.norms.carrier import BackwardStateNorm
 from powernorm.norms.divergences import (
     Compared,
@@ -25,7 +24,7 @@ from powernorm.norms.penalties import MOST_COMPILED, Pending
 from powernorm.ops.batch_norm import OPERATOR as BATCH_NORM
 from powernorm.ops.batch_norm import batch_norm
 from powernorm.ops.operators import snapshot
-from powernorm.ops.running_stats import mixed, next_weight
+from powernorm.ops.running_stats import memory_of, mixed, next_weight
 
 _PATIENCE: Final = 100
 """Backwards without anybody asking for the penalty before a layer warns: a few are no sign."""
@@ -189,7 +188,7 @@ class RegularizedBatchNorm(BackwardStateNorm):
             return None
         mean, var = self.running_stats
         assert mean is not None
-        return self.eps, self.groups, *memory_of(mean), *memory_of(var)
+        return self.eps, self.groups, memory_of(mean, var)
 
     @property
     def has_penalty(self) -> bool:

@@ -22,12 +22,13 @@ from powernorm.norms.batch_statistics import BatchStatisticsNorm
 from powernorm.norms.carrier import BackwardStateNorm
 from powernorm.norms.checkpointing import Seen
 from powernorm.norms.feature_dims import Normalized, answer
-from powernorm.ops.arrays import accumulation_dtype, count_of, tokens_of, validity_of
+from powernorm.ops.arrays import accumulation_dtype
 from powernorm.ops.attached import attach
 from powernorm.ops.batch_norm import batch_norm
+from powernorm.ops.moments import Moments
 from powernorm.ops.operators import snapshot
 from powernorm.ops.pointwise import add_scaled
-from powernorm.ops.running_stats import Average, Momentum
+from powernorm.ops.running_stats import Average, Momentum, centered_sums
 from powernorm.ops.token_norm import TokenNormArgs, token_norm
 
 Evaluation = Literal["rep", "blend"]
@@ -362,13 +363,9 @@ class ProgressiveRepBatchNorm(_RepNorm, BackwardStateNorm):
     def _by_token(self, x: Tensor, residual: Tensor | None, seen: Seen) -> Normalized:
         """Normalize by LN alone; the step is counted."""
         total = x if residual is None else x + residual
-        tokens = tokens_of(total.detach())
-        count = count_of(tokens, validity_of(seen.padding_mask)).double()
-        if not tokens.shape[0]:
-            count = torch.zeros_like(count)
-        sums = torch.cat(
-            [count.expand(1, self.num_features), count.new_zeros(3, self.num_features)]
-        )
+        # Of the batch: another backward may end the warm-up before this forward's own.
+        batch = Moments.of(total, seen.padding_mask)
+        sums = centered_sums(batch.count, batch.mean, batch.squares)
         carrier = self.carrier_for(x)
         y = attach(self._branch(total), carrier, sums, self.weight, self.bias, self.eta)
         return answer((y, total), residual)

@@ -18,6 +18,7 @@ from powernorm.ops.attached import attach
 from powernorm.ops.operators import snapshot
 from powernorm.ops.pointwise import scale_and_shift
 from powernorm.ops.token_norm import TokenNormArgs, token_norm
+from powernorm.ops.torch_private import are_transforms_active
 
 
 class TaperNorm(CarrierNorm):
@@ -179,16 +180,23 @@ class TaperNorm(CarrierNorm):
         """Normalize (..., C); see the class."""
         total = x if residual is None else x + residual
         if not self.training:
-            if not torch.compiler.is_compiling():
-                self.follow_counter()
             now = self.num_batches_tracked, self.branch_scale, self.start_weight
-            return answer((self._blended(total, self.stage, *now), total), residual)
+            return answer((self._blended(total, self._stage_to_evaluate(), *now), total), residual)
         seen = self.prepare(x, mask, residual)
         y = self._blended(total, seen.stage, *map(snapshot, seen.state))
         sums = self._sums(total.detach(), seen.padding_mask)
         carrier = self.carrier_for(x) if seen.stage < 2 else None
         resting = ((self.tapered_offset,), (), (self.weight,))[seen.stage]
         return answer((attach(y, carrier, sums, *resting), total), residual)
+
+    def _stage_to_evaluate(self) -> int:
+        if not torch.compiler.is_compiling():
+            if are_transforms_active():
+                # The members of an ensemble may be in different stages: the tapering's formula
+                # holds before and after it too.
+                return 1
+            self.follow_counter()
+        return self.stage
 
     def _blended(
         self, total: Tensor, stage: int, count: Tensor, scale: Tensor, start: Tensor

@@ -90,5 +90,6 @@ def refuse_transforms() -> None:
     if is_transformed():
         raise InputError(
             "norms with batch statistics cannot be trained inside torch.func transforms or "
-            "forward-mode differentiation: use norm.eval(), or a per-token norm"
+            "forward-mode differentiation: use norm.eval(), or a per-token norm; train the members "
+            "of an ensemble one after the other"
         )

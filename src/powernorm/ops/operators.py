@@ -20,6 +20,7 @@ from powernorm.ops.dispatch import functions_for, is_cpu_chosen
 from powernorm.ops.graphs import refuse_transforms
 from powernorm.ops.torch_private import (
     are_transforms_active,
+    in_backward,
     in_forward_mode,
     is_batched,
     is_tracing,
@@ -436,3 +437,21 @@ def snapshot(buffer: Tensor) -> Tensor:
 _LIBRARY.define("snapshot(Tensor buffer) -> Tensor")
 _LIBRARY.impl("snapshot", Tensor.clone, "CompositeExplicitAutograd")
 torch.library.register_fake("powernorm::snapshot", torch.empty_like, lib=_LIBRARY)
+
+
+def unless_repeated(sums: Tensor) -> Tensor:
+    """Return the sums of a batch, zeros in a backward, by an op that compilers do not look into.
+
+    Where activation checkpointing repeats a compiled forward, no Python of the layer runs.
+    """
+    counted: Tensor = torch.ops.powernorm.unless_repeated(sums)
+    return counted
+
+
+_LIBRARY.define("unless_repeated(Tensor sums) -> Tensor")
+_LIBRARY.impl(
+    "unless_repeated",
+    lambda sums: torch.zeros_like(sums) if in_backward() else sums.clone(),
+    "CompositeExplicitAutograd",
+)
+torch.library.register_fake("powernorm::unless_repeated", torch.empty_like, lib=_LIBRARY)

@@ -153,6 +153,14 @@ class Update:
         self.native: Any = None
 
 
+def memory_of(*buffers: Tensor) -> list[Any]:
+    """Return what must not change of buffers that are read or written by their addresses."""
+    return [
+        (buffer.data_ptr(), buffer.dtype, buffer.numel(), buffer.is_contiguous())
+        for buffer in buffers
+    ]
+
+
 class CenteredUpdate(Update):
     """Of a running mean and variance, by the sums of `centered_sums`.
 

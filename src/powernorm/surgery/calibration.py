@@ -182,6 +182,9 @@ def _calibrate(
         return CalibrationReport(kept_rows)
     survey = _Survey(model, layers, batches, forward or call_model, num_passes, on_progress)
     with preserved_state(model, layers.values()):
+        for layer in layers.values():
+            # As `adopt_statistics` leaves it: PRepBN's mixture depends on it.
+            layer.num_batches_tracked.clamp_(min=1)
         populations = survey.measure(way)
         new = {
             name: evaluated_statistics(layers[name], moments)

@@ -3,10 +3,18 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils.checkpoint import (
+    CheckpointPolicy,
+    checkpoint,
+    create_selective_checkpoint_contexts,
+)
 
 import powernorm
 from norms.test_goldens import Golden, check
@@ -161,3 +169,110 @@ def test_centered_batch_norm_is_batch_norm_of_centered_tokens() -> None:
     torch.testing.assert_close(ours.running_var, plain.running_var)
     y, total = ours.eval()(x, None, x)
     torch.testing.assert_close((y, total), (plain.eval()(2 * centered), 2 * x))
+
+
+def training_layer(**options: Any) -> FrozenDeviationNorm:
+    return FrozenDeviationNorm(8, **options).train()
+
+
+def tokens(seed: int) -> Tensor:
+    return 3 * torch.randn(2, 20, 8, generator=torch.Generator().manual_seed(seed))
+
+
+def counts(norm: FrozenDeviationNorm) -> tuple[int, int]:
+    return int(norm.num_batches_tracked), int(norm.num_nonfinite_batches)
+
+
+def test_averages_of_a_bfloat16_module_are_in_float32() -> None:
+    """One in bfloat16 stands still where batches change it by less than half its last digit."""
+    wide = training_layer(momentum=0.01)
+    narrow = copy.deepcopy(wide).bfloat16()
+    for seed in range(300):
+        x = tokens(seed).bfloat16()
+        narrow(x)
+        wide(x.float())
+    assert narrow.running_deviation.dtype == narrow.deviation.dtype == torch.float32
+    torch.testing.assert_close(narrow.deviation, wide.deviation)
+
+
+@pytest.mark.parametrize("kind", [FrozenDeviationNorm, CenteredBatchNorm])
+def test_bfloat16_is_centered_in_float32(kind: type[nn.Module]) -> None:
+    """At a mean of 300 the difference of two numbers of bfloat16 is a multiple of 2."""
+    norm = kind(8).bfloat16()
+    x = (tokens(0) + 300).bfloat16()
+    expected = copy.deepcopy(norm).float()(x.float()).bfloat16()
+    y = norm(x)
+    assert y.dtype == torch.bfloat16
+    torch.testing.assert_close(y, expected)
+    y, total = norm.eval()(x, None, x)
+    assert y.dtype == total.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("way", ["checkpoint", "selective", "compiled inside", "compiled outside"])
+def test_a_repeated_forward_counts_once(way: str) -> None:
+    norm = training_layer(first_position=True)
+    plain = copy.deepcopy(norm)
+    call: Callable[[Tensor], Tensor] = norm
+    context: dict[str, Any] = {}
+    if way == "compiled inside":
+        call = torch.compile(norm, backend="aot_eager", fullgraph=True)
+    if way == "selective":
+        context["context_fn"] = partial(
+            create_selective_checkpoint_contexts, lambda *_, **__: CheckpointPolicy.MUST_SAVE
+        )
+
+    def run(x: Tensor) -> Tensor:
+        y: Tensor = checkpoint(call, x, use_reentrant=False, **context)
+        return y
+
+    if way == "compiled outside":
+        run = torch.compile(run, backend="aot_eager", fullgraph=True)
+    for seed in range(3):
+        x, other = (tokens(seed).requires_grad_() for _ in range(2))
+        mask = torch.zeros(2, 20, dtype=torch.bool)
+        mask[0, 5:] = True
+        with powernorm.padding_mask(mask):
+            y, expected = run(x), plain(other)
+        y.square().sum().backward()
+        expected.square().sum().backward()
+        torch.testing.assert_close(x.grad, other.grad)
+    assert counts(norm) == (3, 0)
+    torch.testing.assert_close(norm.deviation, plain.deviation)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), 1e30])
+def test_a_batch_that_is_not_finite_moves_nothing(bad: float) -> None:
+    norm = training_layer(first_position=True)
+    norm(tokens(0))
+    before = norm.deviation.clone()
+    x = tokens(1)
+    x[0, 4, 2] = bad
+    norm(x)
+    assert counts(norm) == (2, 1)
+    assert norm.deviation[1] == norm.running_deviation[1] == before[1]
+    assert norm.deviation[0] != before[0]
+    norm(x, torch.ones(2, 20, dtype=torch.bool))
+    assert counts(norm) == (2, 1)
+
+
+def test_a_training_step_is_one_step_or_none() -> None:
+    norm, whole = training_layer(), training_layer()
+    before = copy.deepcopy(norm.state_dict())
+    with powernorm.training_step(norm) as step:
+        norm(tokens(0)).sum().backward()
+        step.skip()
+    for name, value in norm.state_dict().items():
+        assert torch.equal(value, before[name]), name
+    with powernorm.training_step(norm):
+        for part in tokens(1).chunk(2):
+            norm(part)
+    whole(tokens(1))
+    assert counts(norm) == counts(whole) == (1, 0)
+    torch.testing.assert_close(norm.deviation, whole.deviation)
+
+
+def test_transforms_are_refused_in_training() -> None:
+    norm, x = training_layer(), tokens(0)
+    with pytest.raises(InputError, match=r"torch\.func"):
+        torch.func.vmap(norm)(x)
+    torch.testing.assert_close(torch.func.vmap(norm.eval())(x), norm(x))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import cast
 
 import torch
@@ -10,13 +11,16 @@ from torch import Tensor
 from powernorm.errors import InputError
 from powernorm.norms import BatchNorm
 from powernorm.norms.arguments import check_flag, check_share
-from powernorm.norms.base import AffineNorm
+from powernorm.norms.checkpointing import Seen
 from powernorm.norms.feature_dims import Normalized, answer
-from powernorm.norms.masks import current_padding_mask
+from powernorm.norms.stateful import StatefulNorm
 from powernorm.ops.arrays import accumulation_dtype
+from powernorm.ops.graphs import refuse_transforms
+from powernorm.ops.operators import unless_repeated
+from powernorm.ops.torch_private import without_modes
 
 
-class FrozenDeviationNorm(AffineNorm):
+class FrozenDeviationNorm(StatefulNorm):
     """LayerNorm, or RMSNorm, whose deviation is a constant once it is frozen (FakeLN).
 
     Before `freeze`, over the features of each token, `y = γ (x - mean x)/σ + β` with
@@ -46,10 +50,13 @@ class FrozenDeviationNorm(AffineNorm):
 
     State:
         running_deviation (S) and deviation (D), 0-d; with `first_position` (2,), of which the first
-        is that of position 0. Whether it is frozen is no part of the state dict.
+        is that of position 0; and the counters. Updated in the training-mode forward, as
+        BatchNorm's: once where activation checkpointing repeats it, not by a batch whose mean is
+        not finite, and by `powernorm.training_step` at its end. Whether it is frozen is no part of
+        the state dict.
 
     Numerics:
-        In float32 (float64 for float64 input).
+        In float32 (float64 for float64 input), also where the module is in bfloat16.
 
     Distributed:
         S is that of each process alone.
@@ -64,7 +71,8 @@ class FrozenDeviationNorm(AffineNorm):
     [-0.5, 0.5]
     """
 
-    reads_mask = True
+    num_sums = 4
+    checks_itself = False
     deviation: Tensor
     running_deviation: Tensor
 
@@ -81,15 +89,24 @@ class FrozenDeviationNorm(AffineNorm):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(num_features, eps, affine, True, device, dtype, feature_dim)
+        super().__init__(
+            num_features,
+            eps=eps,
+            affine=affine,
+            bias=True,
+            sync=False,
+            process_group=None,
+            feature_dim=feature_dim,
+            device=device,
+            dtype=dtype,
+        )
         self.momentum = check_share("momentum", momentum)
         self.center = check_flag("center", center)
         self.first_position = check_flag("first_position", first_position)
-        self.is_frozen = False
         shape = (2,) if first_position else ()
-        precision = torch.float64 if dtype is torch.float64 else torch.float32
         for name in ("running_deviation", "deviation"):
-            self.register_buffer(name, torch.ones(shape, device=device, dtype=precision))
+            start = torch.ones(shape, device=device, dtype=self._buffer_dtype)
+            self.register_buffer(name, start)
 
     @property
     def is_static(self) -> bool:
@@ -104,11 +121,6 @@ class FrozenDeviationNorm(AffineNorm):
     @property
     def _is_affine(self) -> bool:
         return self.is_frozen and not self.first_position
-
-    @property
-    def wants_mask(self) -> bool:
-        """Whether a forward uses a mask: to average over valid tokens."""
-        return self.training and not self.is_frozen
 
     def affine(self) -> tuple[Tensor, Tensor]:
         """Return (γ/D, β), (C,) float64, of x or of x less its mean."""
@@ -137,7 +149,8 @@ class FrozenDeviationNorm(AffineNorm):
                 self.running_deviation.copy_(value)
         if not bool((self.deviation > 0).all() & self.deviation.isfinite().all()):
             raise InputError(f"deviation is {self.deviation.tolist()}, expected numbers above 0")
-        self.is_frozen = True
+        self.num_batches_tracked.clamp_(min=1)  # D is known from now on, as after a batch
+        self.freeze_statistics()
         return self
 
     @torch.no_grad()
@@ -159,9 +172,10 @@ class FrozenDeviationNorm(AffineNorm):
         else:
             sigma = self._deviations(centered)
             if self.training:
-                self._average(sigma.detach(), mask)
+                refuse_transforms()
+                self._average(sigma.detach(), self.prepare(x, mask, residual))
             y = centered / sigma.unsqueeze(-1)
-        return answer((self.scale_and_shift(y.to(total.dtype)), total), residual)
+        return answer((self.scale_and_shift(y).to(total.dtype), total), residual)
 
     def deviations(self, x: Tensor) -> Tensor:
         """Return σ of each token, (...), of an x with the features last."""
@@ -183,20 +197,46 @@ class FrozenDeviationNorm(AffineNorm):
         return deviation[places].unsqueeze(-1)
 
     @torch.no_grad()
-    def _average(self, sigma: Tensor, mask: Tensor | None) -> None:
-        """Move S and D by the deviations of a batch, (...)."""
-        mask = current_padding_mask(sigma.unsqueeze(-1), self) if mask is None else mask
-        valid = torch.ones_like(sigma, dtype=torch.bool) if mask is None else ~mask
-        if not self.first_position:
-            self._move(self.running_deviation, sigma[valid])
-        else:
-            self._move(self.running_deviation[0], sigma[..., 0][valid[..., 0]])
-            self._move(self.running_deviation[1], sigma[..., 1:][valid[..., 1:]])
-        self.deviation.copy_(self.running_deviation)
+    def _average(self, sigma: Tensor, seen: Seen) -> None:
+        """Move S and D by the deviations of a batch, (...), unless it has been counted."""
+        if seen.is_repeated:
+            return
+        is_traced = torch.compiler.is_compiling()
+        # A selective checkpoint counts the operators of both runs, and keeps what they give.
+        with nullcontext() if is_traced else without_modes():
+            sums = self._sums(torch.atleast_1d(sigma), seen.padding_mask)
+            if is_traced:
+                sums = unless_repeated(sums)
+            if self.is_holding:
+                self.gather(sums)
+            else:
+                self.update_running_stats(sums)
 
-    def _move(self, average: Tensor, values: Tensor) -> None:
-        if values.numel():
-            average.lerp_(values.mean().to(average.dtype), self.momentum)
+    def _sums(self, sigma: Tensor, mask: Tensor | None) -> Tensor:
+        """Return the number of valid tokens and the sum of their σ, at position 0 and others."""
+        valid = torch.ones_like(sigma, dtype=torch.bool) if mask is None else ~mask
+        kept = torch.where(valid, sigma, 0.0)
+        begin = int(self.first_position)
+        parts = slice(begin), slice(begin, None)
+        sums = [one[..., part].double().sum() for part in parts for one in (valid, kept)]
+        return torch.stack(sums).unsqueeze(1)
+
+    def update_running_stats(self, sums: Tensor) -> None:
+        """Move S and D by one step; see the base class."""
+        counts, totals = sums[:, 0].view(2, 2).unbind(1)
+        if not self.first_position:
+            counts, totals = counts[1], totals[1]
+        average = self.running_deviation
+        present = counts > 0
+        new = torch.where(present, totals / counts.clamp(min=1), average)
+        self.move_statistics(present.any(), (average, new, self.momentum))
+        self.deviation.copy_(average)
+
+    def reset_running_stats(self) -> None:
+        """Set S and D to 1, and the counters to 0."""
+        self.running_deviation.fill_(1)
+        self.deviation.fill_(1)
+        super().reset_running_stats()
 
     def extra_repr(self) -> str:
         """Return the features, eps and what it is."""
@@ -236,9 +276,10 @@ class CenteredBatchNorm(BatchNorm):
         """Center (..., C), then normalize as BatchNorm."""
         total = x if residual is None else x + residual
         y = cast(Tensor, super().normalize(centered(total), mask, None))
-        return answer((y, total), residual)
+        return answer((y.to(total.dtype), total), residual)
 
 
 def centered(x: Tensor) -> Tensor:
-    """Return x less its mean over the features, which are last."""
-    return x - x.mean(-1, keepdim=True)
+    """Return x less its mean over the features, which are last, in the accumulation type."""
+    wide = x.to(accumulation_dtype(x))
+    return wide - wide.mean(-1, keepdim=True)

@@ -260,15 +260,14 @@ def native_update(update: Update, features: int) -> NativeUpdate | None:
     It is made once for an `update` and its memory.
     """
     buffers = update.buffers
-    # Addresses: memory may be replaced under a tensor.
-    addresses = [buffer.data_ptr() for buffer in buffers]
+    memory = running_stats.memory_of(*buffers)  # it may be replaced under a tensor
     native: NativeUpdate | None
     if update.native is not None:
         prepared_for, native = update.native
-        if prepared_for == addresses:
+        if prepared_for == memory:
             return native
-    native = _new_update(update, addresses) if _can_write(buffers, features) else None
-    update.native = addresses, native
+    native = _new_update(update) if _can_write(buffers, features) else None
+    update.native = memory, native
     return native
 
 
@@ -293,8 +292,8 @@ def _can_write(buffers: tuple[Tensor, ...], features: int) -> bool:
     )
 
 
-def _new_update(update: Update, addresses: list[int]) -> NativeUpdate:
-    *vectors, tracked, nonfinite = addresses
+def _new_update(update: Update) -> NativeUpdate:
+    *vectors, tracked, nonfinite = (buffer.data_ptr() for buffer in update.buffers)
     native = NativeUpdate()
     native.features = update.buffers[0].numel()
     native.wide = update.buffers[0].dtype is torch.float64

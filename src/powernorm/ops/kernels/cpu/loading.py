@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import os
+import struct
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+from typing import Final
 
 import torch  # noqa: F401 - brings the OpenMP runtime that the library uses
 
@@ -16,6 +18,8 @@ from powernorm.ops.kernels.cpu.tasks import NativeUpdate, Task
 FOLDER = Path(__file__).parent
 VARIABLE = "POWERNORM_CPU_LIBRARY"
 """Environment variable that names another file to load."""
+_HEADER: Final = 64
+"""Bytes of an ELF file's header."""
 
 
 @dataclass(frozen=True)
@@ -49,13 +53,32 @@ def load_library() -> Library:
         mend = "install a C++ compiler and then powernorm again"
         return Library(None, f"the kernels are not there: {why}; {mend}")
     try:
+        _check_length(path)
         functions = _open(path)
         _declare(functions)
         if VARIABLE not in os.environ:
             _check_sources(functions)
     except (OSError, AttributeError, ValueError) as error:
-        return Library(None, f"{path.name} cannot be loaded: {error}")
+        return Library(None, f"{path.name} cannot be loaded: {error}; install powernorm again")
     return Library(functions, f"{path.name} is loaded")
+
+
+def _check_length(path: Path) -> None:
+    """Raise a ValueError for an ELF file that has been cut off: loading it would end the process.
+
+    The table of its sections is the last thing in it.
+    """
+    with path.open("rb") as file:
+        header = file.read(_HEADER)
+    if header[:5] != b"\x7fELF\x02":  # not of 64 bits: torch has no wheels for others
+        return
+    size, needed = path.stat().st_size, _HEADER
+    if size >= _HEADER:
+        order = "<" if header[5] == 1 else ">"
+        start, entry, number = struct.unpack_from(f"{order}40xQ10xHH", header)
+        needed = start + entry * number
+    if size < needed:
+        raise ValueError(f"it is cut off after {size:,} bytes")
 
 
 def _open(path: Path) -> ctypes.CDLL:
@@ -87,7 +110,7 @@ def _mapped_openmp() -> str | None:
 def _check_sources(functions: ctypes.CDLL) -> None:
     functions.powernorm_sources.restype = ctypes.c_char_p
     if functions.powernorm_sources().decode() != number_sources():
-        raise ValueError("its sources have changed since it was built; install powernorm again")
+        raise ValueError("its sources have changed since it was built")
 
 
 def _declare(functions: ctypes.CDLL) -> None:
@@ -95,7 +118,7 @@ def _declare(functions: ctypes.CDLL) -> None:
     functions.powernorm_update_size.restype = ctypes.c_size_t
     sizes = (functions.powernorm_task_size(), functions.powernorm_update_size())
     if sizes != (ctypes.sizeof(Task), ctypes.sizeof(NativeUpdate)):
-        raise ValueError("it was built from other sources; install powernorm again")
+        raise ValueError("it was built from other sources")
     functions.powernorm_run.argtypes = [ctypes.c_int, ctypes.c_void_p]
     functions.powernorm_update.argtypes = [ctypes.c_void_p, ctypes.c_void_p]
     functions.powernorm_instruction_set.restype = ctypes.c_char_p

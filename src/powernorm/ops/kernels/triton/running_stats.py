@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from powernorm.ops import running_stats
 from powernorm.ops.kernels.triton.device.running import (
     centered_kernel,
     power_kernel,
@@ -18,6 +19,9 @@ from powernorm.ops.running_stats import Average, CenteredUpdate, PowerUpdate, Up
 
 def update_running_stats(update: Update, sums: Tensor) -> None:
     """Take one step, in place; see `powernorm.ops.running_stats.update_running_stats`."""
+    if not all(buffer.is_contiguous() for buffer in update.buffers):
+        running_stats.update_running_stats(update, sums)
+        return
     momentum, average = update.momentum, 0
     if isinstance(momentum, Average):
         momentum, average = momentum
