@@ -42,7 +42,6 @@ from powernorm.norms import BatchStatisticsNorm, Norm, ProgressiveRepBatchNorm, 
 from powernorm.norms.adapted import AdaptedNorm
 from powernorm.norms.feature_dims import LAST
 from powernorm.surgery.axes import only_checks
-from powernorm.surgery.canceling import canceled
 from powernorm.surgery.centering import (
     CenteringConflictError,
     Stream,
@@ -87,7 +86,6 @@ class Folding:
         into: the parameters that absorb each norm.
         token_norms: what is left behind the statistics of the norms of each token that fold.
         rms: those that become an RMSNorm, with eps.
-        canceled: those whose statistic goes, as another one cancels it but for eps.
         assumes_numbers: whether it may depend on sizes of the inputs or on other numbers.
     """
 
@@ -98,7 +96,6 @@ class Folding:
     into: dict[str, tuple[str, ...]] = field(default_factory=dict)
     token_norms: dict[str, Static] = field(default_factory=dict)
     rms: dict[str, float] = field(default_factory=dict)
-    canceled: frozenset[str] = frozenset()
     assumes_numbers: bool = False
 
     def structure(self, model: nn.Module) -> Structure:
@@ -143,7 +140,6 @@ def solve_fold(
     runs: dict[int, Trace],
     token_norms: Mapping[str, TokenNorm] = MappingProxyType({}),
     centering: Centering = "keep",
-    approximate: bool = False,
 ) -> Folding:
     """Trace the model and find the changes that fold as many norms as possible.
 
@@ -162,7 +158,6 @@ def solve_fold(
         token_norms: norms of each token whose weight and bias fold, by name. Without static norms
             no bias is made for theirs, so that the model's own class takes the result.
         centering: see `powernorm.plan_fold`.
-        approximate: see `powernorm.plan_fold`.
     """
     names = [*statics, *token_norms]
     modules = dict(model.named_modules())
@@ -181,10 +176,7 @@ def solve_fold(
     if centering == "weights":
         solver.center([*(None for _ in statics), *token_norms.values()])
     solver.leave_shared(traced, [norm.parameters for norm in token_norms.values()])
-    solver.needed = {names.index(name) for name in read_attributes if name in token_norms}
     for name, attribute in read_attributes.items():
-        if name in token_norms:
-            continue
         solver.leave_untouched(
             names.index(name),
             f"another module reads its attribute {attribute!r}, which nothing folded has: let it "
@@ -196,11 +188,7 @@ def solve_fold(
             solver.leave_untouched(index, f"the model's forward writes {changed[0]}")
     solver.bare = {names.index(name) for name, norm in token_norms.items() if not norm.parameters}
     solver.run()
-    summary = _Summary(found, names, solver)
-    if approximate:
-        kinds = [*("" for _ in statics), *(norm.kind for norm in token_norms.values())]
-        summary.canceled = solver.canceled(traced, kinds)
-    folding = summary.folding()
+    folding = _Summary(found, names, solver).folding()
     folding.assumes_numbers = any(map(assumes_number, relations.all()))
     return folding
 
@@ -236,8 +224,6 @@ class _Solver:
         """eps of the norms that may become an RMSNorm."""
         self.bare: set[int] = set()
         """Indices of the norms of each token without weight and bias."""
-        self.needed: set[int] = set()
-        """Indices of the norms of each token whose attributes other modules read."""
         self.untouched: set[int] = set()
         """Indices of the pinned norms that do not become a multiply-add either."""
         self.solution = Solution()
@@ -394,19 +380,6 @@ class _Solver:
         left = self.statics[index] if index in self.pinned else self.behind_statistic(index)
         return "RMSNorm has no bias" if bool(left.shift.any()) else left
 
-    def canceled(self, traced: Trace, kinds: Sequence[str]) -> frozenset[int]:
-        """Return the norms whose statistic others cancel; `kinds` are those of the norms."""
-        candidates = {
-            index
-            for index in self.with_statistic
-            if (kinds[index] == "rms" or isinstance(self.as_rms(index), Static))
-            and not bool(self.statics[index].shift.any())
-            and index in self.uses
-            and index not in self.untouched | self.needed | traced.inplace_neighbors.keys()
-        }
-        invariant = [i for i in self.with_statistic if kinds[i] in ("layer", "rms")]
-        return canceled(traced, candidates, invariant)
-
     def _drop_idle_streams(self) -> bool:
         """Leave the streams alone that no RMSNorm would come of; return whether there are any."""
         idle = [
@@ -457,7 +430,6 @@ class _Summary:
         self.found = found
         self.names = names
         self.solver = solver
-        self.canceled: frozenset[int] = frozenset()
 
     def folding(self) -> Folding:
         solver = self.solver
@@ -466,21 +438,16 @@ class _Summary:
             if index in solver.reasons:
                 folding.reasons[name] = solver.reasons[index]
             if index in solver.with_statistic:
-                if index in self.canceled:
-                    self._drop_token_norm(folding, index, name)
-                else:
-                    self._add_token_norm(folding, index, name)
+                self._add_token_norm(folding, index, name)
                 continue
             if index in solver.decoupled or self._is_pinned(index):
                 folding.multiply_adds[name] = solver.affine(index, solver.uses[index][0])
         folding.replaced = tuple(
             name
             for index, name in enumerate(self.names)
-            if index in self.canceled
-            or (index not in solver.with_statistic and index not in solver.pinned)
+            if (index not in solver.with_statistic and index not in solver.pinned)
             or name in folding.multiply_adds
         )
-        folding.canceled = frozenset(self.names[index] for index in self.canceled)
         for found in self.found:
             name, _ = found.inner
             if name not in self.names:
@@ -490,14 +457,6 @@ class _Summary:
             if index not in solver.pinned:
                 folding.into[self.names[index]] = self._around(uses, changed)
         return folding
-
-    def _drop_token_norm(self, folding: Folding, index: int, name: str) -> None:
-        left = self.solver.statics[index]
-        if index in self.solver.pinned and bool((left.scale != 1).any()):
-            folding.multiply_adds[name] = left
-        folding.reasons[name] = (
-            "approximate: its statistic goes, which those behind it cancel but for eps"
-        )
 
     def _add_token_norm(self, folding: Folding, index: int, name: str) -> None:
         solver = self.solver

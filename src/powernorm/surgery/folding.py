@@ -110,7 +110,6 @@ class FoldPlan(NormTable):
         examples: the example inputs, one call each.
         token_norms: the norms whose statistic stays, as they were when the plan was made.
         left: what stays behind their statistics.
-        approximate: whether a statistic goes that others cancel but for eps.
         wrapper: class around the model that keeps lists of its tensors, `""` if there is none.
     """
 
@@ -123,7 +122,6 @@ class FoldPlan(NormTable):
     examples: tuple[Examples, ...]
     token_norms: Mapping[str, TokenNorm] = field(default_factory=dict)
     left: Mapping[str, Static] = field(default_factory=dict)
-    approximate: bool = False
     wrapper: str = ""
 
     def apply(self, *, inplace: bool = True, verify: bool = True) -> FoldReport:
@@ -149,9 +147,7 @@ class FoldPlan(NormTable):
         self._check_unchanged()
         errors: tuple[Errors, ...] = ()
         if verify:
-            errors = compare(
-                self.model, self._fold_into, self.examples, approximate=self.approximate
-            )
+            errors = compare(self.model, self._fold_into, self.examples)
             check(errors)
         model = self.model if inplace else deepcopy(self.model)
         changes = self._fold_into(model)
@@ -271,7 +267,6 @@ def plan_fold(
     *,
     keep: Keep = "nothing",
     centering: Centering = "keep",
-    approximate: bool = False,
     more_examples: Sequence[object] = (),
     tied: Tied | None = None,
 ) -> FoldPlan:
@@ -307,10 +302,6 @@ def plan_fold(
             and the last layers of sub-layers), so that the LayerNorms become RMSNorms, of another
             class: `powernorm.save` keeps them. Only with `keep="statistics"`; biases are made where
             there are none.
-        approximate: also remove RMSNorms whose readers are all normalized again token by token, as
-            queries, keys and values are in some models: the later norms cancel the statistic but
-            for their eps. That is off by about eps over the mean square of what they then read;
-            the report's errors say by how much on the examples, and more than 5 % is refused.
         more_examples: inputs of other branches, each as `example_inputs`. The fold holds for all.
         tied: if one tensor is both the embedding and the head and the two need different values,
             `untie` gives the head a tensor of its own (memory for another table), `keep` leaves a
@@ -321,7 +312,7 @@ def plan_fold(
         InputError: a model in training mode, uncalibrated statistics, scales that are not finite,
             inputs that fail, no norm to fold, or a model that torch.export cannot trace.
     """
-    check_options(keep, centering, tied, approximate)
+    check_options(keep, centering, tied)
     tied = tied or ("untie" if keep == "nothing" else "keep")
     wrapper = ""
     while isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
@@ -335,8 +326,7 @@ def plan_fold(
     statics = _checked_statics(model, found, tokens, reasons)
     written = _written(model, examples)
     modules = dict(model.named_modules())
-    watched = [*statics, *(tokens if approximate else ())]
-    read = attributes_read(model, {name: modules[name] for name in watched}, examples)
+    read = attributes_read(model, {name: modules[name] for name in statics}, examples)
     masked = with_masks(model, examples[0])
     examples = (*examples, *taken(model, chain.from_iterable(map(with_other_numbers, examples))))
     solved = partial(
@@ -350,7 +340,6 @@ def plan_fold(
         runs={},
         token_norms=tokens,
         centering=centering,
-        approximate=approximate,
     )
     try:
         both = examples if masked is None else (*examples, masked)
@@ -374,9 +363,8 @@ def plan_fold(
         folding.multiply_adds,
         {name: statics[name] for name in folding.replaced if name in statics},
         examples,
-        {name: tokens[name] for name in (*folding.token_norms, *folding.canceled)},
+        {name: tokens[name] for name in folding.token_norms},
         folding.token_norms,
-        bool(folding.canceled),
         wrapper,
     )
 
@@ -387,7 +375,6 @@ def fold(
     *,
     keep: Keep = "nothing",
     centering: Centering = "keep",
-    approximate: bool = False,
     more_examples: Sequence[object] = (),
     inplace: bool = True,
     verify: bool = True,
@@ -403,7 +390,6 @@ def fold(
         keep: `statistics` folds the weights and biases of LayerNorm and RMSNorm, too, which then
             only compute their statistic; see `plan_fold`.
         centering: `weights` makes RMSNorms of LayerNorms; see `plan_fold`.
-        approximate: remove statistics that others cancel but for eps, too; see `plan_fold`.
         more_examples: inputs of other branches of the model's code, see `plan_fold`.
         inplace: change the model itself; False folds a copy, the report's `model`.
         verify: compare with the original on the example inputs.
@@ -432,7 +418,6 @@ def fold(
         example_inputs,
         keep=keep,
         centering=centering,
-        approximate=approximate,
         more_examples=more_examples,
         tied=tied,
     )
@@ -443,7 +428,7 @@ def _neutral(count: int) -> list[str]:
     return [f"{count:,} weights and biases of norms compute nothing any more"] if count else []
 
 
-def check_options(keep: str, centering: str, tied: str | None, approximate: bool) -> None:
+def check_options(keep: str, centering: str, tied: str | None) -> None:
     """Raise an InputError unless these are options of `fold` that go together.
 
     Raises:
@@ -457,12 +442,8 @@ def check_options(keep: str, centering: str, tied: str | None, approximate: bool
         if value not in known:
             expected = " or ".join(repr(one) for one in known if one is not None)
             raise InputError(f"{what} is {value!r}, expected {expected}")
-    for option, given in (
-        ("centering=weights", centering == "weights"),
-        ("approximate", approximate),
-    ):
-        if given and keep != "statistics":
-            raise InputError(f"{option} is about norms that stay: give keep=statistics, too")
+    if centering == "weights" and keep != "statistics":
+        raise InputError("centering=weights is about norms that stay: give keep=statistics, too")
 
 
 def _checked_statics(
@@ -531,8 +512,6 @@ def _row(found: FoundNorm, folding: Folding) -> NormRow:
     reason = folding.reasons.get(name, "")
     row = NormRow(name=found.names[0], kind=found.kind, action="keep", reason=reason)
     into = folding.into.get(name, ())
-    if name in folding.canceled and name not in folding.multiply_adds:
-        return replace(row, action="fold", into=into)
     if name in folding.rms:
         return replace(row, action="swap", into=("rms", *into))
     if not reason:

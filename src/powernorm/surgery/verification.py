@@ -185,10 +185,6 @@ _PARTLY_NARROW: Final = 1e-4
 """Tolerance for a float64 copy of a model that converts to float32 in between."""
 
 
-_APPROXIMATE: Final = 0.05
-"""Tolerance for a fold that leaves eps out of account."""
-
-
 class Errors(NamedTuple):
     """How far the folded model's outputs are from the original's, over all of them.
 
@@ -213,8 +209,6 @@ def compare(
     model: nn.Module,
     change: Callable[[nn.Module], object],
     examples: Sequence[Examples],
-    *,
-    approximate: bool = False,
 ) -> tuple[Errors, ...]:
     """Run copies of a model before and after a change, in float64, float32 and its own type.
 
@@ -226,7 +220,6 @@ def compare(
         model: before the change.
         change: changes a model in place.
         examples: calls.
-        approximate: whether more than rounding is expected.
 
     Raises:
         InputError: the changed copy fails, or its outputs hold no floating-point tensor, or no
@@ -237,15 +230,13 @@ def compare(
         change(copy)
         return copy
 
-    return differences(model, changed, examples, approximate=approximate)
+    return differences(model, changed, examples)
 
 
 def differences(
     model: nn.Module,
     other: Callable[[nn.Module], nn.Module],
     examples: Sequence[Examples],
-    *,
-    approximate: bool = False,
 ) -> tuple[Errors, ...]:
     """Run a model and another one in its place, as `compare` does.
 
@@ -254,7 +245,6 @@ def differences(
         other: returns the other one, for a copy of the first that has run and whose type it is to
             have; it may be that copy, changed.
         examples: calls.
-        approximate: whether more than rounding is expected.
     """
     own = model_dtype(model)
     found: list[Errors] = []
@@ -276,7 +266,6 @@ def differences(
         after = [tensor for result in results for tensor in _outputs(result)]
         narrow = dtype == torch.float64 and types.narrower_than(dtype)
         tolerance = _PARTLY_NARROW if narrow else _TOLERANCES.get(dtype, 0.05)
-        tolerance = max(tolerance, _APPROXIMATE) if approximate else tolerance
         errors = _errors(dtype, before, after, tolerance)
         floats = [tensor for tensor in before if tensor.is_floating_point()]
         overflows = not all(bool(tensor.isfinite().all()) for tensor in floats)
