@@ -20,7 +20,7 @@ from powernorm.inspection.examples import Examples, as_calls
 from powernorm.inspection.finder import FoundNorm, find_norms
 from powernorm.inspection.rows import NormRow, NormTable, format_rows
 from powernorm.norms import ProgressiveRepBatchNorm, TaperNorm
-from powernorm.surgery.changes import Changes, parameter_like, slot_of
+from powernorm.surgery.changes import Changes, parameter_like, slot_of, tensors_of
 from powernorm.surgery.fold_solver import (
     Centering,
     Folding,
@@ -38,7 +38,7 @@ from powernorm.surgery.verification import (
     Errors,
     attributes_read,
     check,
-    compare,
+    differences,
     run_folded,
     taken,
     with_masks,
@@ -147,7 +147,7 @@ class FoldPlan(NormTable):
         self._check_unchanged()
         errors: tuple[Errors, ...] = ()
         if verify:
-            errors = compare(self.model, self._fold_into, self.examples)
+            errors = differences(self.model, self._fold_into, self.examples)
             check(errors)
         model = self.model if inplace else deepcopy(self.model)
         changes = self._fold_into(model)
@@ -176,12 +176,7 @@ class FoldPlan(NormTable):
         )
 
     def _check_unchanged(self) -> None:
-        training = [name for name, module in self.model.named_modules() if module.training]
-        if training:
-            raise InputError(
-                f"the model is in training mode ({training[0] or 'the model itself'!r}) since the "
-                "fold was planned: call model.eval() first"
-            )
+        _check_evaluates(self.model, " since the fold was planned")
         found = find_norms(self.model)
         now = statics_of(found)
         if self.token_norms:
@@ -195,10 +190,7 @@ class FoldPlan(NormTable):
                 )
 
     def _fold_into(self, model: nn.Module) -> Changes:
-        tensors = {
-            **dict(model.named_parameters(remove_duplicate=False)),
-            **dict(model.named_buffers(remove_duplicate=False)),
-        }
+        tensors = tensors_of(model)
         try:
             new = [compute(replacement, tensors) for replacement in self.replacements]
         except (KeyError, RuntimeError) as error:
@@ -217,48 +209,39 @@ class FoldPlan(NormTable):
 
     def _fill(self, model: nn.Module, new: list[torch.Tensor], changes: Changes) -> None:
         for replacement, value in zip(self.replacements, new, strict=True):
-            module, attribute = slot_of(model, replacement.names[0])
-            tensor = parameter_like(value, getattr(module, attribute))
-            if not bool(tensor.isfinite().all()):
-                raise InputError(
-                    f"the new values of {replacement.names[0]} do not fit into {tensor.dtype}: "
-                    "fold the model in float32, or clamp the norms' scales"
-                )
-            for name in replacement.names:
-                module, attribute = slot_of(model, name)
-                changes.set_tensor(module, attribute, tensor)
-        self._fill_token_norms(model, changes)
-        for name, static in self.multiply_adds.items():
-            left = model.get_submodule(name)
-            for attribute, value in (("weight", static.scale), ("bias", static.shift)):
-                old = getattr(left, attribute)
-                with torch.no_grad():
-                    old.copy_(value)
-                if not bool(old.isfinite().all()):
-                    raise InputError(
-                        f"the multiply-add that is left of {name!r} does not fit into {old.dtype}: "
-                        "fold the model in float32"
-                    )
-
-    def _fill_token_norms(self, model: nn.Module, changes: Changes) -> None:
-        """Set the weights and biases behind statistics to what is left of them."""
-        new: dict[str, torch.Tensor] = {}
+            names = replacement.names
+            what = f"the new values of {names[0]} do"
+            _set(model, names, value, changes, what, ", or clamp the norms' scales")
         for norm, left in self.left.items():
-            known, rms = self.token_norms[norm], self.structure.rms.get(norm)
-            if rms is None:
-                values = {known.weight: left.scale - known.offset, known.bias: left.shift}
+            known, rms = self.token_norms[norm], self.structure.norms.get(norm)
+            if rms is not None:
+                values = {f"{norm}.weight" if rms.options["affine"] else "": left.scale}
             else:
-                values = {f"{norm}.weight" if rms.affine else "": left.scale}
-            new |= {name: value for name, value in values.items() if name}
-        for name, value in new.items():
-            module, attribute = slot_of(model, name)
-            tensor = parameter_like(value, getattr(module, attribute))
-            if not bool(tensor.isfinite().all()):
-                raise InputError(
-                    f"what is left of {name} does not fit into {tensor.dtype}: fold the model in "
-                    "float32"
-                )
-            changes.set_tensor(module, attribute, tensor)
+                values = {known.weight: left.scale - known.offset, known.bias: left.shift}
+            for name, value in values.items():
+                if name:
+                    _set(model, (name,), value, changes, f"what is left of {name} does")
+        for name, static in self.multiply_adds.items():
+            what = f"the multiply-add that is left of {name!r} does"
+            _set(model, (f"{name}.weight",), static.scale, changes, what)
+            _set(model, (f"{name}.bias",), static.shift, changes, what)
+
+
+def _set(
+    model: nn.Module,
+    names: Sequence[str],
+    value: torch.Tensor,
+    changes: Changes,
+    what: str,
+    advice: str = "",
+) -> None:
+    """Set the slots of a tensor to new values, or raise an InputError if these do not fit."""
+    module, attribute = slot_of(model, names[0])
+    tensor = parameter_like(value, getattr(module, attribute))
+    if not bool(tensor.isfinite().all()):
+        raise InputError(f"{what} not fit into {tensor.dtype}: fold the model in float32{advice}")
+    for name in names:
+        changes.set_tensor(*slot_of(model, name), tensor)
 
 
 def plan_fold(
@@ -466,12 +449,7 @@ def _checked_statics(
             f"the model is itself a norm ({type(model).__name__}): there is nothing around it to "
             "fold it into"
         )
-    training = [name for name, module in model.named_modules() if module.training]
-    if training:
-        raise InputError(
-            f"the model is in training mode ({training[0] or 'the model itself'!r}): a norm is "
-            "static in evaluation only, call model.eval() first"
-        )
+    _check_evaluates(model, ": a norm is static in evaluation only")
     statics = statics_of(found)
     if not statics and not tokens:
         present = sorted({norm.type_name for norm in found})
@@ -484,6 +462,16 @@ def _checked_statics(
             f"{why}"
         )
     return statics
+
+
+def _check_evaluates(model: nn.Module, why: str) -> None:
+    """Raise an InputError if a part of the model is in training mode."""
+    training = [name for name, module in model.named_modules() if module.training]
+    if training:
+        raise InputError(
+            f"the model is in training mode ({training[0] or 'the model itself'!r}){why}: call "
+            "model.eval() first"
+        )
 
 
 def _written(model: nn.Module, examples: Sequence[Examples]) -> frozenset[str]:
@@ -514,9 +502,7 @@ def _row(found: FoundNorm, folding: Folding) -> NormRow:
     into = folding.into.get(name, ())
     if name in folding.rms:
         return replace(row, action="swap", into=("rms", *into))
-    if not reason:
-        return replace(row, action="fold", into=into)
-    if name in folding.token_norms:
+    if not reason or name in folding.token_norms:
         return replace(row, action="fold", into=into)
     # A norm that does not fold is still replaced if a multiply-add can take its place.
     is_simpler = name in folding.multiply_adds
