@@ -209,6 +209,26 @@ def hooked() -> nn.Module:
     return model
 
 
+class Doubling(nn.Module):
+    """Works in place on what its norm returns: a new tensor, as the statistic stays."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.RMSNorm(WIDTH)
+        self.layer = nn.Linear(WIDTH, WIDTH)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.norm(x)
+        y *= 2
+        return x + self.layer(y)
+
+
+def test_an_operator_in_place_behind_a_statistic() -> None:
+    model = drawn(nn.Sequential(nn.Linear(WIDTH, WIDTH), Doubling(), nn.Linear(WIDTH, 2)))
+    assert not kept(folded(model, vectors()))
+    assert is_neutral(model[1].norm)
+
+
 STAYING: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], dict[str, str]]] = {
     "post-norm": (
         lambda: nn.Sequential(torch_layer(), nn.Linear(WIDTH, 2)),
