@@ -375,7 +375,6 @@ def test_fold_keeps_the_statistics_of_a_run(runs: Path, tmp_path: Path) -> None:
     [
         (("--keep", "all"), "keep is 'all', expected 'nothing' or 'statistics'"),
         (("--centering", "weights"), "give keep=statistics, too"),
-        (("--approximate",), "give keep=statistics, too"),
     ],
 )
 def test_bad_options_of_fold(tmp_path: Path, arguments: tuple[str, ...], match: str) -> None:

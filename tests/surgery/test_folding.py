@@ -310,6 +310,7 @@ def test_report_is_readable() -> None:
 def test_folded_norm_takes_what_a_norm_takes() -> None:
     x, residual = torch.randn(2, 3), torch.randn(2, 3)
     assert FoldedNorm()(x, torch.zeros(2, dtype=torch.bool)) is x
+    assert torch.equal(torch.jit.script(FoldedNorm())(x), x)
     y, total = FoldedNorm()(x, None, residual)
     assert torch.equal(y, x + residual)
     assert torch.equal(total, x + residual)

@@ -157,13 +157,6 @@ def fold(
             "their stream can be centered.",
         ),
     ] = "keep",
-    approximate: Annotated[
-        bool,
-        typer.Option(
-            "--approximate",
-            help="Also remove statistics that others cancel but for their eps.",
-        ),
-    ] = False,
 ) -> None:
     """Fold the norms of a trained model into its weights, so that none is left at inference.
 
@@ -175,7 +168,7 @@ def fold(
     from powernorm.surgery.folding import check_options
     from powernorm.surgery.storage import check_target
 
-    check_options(keep, centering, tied, approximate)
+    check_options(keep, centering, tied)
     if out is not None:
         check_target(out)
     source = open_source(str(checkpoint))
@@ -188,7 +181,6 @@ def fold(
         source.example_inputs,
         keep=cast("Keep", keep),
         centering=cast("Centering", centering),
-        approximate=approximate,
         tied=cast("Tied | None", tied),
     )
     if out is None:

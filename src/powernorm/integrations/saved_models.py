@@ -18,9 +18,9 @@ from powernorm.integrations.stock_models import save_stock
 from powernorm.json_reading import read_json
 from powernorm.norms.arguments import check_model
 from powernorm.runs import CONFIG_FILE, MODEL_FILE
-from powernorm.surgery.loading import REBUILD, fill_model
+from powernorm.surgery.loading import fill_model
 from powernorm.surgery.marking import is_pretrained
-from powernorm.surgery.records import KEY, Record
+from powernorm.surgery.records import KEY, REBUILD, Record
 from powernorm.surgery.storage import (
     SavedModel,
     first_difference,

@@ -38,14 +38,18 @@ _SPLITS: Final = frozenset({"split", "split_with_sizes", "chunk", "unbind", "ten
 _CASTS: Final = frozenset({"to", "_to_copy", "type_as"})
 
 
+def _value_of(node: fx.Node) -> Tensor | None:
+    """Return a node's value, None if it is no tensor; for a split, the tensor that it splits."""
+    if operator_name(node) in _SPLITS:
+        return _value_of(operand_of(node))
+    value = node.meta.get("val")
+    return value if isinstance(value, Tensor) else None
+
+
 def shape_of(node: fx.Node) -> tuple[int, ...]:
     """Return the shape of a node's value; for a split, the shape of the tensor that it splits."""
-    if operator_name(node) in _SPLITS:
-        whole = node.args[0]
-        assert isinstance(whole, fx.Node)
-        return shape_of(whole)
-    value = node.meta.get("val")
-    return tuple(map(_size, value.shape)) if isinstance(value, Tensor) else ()
+    value = _value_of(node)
+    return () if value is None else tuple(map(_size, value.shape))
 
 
 def _size(size: int | torch.SymInt) -> int:
@@ -56,11 +60,8 @@ def _size(size: int | torch.SymInt) -> int:
 
 def holds_floats(node: fx.Node) -> bool:
     """Return whether the node's value is a floating-point tensor, or a split of one."""
-    if operator_name(node) in _SPLITS:
-        whole = node.args[0]
-        return isinstance(whole, fx.Node) and holds_floats(whole)
-    value = node.meta.get("val")
-    return isinstance(value, Tensor) and value.is_floating_point()
+    value = _value_of(node)
+    return value is not None and value.is_floating_point()
 
 
 Mapped = int | None
@@ -106,7 +107,11 @@ def _permuted(node: fx.Node, axis: int, forward: bool) -> Mapped:
 
 def _removed(node: fx.Node, axis: int, forward: bool) -> Mapped:
     """Map the axis across `select` or one piece of `unbind`, which remove a dimension."""
-    dim = _axis(node, 1, len(shape_of(operand_of(node))))
+    return _without(_axis(node, 1, len(shape_of(operand_of(node)))), axis, forward)
+
+
+def _without(dim: int, axis: int, forward: bool) -> Mapped:
+    """Map the axis across the removal of a dimension, or backward, across a new one."""
     if forward:
         return None if axis == dim else axis - (axis > dim)
     return axis + (axis >= dim)
@@ -132,13 +137,7 @@ def _same_but(position: int, default: int | None = 0) -> AxisMap:
 def _piece(node: fx.Node, axis: int, forward: bool) -> Mapped:
     """Map the axis across one piece of a split: it stays, or `unbind` removes a dimension."""
     split = operand_of(node)
-    if operator_name(split) != "unbind":
-        return axis
-    ndim = len(shape_of(split))
-    dim = _axis(split, 1, ndim)
-    if forward:
-        return None if axis == dim else axis - (axis > dim)
-    return axis + (axis >= dim)
+    return _removed(split, axis, forward) if operator_name(split) == "unbind" else axis
 
 
 def _reduced(node: fx.Node, axis: int, forward: bool) -> Mapped:
@@ -192,6 +191,18 @@ def _covered(indices: Sequence[Any]) -> int:
     return reached
 
 
+_AVERAGES: Final = {
+    1: ("adaptive_avg_pool1d", "upsample_nearest1d", "upsample_linear1d"),
+    2: (
+        *("adaptive_avg_pool2d", "_adaptive_avg_pool2d"),
+        *("upsample_nearest2d", "upsample_bilinear2d", "upsample_bicubic2d"),
+    ),
+    3: (
+        *("adaptive_avg_pool3d", "_adaptive_avg_pool3d"),
+        *("upsample_nearest3d", "upsample_trilinear3d"),
+    ),
+}
+"""Averages over windows of existing values, by their number of dimensions."""
 _PASSING: Final[dict[str, AxisMap]] = {
     **dict.fromkeys(
         (
@@ -219,26 +230,7 @@ _PASSING: Final[dict[str, AxisMap]] = {
     "getitem": _piece,
     "mean": _reduced,
     "index": _indexed,
-    # Averages over windows of existing values.
-    **dict.fromkeys(
-        ("adaptive_avg_pool1d", "upsample_nearest1d", "upsample_linear1d"), _outside(1)
-    ),
-    **dict.fromkeys(
-        (
-            *("adaptive_avg_pool2d", "_adaptive_avg_pool2d"),
-            *("upsample_nearest2d", "upsample_bilinear2d", "upsample_bicubic2d"),
-        ),
-        _outside(2),
-    ),
-    **dict.fromkeys(
-        (
-            "adaptive_avg_pool3d",
-            "_adaptive_avg_pool3d",
-            "upsample_nearest3d",
-            "upsample_trilinear3d",
-        ),
-        _outside(3),
-    ),
+    **{name: _outside(spatial) for spatial, names in _AVERAGES.items() for name in names},
 }
 """Operators that commute with a multiply-add per feature, as long as the axis survives."""
 
@@ -249,45 +241,29 @@ def passes(node: fx.Node) -> bool:
     if name not in _PASSING:
         return False
     # `view(dtype)` reads the same bits as other numbers.
-    return name in _SPLITS or name in _CASTS or _dtype(node) == _dtype(operand_of(node))
+    after, before = _value_of(node), _value_of(operand_of(node))
+    same = after is not None and before is not None and after.dtype == before.dtype
+    return same or name in _SPLITS or name in _CASTS
 
 
-def _dtype(node: fx.Node) -> torch.dtype | None:
-    if operator_name(node) in _SPLITS:
-        return _dtype(operand_of(node))
-    value = node.meta.get("val")
-    return value.dtype if isinstance(value, Tensor) else None
-
-
-def across(node: fx.Node, axis: int, *, forward: bool) -> int | None:
-    """Return the axis on the other side of a passing operator, None if the axis is not kept."""
-    return _PASSING[operator_name(node)](node, axis, forward)
-
-
-def across_sum(node: fx.Node, axis: int, *, forward: bool) -> int | None:
-    """Return the axis on the other side of a sum over other dimensions, or None."""
-    return _reduced(node, axis, forward)
-
-
-def across_stack(node: fx.Node, axis: int, *, forward: bool) -> int | None:
-    """Return the axis on the other side of `cat` or `stack`, or None."""
+def _stacked(node: fx.Node, axis: int, forward: bool) -> Mapped:
+    """Map the axis across `cat` or `stack`."""
     ndim = len(shape_of(node))
     dim = _axis(node, 1, ndim) if len(node.args) > 1 else 0
     if operator_name(node) == "cat":
         operands = node.args[0]
         alone = isinstance(operands, Sequence) and len(operands) == 1
         return axis if axis != dim or alone else None
-    if forward:
-        return axis + (axis >= dim)
-    return None if axis == dim else axis - (axis > dim)
+    return _without(dim, axis, not forward)
 
 
 _POOLS: Final = {"avg_pool1d": 1, "avg_pool2d": 2, "avg_pool3d": 3}
 _PADS: Final = frozenset({"pad", "constant_pad_nd"})
 
 
-def across_gather(node: fx.Node, axis: int) -> int | None:
-    """Return the axis across `gather` if it takes whole tokens: one index for all features."""
+def _gathered(node: fx.Node, axis: int, forward: bool) -> Mapped:
+    """Map the axis across `gather` if it takes whole tokens: one index for all features."""
+    del forward
     index = node.args[2]
     gathered = _axis(node, 1, len(shape_of(node))) == axis
     if gathered or not isinstance(index, fx.Node) or not is_constant_along(index, axis):
@@ -300,14 +276,31 @@ def takes_windows(node: fx.Node) -> bool:
     return operator_name(node) in _POOLS or operator_name(node) in _PADS
 
 
-def across_window(node: fx.Node, axis: int) -> int | None:
-    """Return the axis on the other side of such an operator, None if it works along it."""
-    name = operator_name(node)
-    if name in _POOLS:
-        return _outside(_POOLS[name])(node, axis, True)
+def _padded(node: fx.Node, axis: int, forward: bool) -> Mapped:
+    """Map the axis across padding, unless that is along it."""
+    del forward
     widths = integers(node.args[1])
     first = 2 * (len(shape_of(node)) - 1 - axis)  # from the last dimension to the first
     return None if any(widths[first : first + 2]) else axis
+
+
+_MAPS: Final[dict[str, AxisMap]] = {
+    **_PASSING,
+    "sum": _reduced,
+    "cat": _stacked,
+    "stack": _stacked,
+    "gather": _gathered,
+    **{name: _outside(spatial) for name, spatial in _POOLS.items()},
+    **dict.fromkeys(_PADS, _padded),
+}
+
+
+def across(node: fx.Node, axis: int, *, forward: bool) -> int | None:
+    """Return the axis on the other side of an operator, None if it is not kept, or not known."""
+    name = operator_name(node)
+    if name not in _MAPS or (name in _PASSING and not passes(node)):
+        return None
+    return _MAPS[name](node, axis, forward)
 
 
 def window_keeps_constants(node: fx.Node) -> bool | None:
@@ -342,16 +335,13 @@ _PER_ELEMENT: Final = frozenset(
 )
 
 
-def is_constant_along(node: fx.Node, axis: int) -> bool:
+def is_constant_along(node: fx.Node, axis: int, known: dict[Place, bool] | None = None) -> bool:
     """Return whether a value is known to be the same all along an axis.
 
-    As a mask of tokens that was expanded to the features, and sums of one.
+    As a mask of tokens that was expanded to the features, and sums of one. What is found on the way
+    is noted in `known`.
     """
-    return _is_constant(node, axis, {})
-
-
-def _is_constant(node: fx.Node, axis: int, known: dict[Place, bool]) -> bool:
-    place = Place(node, axis)
+    known, place = {} if known is None else known, Place(node, axis)
     if place not in known:
         known[place] = False
         known[place] = _finds_constant(node, axis, known)
@@ -367,14 +357,13 @@ def _finds_constant(node: fx.Node, axis: int, known: dict[Place, bool]) -> bool:
     if name in _PER_ELEMENT:
         operands = [value for value in node.args if isinstance(value, fx.Node)]
         places = [(one, across_broadcast(node, one, axis)) for one in operands]
-        return all(other is None or _is_constant(one, other, known) for one, other in places)
+        return all(other is None or is_constant_along(one, other, known) for one, other in places)
     if name == "expand":
         inner = axis - (len(shape_of(node)) - len(shape_of(operand_of(node))))
-        return inner < 0 or _is_constant(operand_of(node), inner, known)
+        return inner < 0 or is_constant_along(operand_of(node), inner, known)
     if name == "sum" or (name in _PASSING and name not in _SPLITS and name != "getitem"):
-        mapped = _reduced if name == "sum" else _PASSING[name]
-        before = mapped(node, axis, False)
-        return before is not None and _is_constant(operand_of(node), before, known)
+        before = _MAPS[name](node, axis, False)
+        return before is not None and is_constant_along(operand_of(node), before, known)
     return False
 
 

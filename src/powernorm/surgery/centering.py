@@ -79,8 +79,8 @@ def _stream(relations: Relations, start: Place, layer_norms: Collection[int]) ->
             index = statistic_of(node)
             assert index is not None
             stream.norms.add(index)
-        for relation in (relations.producers.get(place), *relations.readers.get(place, ())):
-            if relation is None or isinstance(relation, Weighted | Normed):
+        for relation in relations.around(place):
+            if isinstance(relation, Weighted | Normed):
                 continue
             new = {*relation.inputs, relation.output} - stream.places
             stream.places |= new

@@ -121,10 +121,24 @@ def parameter_like(value: Tensor, old: Tensor) -> Tensor:
     return nn.Parameter(new, old.requires_grad) if isinstance(old, nn.Parameter) else new
 
 
+def tensors_of(model: nn.Module) -> dict[str, Tensor]:
+    """Return the parameters and buffers of a model by name, each name of a shared one."""
+    return {
+        **dict(model.named_parameters(remove_duplicate=False)),
+        **dict(model.named_buffers(remove_duplicate=False)),
+    }
+
+
 def slot_of(model: nn.Module, name: str) -> tuple[nn.Module, str]:
     """Return the parent module and the attribute of a dotted name."""
     path, _, attribute = name.rpartition(".")
     return model.get_submodule(path), attribute
+
+
+def modules_around(modules: Mapping[str, nn.Module], name: str) -> list[nn.Module]:
+    """Return the modules around a dotted name, from the model on."""
+    parts = name.split(".")
+    return [modules[".".join(parts[:length])] for length in range(len(parts))]
 
 
 def empty_bias(size: int, like: Tensor) -> nn.Parameter:

@@ -22,11 +22,11 @@ Each round of the solver takes one norm more out of those that fold, so it ends.
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor, nn
@@ -42,7 +42,6 @@ from powernorm.norms import BatchStatisticsNorm, Norm, ProgressiveRepBatchNorm, 
 from powernorm.norms.adapted import AdaptedNorm
 from powernorm.norms.feature_dims import LAST
 from powernorm.surgery.axes import only_checks
-from powernorm.surgery.canceling import canceled
 from powernorm.surgery.centering import (
     CenteringConflictError,
     Stream,
@@ -63,7 +62,7 @@ from powernorm.surgery.relations import (
     relate,
 )
 from powernorm.surgery.solution import FoldConflictError, Problem, Solution, Static, solve
-from powernorm.surgery.structure import Rest, RmsRest, Structure
+from powernorm.surgery.structure import Part, Structure
 from powernorm.surgery.token_norms import TokenNorm
 from powernorm.surgery.tracing import Trace, mark_of, run, trace
 from powernorm.surgery.weight_updates import Editor, Replacement, Slots, can_shift
@@ -87,7 +86,6 @@ class Folding:
         into: the parameters that absorb each norm.
         token_norms: what is left behind the statistics of the norms of each token that fold.
         rms: those that become an RMSNorm, with eps.
-        canceled: those whose statistic goes, as another one cancels it but for eps.
         assumes_numbers: whether it may depend on sizes of the inputs or on other numbers.
     """
 
@@ -98,38 +96,31 @@ class Folding:
     into: dict[str, tuple[str, ...]] = field(default_factory=dict)
     token_norms: dict[str, Static] = field(default_factory=dict)
     rms: dict[str, float] = field(default_factory=dict)
-    canceled: frozenset[str] = frozenset()
     assumes_numbers: bool = False
 
     def structure(self, model: nn.Module) -> Structure:
         """Return how the modules change, with every slot of the norms."""
-        slots = list(model.named_modules(remove_duplicate=False))
-        modules = dict(slots)
-        norms: dict[str, Rest] = {}
-        features: dict[str, int] = {}
-        dims: dict[str, int] = {}
-        rms: dict[str, RmsRest] = {}
-        for changed, eps in self.rms.items():
-            scale = self.token_norms[changed].scale
-            left = RmsRest(len(scale), eps, affine=bool((scale != 1).any()))
-            rms |= {name: left for name, module in slots if module is modules[changed]}
-        norms |= dict.fromkeys(rms, "rms")
-        for gone in self.replaced:
-            for name, module in slots:
-                if module is modules[gone]:
-                    norms[name] = "multiply-add" if gone in self.multiply_adds else "nothing"
-                    if gone in self.multiply_adds:
-                        features[name] = len(self.multiply_adds[gone].scale)
-                        if _feature_axis(module) != LAST:
-                            dims[name] = _feature_axis(module)
+        slots = dict(model.named_modules(remove_duplicate=False))
+        left: dict[nn.Module, Part] = {}
+        for name, eps in self.rms.items():
+            scale = self.token_norms[name].scale
+            options = {"eps": eps, "affine": bool((scale != 1).any())}
+            left[slots[name]] = Part("norm", (), "rms", len(scale), options)
+        for name in self.replaced:
+            static, module = self.multiply_adds.get(name), slots[name]
+            left[module] = Part("nothing")
+            if static is not None:
+                options = {"feature_dim": _feature_axis(module)}
+                left[module] = Part("multiply-add", (), "", len(static.scale), options)
+        norms = {name: left[module] for name, module in slots.items() if module in left}
         made = {r.names[0]: r.size for r in self.replacements if r.size is not None}
         for path in [name.rpartition(".")[0] for name in made if name.endswith("in_proj_bias")]:
             # torch's fused attention takes two biases or none.
-            out = modules[path].out_proj
+            out: Any = slots[path].out_proj
             if isinstance(out, nn.Linear) and out._parameters["bias"] is None:
                 made.setdefault(f"{path}.out_proj.bias".lstrip("."), out.out_features)
         untied = tuple(name for r in self.replacements if r.unties for name in r.names)
-        return Structure(norms, features, made, untied, dims, rms)
+        return Structure(norms, made, untied)
 
 
 def solve_fold(
@@ -143,7 +134,6 @@ def solve_fold(
     runs: dict[int, Trace],
     token_norms: Mapping[str, TokenNorm] = MappingProxyType({}),
     centering: Centering = "keep",
-    approximate: bool = False,
 ) -> Folding:
     """Trace the model and find the changes that fold as many norms as possible.
 
@@ -162,7 +152,6 @@ def solve_fold(
         token_norms: norms of each token whose weight and bias fold, by name. Without static norms
             no bias is made for theirs, so that the model's own class takes the result.
         centering: see `powernorm.plan_fold`.
-        approximate: see `powernorm.plan_fold`.
     """
     names = [*statics, *token_norms]
     modules = dict(model.named_modules())
@@ -179,12 +168,9 @@ def solve_fold(
     affines = [*statics.values(), *(norm.affine for norm in token_norms.values())]
     solver = _Solver(traced, relations, affines, norms, Slots(model), tied, with_statistic)
     if centering == "weights":
-        solver.center([*(None for _ in statics), *token_norms.values()])
+        solver.center(token_norms.values())
     solver.leave_shared(traced, [norm.parameters for norm in token_norms.values()])
-    solver.needed = {names.index(name) for name in read_attributes if name in token_norms}
     for name, attribute in read_attributes.items():
-        if name in token_norms:
-            continue
         solver.leave_untouched(
             names.index(name),
             f"another module reads its attribute {attribute!r}, which nothing folded has: let it "
@@ -196,48 +182,39 @@ def solve_fold(
             solver.leave_untouched(index, f"the model's forward writes {changed[0]}")
     solver.bare = {names.index(name) for name, norm in token_norms.items() if not norm.parameters}
     solver.run()
-    summary = _Summary(found, names, solver)
-    if approximate:
-        kinds = [*("" for _ in statics), *(norm.kind for norm in token_norms.values())]
-        summary.canceled = solver.canceled(traced, kinds)
-    folding = summary.folding()
+    folding = solver.folding(found, names)
     folding.assumes_numbers = any(map(assumes_number, relations.all()))
     return folding
 
 
-class _Solver:
+class _Solver(Problem):
+    """The problem of all norms, and which of them leave it because it has no solution with them."""
+
     def __init__(
         self,
         traced: Trace,
         relations: Relations,
-        statics: Sequence[Static],
-        norms: Sequence[nn.Module],
+        affines: Sequence[Static],
+        modules: Sequence[nn.Module],
         slots: Slots,
         tied: Tied,
         with_statistic: range,
     ) -> None:
-        self.relations = relations
-        self.with_statistic = with_statistic
-        """Indices of the norms of each token, which come last."""
-        self.statics = statics
-        self.norms = norms
+        super().__init__(relations, affines, with_statistic)
+        self.modules = modules
         self.slots = slots
         self.tied = tied
         self.editor = Editor(traced, slots, relations)
-        self.uses = _uses(relations)
+        self.uses: dict[int, list[Normed]] = {}
+        for use in relations.norms():
+            self.uses.setdefault(use.index, []).append(use)
         self.reasons: dict[int, str] = {}
-        self.decoupled: set[int] = set()
-        self.pinned: set[int] = set()
-        self.with_bias: set[int] = set()
-        """Indices of the norms of each token whose bias stays."""
         self.streams: list[Stream] = []
         """Those that are centered, if they can be."""
         self.epsilons: dict[int, float] = {}
         """eps of the norms that may become an RMSNorm."""
         self.bare: set[int] = set()
         """Indices of the norms of each token without weight and bias."""
-        self.needed: set[int] = set()
-        """Indices of the norms of each token whose attributes other modules read."""
         self.untouched: set[int] = set()
         """Indices of the pinned norms that do not become a multiply-add either."""
         self.solution = Solution()
@@ -246,7 +223,7 @@ class _Solver:
         self._exclude_centered()
 
     def _exclude(self, traced: Trace) -> None:
-        for index in range(len(self.norms)):
+        for index in range(len(self.modules)):
             if index not in self.uses:
                 self.reasons[index] = (
                     "the model does not use it on the example inputs: give those that do in "
@@ -257,7 +234,9 @@ class _Solver:
             mark = mark_of(node)
             if mark is None:
                 continue
-            if mark.is_masked and _hides_padding(self.norms[mark.index]):
+            norm = self.modules[mark.index]
+            # It sets padding to 0 in evaluation: with a mask it is no affine map.
+            if mark.is_masked and isinstance(norm, BatchStatisticsNorm) and norm.floor:
                 self.leave_untouched(
                     mark.index,
                     "variant='released' sets padding to 0 in evaluation, which is no affine map "
@@ -266,7 +245,7 @@ class _Solver:
                 )
             if traced.adapter_of(node):
                 self.leave_untouched(mark.index, adapter_reason(traced.adapter_of(node)))
-        for index, norm in enumerate(self.norms):
+        for index, norm in enumerate(self.modules):
             if _does_more(norm):
                 self.leave_untouched(
                     index, "it has hooks or a forward of its own: remove them to fold it"
@@ -282,7 +261,7 @@ class _Solver:
 
     def _exclude_centered(self) -> None:
         """Leave norms alone that center where nothing behind them could do that in their place."""
-        for index, static in enumerate(self.statics):
+        for index, static in enumerate(self.norms):
             uses = self.uses.get(index, ()) if static.centers else ()
             reason = why_not_centered_behind(self.relations, uses)
             if reason:
@@ -310,40 +289,29 @@ class _Solver:
                 if others:
                     self.leave_untouched(index, f"{name} is also in use as {others[0]}")
 
-    def center(self, norms: Sequence[TokenNorm | None]) -> None:
+    def center(self, norms: Iterable[TokenNorm]) -> None:
         """Center the streams that LayerNorms read, as far as nothing else needs them."""
         self.epsilons = {
             index: norm.eps
-            for index, norm in enumerate(norms)
-            if norm is not None
-            and (norm.kind, norm.feature_dim) == ("layer", LAST)
-            and norm.eps is not None
+            for index, norm in zip(self.with_statistic, norms, strict=True)
+            if (norm.kind, norm.feature_dim) == ("layer", LAST) and norm.eps is not None
         }
         self.streams = streams_of(self.relations, self.epsilons)
 
     def run(self) -> None:
         # What is of another class anyway may have biases of its own.
         makes_biases = self.with_statistic.start > 0 or bool(self.epsilons)
-        shiftable = {
+        self.shiftable = {
             id(relation.operation): can_shift(relation.operation, self.slots, makes_biases)
             for relation in self.relations.all()
             if isinstance(relation, Weighted)
         }
         while True:
-            problem = Problem(
-                self.relations,
-                self.statics,
-                self.decoupled,
-                self.pinned,
-                shiftable,
-                self.with_statistic,
-                self.with_bias,
-            )
             try:
-                self.solution = solve(problem)
+                self.solution = solve(self)
                 self.replacements = self.editor.replacements(
                     self.solution,
-                    problem,
+                    self,
                     untie=self.tied == "untie",
                     centered=centered_places(self.streams),
                 )
@@ -372,16 +340,16 @@ class _Solver:
 
     def affine(self, index: int, use: Normed) -> Static:
         """Return weight and bias of a norm that stays, between reparametrized values."""
-        norm = self.statics[index]
-        scales, shifts = self.solution.scales, self.solution.shifts
-        inner, outer = use.inputs[0], use.output
-        scale = norm.scale * scales[inner] / scales[outer]
-        shift = (norm.scale * shifts[inner] + norm.shift - shifts[outer]) / scales[outer]
-        return Static(scale, shift)
+        norm = self.norms[index]
+        (inner, inner_shift), (outer, outer_shift) = map(
+            self.solution.at, (use.inputs[0], use.output)
+        )
+        shift = norm.scale * inner_shift + norm.shift - outer_shift
+        return Static(norm.scale * inner / outer, shift / outer)
 
     def behind_statistic(self, index: int) -> Static:
         """Return what is left behind the statistic of a norm that folds."""
-        scale = torch.ones_like(self.statics[index].scale)
+        scale = torch.ones_like(self.norms[index].scale)
         if index not in self.with_bias:
             return Static(scale, torch.zeros_like(scale))
         return Static(scale, self.affine(index, self.uses[index][0]).shift)
@@ -391,21 +359,8 @@ class _Solver:
         reason = centered_norms(self.streams).get(index, "the graph does not show its input")
         if index in self.untouched or reason:
             return reason or self.reasons[index]
-        left = self.statics[index] if index in self.pinned else self.behind_statistic(index)
+        left = self.norms[index] if index in self.pinned else self.behind_statistic(index)
         return "RMSNorm has no bias" if bool(left.shift.any()) else left
-
-    def canceled(self, traced: Trace, kinds: Sequence[str]) -> frozenset[int]:
-        """Return the norms whose statistic others cancel; `kinds` are those of the norms."""
-        candidates = {
-            index
-            for index in self.with_statistic
-            if (kinds[index] == "rms" or isinstance(self.as_rms(index), Static))
-            and not bool(self.statics[index].shift.any())
-            and index in self.uses
-            and index not in self.untouched | self.needed | traced.inplace_neighbors.keys()
-        }
-        invariant = [i for i in self.with_statistic if kinds[i] in ("layer", "rms")]
-        return canceled(traced, candidates, invariant)
 
     def _drop_idle_streams(self) -> bool:
         """Leave the streams alone that no RMSNorm would come of; return whether there are any."""
@@ -421,128 +376,87 @@ class _Solver:
         return bool(idle)
 
     def _give_up(self, conflict: FoldConflictError) -> None:
+        """Let a norm leave a multiply-add, one of each token its bias; or all, and others too."""
         index = conflict.index
-        if self.statics[index].centers:
+        self.reasons[index] = conflict.reason
+        if self.norms[index].centers:
             # A multiply-add per feature cannot stand for it.
             self.leave_untouched(index, conflict.reason)
             return
-        self.reasons[index] = conflict.reason
-        if index in self.with_statistic:
-            self._keep(conflict)
+        if index not in self.with_statistic or conflict.of_shift:
+            (self.with_bias if index in self.with_statistic else self.decoupled).add(index)
             return
-        self.decoupled.add(index)
+        self.reasons |= conflict.others
+        self.pinned |= {index, *conflict.others}
+        self.with_bias -= {index, *conflict.others}
 
-    def _keep(self, conflict: FoldConflictError) -> None:
-        """Let a norm of each token keep its bias; or all, and others with it."""
-        if conflict.of_shift:
-            self.with_bias.add(conflict.index)
-            return
-        for index, reason in {conflict.index: conflict.reason, **conflict.others}.items():
-            self.reasons[index] = reason
-            self.pinned.add(index)
-            self.with_bias.discard(index)
+    def folding(self, found: Sequence[FoundNorm], names: Sequence[str]) -> Folding:
+        """Return the result by names of norms and parameters.
 
-
-def _uses(relations: Relations) -> dict[int, list[Normed]]:
-    uses: dict[int, list[Normed]] = {}
-    for use in relations.norms():
-        uses.setdefault(use.index, []).append(use)
-    return uses
-
-
-class _Summary:
-    """The solver's result by names of norms and parameters."""
-
-    def __init__(self, found: Sequence[FoundNorm], names: Sequence[str], solver: _Solver) -> None:
-        self.found = found
-        self.names = names
-        self.solver = solver
-        self.canceled: frozenset[int] = frozenset()
-
-    def folding(self) -> Folding:
-        solver = self.solver
-        folding = Folding(tuple(solver.replacements))
-        for index, name in enumerate(self.names):
-            if index in solver.reasons:
-                folding.reasons[name] = solver.reasons[index]
-            if index in solver.with_statistic:
-                if index in self.canceled:
-                    self._drop_token_norm(folding, index, name)
-                else:
-                    self._add_token_norm(folding, index, name)
+        Args:
+            found: all norms of the model.
+            names: those that take part, in the order of their indices.
+        """
+        folding = Folding(tuple(self.replacements))
+        for index, name in enumerate(names):
+            if index in self.reasons:
+                folding.reasons[name] = self.reasons[index]
+            if index in self.with_statistic:
+                self._add_token_norm(folding, index, name)
                 continue
-            if index in solver.decoupled or self._is_pinned(index):
-                folding.multiply_adds[name] = solver.affine(index, solver.uses[index][0])
+            # A pinned one has fixed neighbors.
+            is_pinned = index in self.pinned and index in self.uses and index not in self.untouched
+            if index in self.decoupled or is_pinned:
+                folding.multiply_adds[name] = self.affine(index, self.uses[index][0])
         folding.replaced = tuple(
             name
-            for index, name in enumerate(self.names)
-            if index in self.canceled
-            or (index not in solver.with_statistic and index not in solver.pinned)
+            for index, name in enumerate(names)
+            if (index not in self.with_statistic and index not in self.pinned)
             or name in folding.multiply_adds
         )
-        folding.canceled = frozenset(self.names[index] for index in self.canceled)
-        for found in self.found:
-            name, _ = found.inner
-            if name not in self.names:
-                folding.reasons[name] = why_not_static(found)
-        changed = {name for replacement in solver.replacements for name in replacement.names}
-        for index, uses in solver.uses.items():
-            if index not in solver.pinned:
-                folding.into[self.names[index]] = self._around(uses, changed)
+        for norm in found:
+            name, _ = norm.inner
+            if name not in names:
+                folding.reasons[name] = why_not_static(norm)
+        changed = {name for replacement in self.replacements for name in replacement.names}
+        for index, uses in self.uses.items():
+            if index not in self.pinned:
+                folding.into[names[index]] = self._around(uses, changed)
         return folding
 
-    def _drop_token_norm(self, folding: Folding, index: int, name: str) -> None:
-        left = self.solver.statics[index]
-        if index in self.solver.pinned and bool((left.scale != 1).any()):
-            folding.multiply_adds[name] = left
-        folding.reasons[name] = (
-            "approximate: its statistic goes, which those behind it cancel but for eps"
-        )
-
     def _add_token_norm(self, folding: Folding, index: int, name: str) -> None:
-        solver = self.solver
-        if index not in solver.pinned and index not in solver.bare:
-            folding.token_norms[name] = solver.behind_statistic(index)
-        if index in solver.with_bias:
-            folding.reasons[name] = f"its bias stays: {solver.reasons[index]}"
-        if index not in solver.epsilons:
+        if index not in self.pinned and index not in self.bare:
+            folding.token_norms[name] = self.behind_statistic(index)
+        if index in self.with_bias:
+            folding.reasons[name] = f"its bias stays: {self.reasons[index]}"
+        if index not in self.epsilons:
             return
-        rms = solver.as_rms(index)
+        rms = self.as_rms(index)
         if isinstance(rms, str):
-            why = f"it stays a LayerNorm: {rms}"
-            reason = solver.reasons.get(index, "")
-            same = reason == rms
-            folding.reasons[name] = "; ".join(filter(None, ("" if same else reason, why)))
+            reason = self.reasons.get(index, "")
+            said = f"{reason}; " if reason not in ("", rms) else ""
+            folding.reasons[name] = f"{said}it stays a LayerNorm: {rms}"
         else:
             folding.token_norms[name] = rms
-            folding.rms[name] = solver.epsilons[index]
-
-    def _is_pinned(self, index: int) -> bool:
-        """Return whether it is a norm with fixed neighbors, hence a multiply-add."""
-        solver = self.solver
-        return index in solver.pinned and index in solver.uses and index not in solver.untouched
+            folding.rms[name] = self.epsilons[index]
 
     def _around(self, uses: Sequence[Normed], changed: set[str]) -> tuple[str, ...]:
         """Return the changed parameters next to a norm, across operators that pass features on."""
-        relations, found = self.solver.relations, dict[str, None]()
+        found: dict[str, None] = {}
         queue = [place for use in uses for place in (use.output, *use.inputs)]
         seen = set(queue)
         while queue:
             place = queue.pop(0)
-            neighbors = [relations.producers.get(place), *relations.readers.get(place, ())]
-            for relation in neighbors:
+            for relation in self.relations.around(place):
                 if isinstance(relation, Weighted):
-                    found.update(dict.fromkeys(self._names_of(relation, changed)))
-                elif relation is not None and not isinstance(relation, Normed):
+                    operation = relation.operation
+                    slot = self.slots.read_at(operation.weight.name, operation.path)
+                    found |= {slot: None} if slot in changed else {}
+                elif not isinstance(relation, Normed):
                     new = [p for p in (*relation.inputs, relation.output) if p not in seen]
                     seen.update(new)
                     queue.extend(new)
         return tuple(found)
-
-    def _names_of(self, relation: Weighted, changed: set[str]) -> list[str]:
-        name = relation.operation.weight.name
-        slot = self.solver.slots.read_at(name, relation.operation.path)
-        return [slot] if slot in changed else []
 
 
 _TORCH_BATCH_NORMS: Final = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
@@ -633,10 +547,10 @@ def _frozen(norm: nn.Module) -> Static | None:
     if norm._modules or others or len(sizes) != 1 or not hasattr(norm, "running_var"):
         return None
     (channels,) = sizes
-    shadow = _in_float64(norm)
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(2, channels, 3, 3, generator=generator, dtype=torch.float64, device="cpu")
     try:
+        shadow = deepcopy(norm).cpu().double().eval()
         with torch.no_grad():
             y, one, zero = (
                 type(norm).forward(shadow, value)
@@ -651,22 +565,6 @@ def _frozen(norm: nn.Module) -> Static | None:
     expected = x * scale[:, None, None] + shift[:, None, None]
     is_affine = y.shape == x.shape and torch.allclose(y, expected, 1e-10, 1e-10, equal_nan=True)
     return Static(scale, shift) if is_affine else None
-
-
-def _in_float64(norm: nn.Module) -> nn.Module:
-    """Return a shallow copy in evaluation, its tensors on the CPU in float64."""
-    shadow = copy.copy(norm)
-
-    def wide(tensors: Mapping[str, Tensor | None]) -> dict[str, Tensor | None]:
-        return {
-            name: None if one is None else one.detach().cpu().double()
-            for name, one in tensors.items()
-        }
-
-    shadow.__dict__["_parameters"] = wide(norm._parameters)
-    shadow.__dict__["_buffers"] = wide(norm._buffers)
-    shadow.__dict__["training"] = False
-    return shadow
 
 
 def why_not_static(found: FoundNorm) -> str:
@@ -714,11 +612,3 @@ def _only_observes(hook: object) -> bool:
     """Return whether it is a hook of this library that changes nothing in evaluation."""
     is_watch = isinstance(getattr(hook, "__self__", None), PlannedNorms)
     return is_watch or type(hook).__module__ == NormObserver.__module__ or isinstance(hook, Hiding)
-
-
-def _hides_padding(norm: nn.Module) -> bool:
-    """Return whether the norm sets padding to 0 in evaluation.
-
-    With a mask such a norm is not an affine map.
-    """
-    return isinstance(norm, BatchStatisticsNorm) and norm.floor

@@ -20,7 +20,7 @@ from powernorm.inspection.examples import Examples, as_calls
 from powernorm.inspection.finder import FoundNorm, find_norms
 from powernorm.inspection.rows import NormRow, NormTable, format_rows
 from powernorm.norms import ProgressiveRepBatchNorm, TaperNorm
-from powernorm.surgery.changes import Changes, parameter_like, slot_of
+from powernorm.surgery.changes import Changes, parameter_like, slot_of, tensors_of
 from powernorm.surgery.fold_solver import (
     Centering,
     Folding,
@@ -38,7 +38,7 @@ from powernorm.surgery.verification import (
     Errors,
     attributes_read,
     check,
-    compare,
+    differences,
     run_folded,
     taken,
     with_masks,
@@ -110,7 +110,6 @@ class FoldPlan(NormTable):
         examples: the example inputs, one call each.
         token_norms: the norms whose statistic stays, as they were when the plan was made.
         left: what stays behind their statistics.
-        approximate: whether a statistic goes that others cancel but for eps.
         wrapper: class around the model that keeps lists of its tensors, `""` if there is none.
     """
 
@@ -123,7 +122,6 @@ class FoldPlan(NormTable):
     examples: tuple[Examples, ...]
     token_norms: Mapping[str, TokenNorm] = field(default_factory=dict)
     left: Mapping[str, Static] = field(default_factory=dict)
-    approximate: bool = False
     wrapper: str = ""
 
     def apply(self, *, inplace: bool = True, verify: bool = True) -> FoldReport:
@@ -149,9 +147,7 @@ class FoldPlan(NormTable):
         self._check_unchanged()
         errors: tuple[Errors, ...] = ()
         if verify:
-            errors = compare(
-                self.model, self._fold_into, self.examples, approximate=self.approximate
-            )
+            errors = differences(self.model, self._fold_into, self.examples)
             check(errors)
         model = self.model if inplace else deepcopy(self.model)
         changes = self._fold_into(model)
@@ -180,12 +176,7 @@ class FoldPlan(NormTable):
         )
 
     def _check_unchanged(self) -> None:
-        training = [name for name, module in self.model.named_modules() if module.training]
-        if training:
-            raise InputError(
-                f"the model is in training mode ({training[0] or 'the model itself'!r}) since the "
-                "fold was planned: call model.eval() first"
-            )
+        _check_evaluates(self.model, " since the fold was planned")
         found = find_norms(self.model)
         now = statics_of(found)
         if self.token_norms:
@@ -199,10 +190,7 @@ class FoldPlan(NormTable):
                 )
 
     def _fold_into(self, model: nn.Module) -> Changes:
-        tensors = {
-            **dict(model.named_parameters(remove_duplicate=False)),
-            **dict(model.named_buffers(remove_duplicate=False)),
-        }
+        tensors = tensors_of(model)
         try:
             new = [compute(replacement, tensors) for replacement in self.replacements]
         except (KeyError, RuntimeError) as error:
@@ -221,48 +209,39 @@ class FoldPlan(NormTable):
 
     def _fill(self, model: nn.Module, new: list[torch.Tensor], changes: Changes) -> None:
         for replacement, value in zip(self.replacements, new, strict=True):
-            module, attribute = slot_of(model, replacement.names[0])
-            tensor = parameter_like(value, getattr(module, attribute))
-            if not bool(tensor.isfinite().all()):
-                raise InputError(
-                    f"the new values of {replacement.names[0]} do not fit into {tensor.dtype}: "
-                    "fold the model in float32, or clamp the norms' scales"
-                )
-            for name in replacement.names:
-                module, attribute = slot_of(model, name)
-                changes.set_tensor(module, attribute, tensor)
-        self._fill_token_norms(model, changes)
-        for name, static in self.multiply_adds.items():
-            left = model.get_submodule(name)
-            for attribute, value in (("weight", static.scale), ("bias", static.shift)):
-                old = getattr(left, attribute)
-                with torch.no_grad():
-                    old.copy_(value)
-                if not bool(old.isfinite().all()):
-                    raise InputError(
-                        f"the multiply-add that is left of {name!r} does not fit into {old.dtype}: "
-                        "fold the model in float32"
-                    )
-
-    def _fill_token_norms(self, model: nn.Module, changes: Changes) -> None:
-        """Set the weights and biases behind statistics to what is left of them."""
-        new: dict[str, torch.Tensor] = {}
+            names = replacement.names
+            what = f"the new values of {names[0]} do"
+            _set(model, names, value, changes, what, ", or clamp the norms' scales")
         for norm, left in self.left.items():
-            known, rms = self.token_norms[norm], self.structure.rms.get(norm)
-            if rms is None:
-                values = {known.weight: left.scale - known.offset, known.bias: left.shift}
+            known, rms = self.token_norms[norm], self.structure.norms.get(norm)
+            if rms is not None:
+                values = {f"{norm}.weight" if rms.options["affine"] else "": left.scale}
             else:
-                values = {f"{norm}.weight" if rms.affine else "": left.scale}
-            new |= {name: value for name, value in values.items() if name}
-        for name, value in new.items():
-            module, attribute = slot_of(model, name)
-            tensor = parameter_like(value, getattr(module, attribute))
-            if not bool(tensor.isfinite().all()):
-                raise InputError(
-                    f"what is left of {name} does not fit into {tensor.dtype}: fold the model in "
-                    "float32"
-                )
-            changes.set_tensor(module, attribute, tensor)
+                values = {known.weight: left.scale - known.offset, known.bias: left.shift}
+            for name, value in values.items():
+                if name:
+                    _set(model, (name,), value, changes, f"what is left of {name} does")
+        for name, static in self.multiply_adds.items():
+            what = f"the multiply-add that is left of {name!r} does"
+            _set(model, (f"{name}.weight",), static.scale, changes, what)
+            _set(model, (f"{name}.bias",), static.shift, changes, what)
+
+
+def _set(
+    model: nn.Module,
+    names: Sequence[str],
+    value: torch.Tensor,
+    changes: Changes,
+    what: str,
+    advice: str = "",
+) -> None:
+    """Set the slots of a tensor to new values, or raise an InputError if these do not fit."""
+    module, attribute = slot_of(model, names[0])
+    tensor = parameter_like(value, getattr(module, attribute))
+    if not bool(tensor.isfinite().all()):
+        raise InputError(f"{what} not fit into {tensor.dtype}: fold the model in float32{advice}")
+    for name in names:
+        changes.set_tensor(*slot_of(model, name), tensor)
 
 
 def plan_fold(
@@ -271,7 +250,6 @@ def plan_fold(
     *,
     keep: Keep = "nothing",
     centering: Centering = "keep",
-    approximate: bool = False,
     more_examples: Sequence[object] = (),
     tied: Tied | None = None,
 ) -> FoldPlan:
@@ -307,10 +285,6 @@ def plan_fold(
             and the last layers of sub-layers), so that the LayerNorms become RMSNorms, of another
             class: `powernorm.save` keeps them. Only with `keep="statistics"`; biases are made where
             there are none.
-        approximate: also remove RMSNorms whose readers are all normalized again token by token, as
-            queries, keys and values are in some models: the later norms cancel the statistic but
-            for their eps. That is off by about eps over the mean square of what they then read;
-            the report's errors say by how much on the examples, and more than 5 % is refused.
         more_examples: inputs of other branches, each as `example_inputs`. The fold holds for all.
         tied: if one tensor is both the embedding and the head and the two need different values,
             `untie` gives the head a tensor of its own (memory for another table), `keep` leaves a
@@ -321,7 +295,7 @@ def plan_fold(
         InputError: a model in training mode, uncalibrated statistics, scales that are not finite,
             inputs that fail, no norm to fold, or a model that torch.export cannot trace.
     """
-    check_options(keep, centering, tied, approximate)
+    check_options(keep, centering, tied)
     tied = tied or ("untie" if keep == "nothing" else "keep")
     wrapper = ""
     while isinstance(model, nn.parallel.DistributedDataParallel | nn.DataParallel):
@@ -335,8 +309,7 @@ def plan_fold(
     statics = _checked_statics(model, found, tokens, reasons)
     written = _written(model, examples)
     modules = dict(model.named_modules())
-    watched = [*statics, *(tokens if approximate else ())]
-    read = attributes_read(model, {name: modules[name] for name in watched}, examples)
+    read = attributes_read(model, {name: modules[name] for name in statics}, examples)
     masked = with_masks(model, examples[0])
     examples = (*examples, *taken(model, chain.from_iterable(map(with_other_numbers, examples))))
     solved = partial(
@@ -350,7 +323,6 @@ def plan_fold(
         runs={},
         token_norms=tokens,
         centering=centering,
-        approximate=approximate,
     )
     try:
         both = examples if masked is None else (*examples, masked)
@@ -374,9 +346,8 @@ def plan_fold(
         folding.multiply_adds,
         {name: statics[name] for name in folding.replaced if name in statics},
         examples,
-        {name: tokens[name] for name in (*folding.token_norms, *folding.canceled)},
+        {name: tokens[name] for name in folding.token_norms},
         folding.token_norms,
-        bool(folding.canceled),
         wrapper,
     )
 
@@ -387,7 +358,6 @@ def fold(
     *,
     keep: Keep = "nothing",
     centering: Centering = "keep",
-    approximate: bool = False,
     more_examples: Sequence[object] = (),
     inplace: bool = True,
     verify: bool = True,
@@ -403,7 +373,6 @@ def fold(
         keep: `statistics` folds the weights and biases of LayerNorm and RMSNorm, too, which then
             only compute their statistic; see `plan_fold`.
         centering: `weights` makes RMSNorms of LayerNorms; see `plan_fold`.
-        approximate: remove statistics that others cancel but for eps, too; see `plan_fold`.
         more_examples: inputs of other branches of the model's code, see `plan_fold`.
         inplace: change the model itself; False folds a copy, the report's `model`.
         verify: compare with the original on the example inputs.
@@ -432,7 +401,6 @@ def fold(
         example_inputs,
         keep=keep,
         centering=centering,
-        approximate=approximate,
         more_examples=more_examples,
         tied=tied,
     )
@@ -443,7 +411,7 @@ def _neutral(count: int) -> list[str]:
     return [f"{count:,} weights and biases of norms compute nothing any more"] if count else []
 
 
-def check_options(keep: str, centering: str, tied: str | None, approximate: bool) -> None:
+def check_options(keep: str, centering: str, tied: str | None) -> None:
     """Raise an InputError unless these are options of `fold` that go together.
 
     Raises:
@@ -457,12 +425,8 @@ def check_options(keep: str, centering: str, tied: str | None, approximate: bool
         if value not in known:
             expected = " or ".join(repr(one) for one in known if one is not None)
             raise InputError(f"{what} is {value!r}, expected {expected}")
-    for option, given in (
-        ("centering=weights", centering == "weights"),
-        ("approximate", approximate),
-    ):
-        if given and keep != "statistics":
-            raise InputError(f"{option} is about norms that stay: give keep=statistics, too")
+    if centering == "weights" and keep != "statistics":
+        raise InputError("centering=weights is about norms that stay: give keep=statistics, too")
 
 
 def _checked_statics(
@@ -485,12 +449,7 @@ def _checked_statics(
             f"the model is itself a norm ({type(model).__name__}): there is nothing around it to "
             "fold it into"
         )
-    training = [name for name, module in model.named_modules() if module.training]
-    if training:
-        raise InputError(
-            f"the model is in training mode ({training[0] or 'the model itself'!r}): a norm is "
-            "static in evaluation only, call model.eval() first"
-        )
+    _check_evaluates(model, ": a norm is static in evaluation only")
     statics = statics_of(found)
     if not statics and not tokens:
         present = sorted({norm.type_name for norm in found})
@@ -503,6 +462,16 @@ def _checked_statics(
             f"{why}"
         )
     return statics
+
+
+def _check_evaluates(model: nn.Module, why: str) -> None:
+    """Raise an InputError if a part of the model is in training mode."""
+    training = [name for name, module in model.named_modules() if module.training]
+    if training:
+        raise InputError(
+            f"the model is in training mode ({training[0] or 'the model itself'!r}){why}: call "
+            "model.eval() first"
+        )
 
 
 def _written(model: nn.Module, examples: Sequence[Examples]) -> frozenset[str]:
@@ -531,13 +500,9 @@ def _row(found: FoundNorm, folding: Folding) -> NormRow:
     reason = folding.reasons.get(name, "")
     row = NormRow(name=found.names[0], kind=found.kind, action="keep", reason=reason)
     into = folding.into.get(name, ())
-    if name in folding.canceled and name not in folding.multiply_adds:
-        return replace(row, action="fold", into=into)
     if name in folding.rms:
         return replace(row, action="swap", into=("rms", *into))
-    if not reason:
-        return replace(row, action="fold", into=into)
-    if name in folding.token_norms:
+    if not reason or name in folding.token_norms:
         return replace(row, action="fold", into=into)
     # A norm that does not fold is still replaced if a multiply-add can take its place.
     is_simpler = name in folding.multiply_adds

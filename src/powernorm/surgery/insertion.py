@@ -19,7 +19,7 @@ from powernorm.inspection.rows import NormRow, NormTable, format_rows
 from powernorm.inspection.selection import Side, stacks
 from powernorm.norms import Norm, build_norm
 from powernorm.norms.arguments import check_model
-from powernorm.surgery.changes import Changes
+from powernorm.surgery.changes import Changes, modules_around
 from powernorm.surgery.inserted_norms import CHILD, has_one_behind, put_behind
 from powernorm.surgery.marking import mark
 from powernorm.surgery.optimizers import (
@@ -167,8 +167,9 @@ class Insertion:
         ]
         for use in attach_mask_owners(plan.model, masked, plan._sides):
             changes.on_undo(use.release)
+        modules = dict(plan.model.named_modules(remove_duplicate=False))
         exchanges = [
-            Exchange(None, norm, (), (plan._maps[name], *_parents(plan.model, name)))
+            Exchange(None, norm, (), (plan._maps[name], *modules_around(modules, name)[::-1]))
             for name, norm in norms.items()
         ]
         changes.on_undo(follow_exchanges(plan.model, exchanges, optimizers, "insert"))
@@ -285,22 +286,15 @@ def insert(
     return plan_insert(model, norm, where, **norm_options).apply(optimizer=optimizer)
 
 
-def _parents(model: nn.Module, name: str) -> list[nn.Module]:
-    """Return the modules around a map, the nearest first, and the model last."""
-    parts = name.split(".")[:-1]
-    return [model.get_submodule(".".join(parts[:length])) for length in range(len(parts), -1, -1)]
-
-
 def _row(one: _Map, norm: str, reason: str, masks: Mapping[str, str | None]) -> InsertRow:
-    mask = masks.get(f"{one.name}.{CHILD}") if not reason else None
-    is_missed = not reason and masks.get(f"{one.name}.{CHILD}", "") is None
+    mask = "" if reason else masks.get(f"{one.name}.{CHILD}", "")
     return InsertRow(
         name=one.name,
         kind="linear",
         action="keep" if reason else "insert",
         into=() if reason else (norm,),
-        mask=mask,
-        reason="no mask reaches" if is_missed else reason,
+        mask=mask or None,
+        reason="no mask reaches" if mask is None else reason,
         num_features=one.num_outputs,
         shared=one.names[1:],
     )
@@ -308,18 +302,16 @@ def _row(one: _Map, norm: str, reason: str, masks: Mapping[str, str | None]) -> 
 
 def _maps_of(model: nn.Module) -> Iterator[_Map]:
     """Yield the linear maps of a model in its order, each once."""
-    names: dict[nn.Module, list[str]] = {}
-    for name, module in model.named_modules(remove_duplicate=False):
-        if name and _sizes_of(module) is not None:
-            names.setdefault(module, []).append(name)
+    found: dict[nn.Module, tuple[list[str], tuple[int, int]]] = {}
     modules = dict(model.named_modules(remove_duplicate=False))
-    for module, found in names.items():
-        sizes = _sizes_of(module)
-        assert sizes is not None
-        path = found[0].split(".")
-        around = [modules[".".join(path[:length])] for length in range(len(path))]
+    for name, module in modules.items():
+        sizes = _sizes_of(module) if name else None
+        if sizes is not None:
+            found.setdefault(module, ([], sizes))[0].append(name)
+    for module, (names, sizes) in found.items():
+        around = modules_around(modules, names[0])
         in_layers = any(isinstance(one, nn.ModuleList) for one in around)
-        yield _Map(tuple(found), module, *sizes, in_layers, around[-1])
+        yield _Map(tuple(names), module, *sizes, in_layers, around[-1])
 
 
 def _sizes_of(module: nn.Module) -> tuple[int, int] | None:

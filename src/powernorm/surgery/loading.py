@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Final
 
 from torch import Tensor, nn
 
@@ -13,6 +12,7 @@ from powernorm.norms import Norm
 from powernorm.norms.buffers import is_optional_key
 from powernorm.surgery.changes import Changes, slot_of
 from powernorm.surgery.marking import is_pretrained, mark
+from powernorm.surgery.records import REBUILD
 from powernorm.surgery.storage import (
     SavedModel,
     checksum_of,
@@ -21,8 +21,6 @@ from powernorm.surgery.storage import (
     traits_of,
 )
 from powernorm.surgery.structure import make_tensors, stop_tying
-
-REBUILD: Final = "build the model with the configuration of the one that was saved"
 
 
 def fill_model(model: nn.Module, saved: SavedModel, source: Path, fix: str = REBUILD) -> nn.Module:
@@ -133,8 +131,7 @@ def _assign(model: nn.Module, saved: SavedModel, changes: Changes) -> None:
             trains = old.requires_grad and value.is_floating_point()
             made[first] = old if fits else nn.Parameter(value.to(old.device), trains)
         if made[first] is not old:
-            module, attribute = slot_of(model, name)
-            changes.set_tensor(module, attribute, made[first])
+            changes.set_tensor(*slot_of(model, name), made[first])
     if untied:
         stop_tying(model, changes)
     for name, buffer in list(model.named_buffers(remove_duplicate=False)):

@@ -41,8 +41,6 @@ class Operation:
 
     node: fx.Node
     kind: Kind
-    path: str
-    """Name of the module that calls it."""
     reads: Place | None
     """Features of its input, None for an embedding and a value."""
     writes: Place
@@ -55,6 +53,11 @@ class Operation:
     """Groups of a convolution."""
     axes: tuple[int, int] = (0, 1)
     """Dimensions of the weight with the features of the output and of the input, for `einsum`."""
+
+    @property
+    def path(self) -> str:
+        """Name of the module that calls it."""
+        return path_of(self.node)
 
 
 _SPATIAL = {"conv1d": 1, "conv2d": 2, "conv3d": 3}
@@ -84,7 +87,7 @@ def operation_of(node: fx.Node, trace: Trace) -> Operation | None:
     if name == "embedding":
         table = part_of(node.args[0], trace)
         if table is not None and not table.transposed:
-            return Operation(node, "embedding", path_of(node), None, _last(node), table)
+            return Operation(node, "embedding", None, _last(node), table)
     return None
 
 
@@ -106,7 +109,7 @@ def _linear(node: fx.Node, trace: Trace, name: str) -> Operation | None:
     if given is not None and (bias is None or len(shape_of(_node(given))) != 1):
         return None
     read = _last(_node(node.args[1 if name == "addmm" else 0]))
-    product = Operation(node, "linear", path_of(node), read, _last(node), weight, bias)
+    product = Operation(node, "linear", read, _last(node), weight, bias)
     users = list(node.users)
     if name in _PRODUCTS and len(users) == 1:
         return _with_bias(product, users[0], trace) or product
@@ -146,8 +149,7 @@ def _convolution(node: fx.Node, trace: Trace) -> Operation | None:
     # Without a batch there is one leading axis less.
     channels = len(shape_of(node)) - 1 - _SPATIAL[operator_name(node)]
     read, written = Place(_node(x), channels), Place(node, channels)
-    path = path_of(node)
-    return Operation(node, "convolution", path, read, written, weight, bias, padded, groups)
+    return Operation(node, "convolution", read, written, weight, bias, padded, groups)
 
 
 def _einsum(node: fx.Node, trace: Trace) -> Operation | None:
@@ -175,8 +177,7 @@ def _einsum(node: fx.Node, trace: Trace) -> Operation | None:
         read = Place(_node(operands[x]), named[x].index(summed[-1]))
         wrote = Place(node, written.index(new[-1]))
         axes = (named[weight].index(new[-1]), named[weight].index(summed[-1]))
-        path = path_of(node)
-        return Operation(node, "einsum", path, read, wrote, part, axes=axes)
+        return Operation(node, "einsum", read, wrote, part, axes=axes)
     return None
 
 
@@ -191,8 +192,7 @@ def _experts(node: fx.Node, trace: Trace) -> Operation | None:
         return None
     axes = (1, 2) if weight.transposed else (2, 1)
     part = replace(weight, transposed=False)
-    path = path_of(node)
-    return Operation(node, "einsum", path, _last(_node(x)), _last(node), part, axes=axes)
+    return Operation(node, "einsum", _last(_node(x)), _last(node), part, axes=axes)
 
 
 def _last(node: fx.Node) -> Place:
@@ -233,17 +233,12 @@ def part_of(value: object, trace: Trace) -> TensorPart | None:
     if kind == "t" or (kind in ("transpose", "permute") and len(shape_of(value)) == 2):
         swaps = kind != "permute" or [int(d) % 2 for d in integers(value.args[1])] == [1, 0]
         return replace(inner, transposed=not inner.transposed) if swaps else inner
-    if kind == "transpose" and _swaps_last(value):
+    dims = {dim % 3 for dim in integers(list(value.args[1:3]))} if kind == "transpose" else set()
+    if len(shape_of(value)) == 3 and dims == {1, 2}:
         return replace(inner, transposed=not inner.transposed)
     if kind == "slice" and not inner.transposed:
         return _slice(value, inner)
     return None
-
-
-def _swaps_last(value: fx.Node) -> bool:
-    """Return whether a transposition is that of each of several matrices."""
-    dims = {dim % 3 for dim in integers(list(value.args[1:3]))}
-    return len(shape_of(value)) == 3 and dims == {1, 2}
 
 
 def _is_same(value: fx.Node, source: fx.Node) -> bool:

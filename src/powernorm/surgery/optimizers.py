@@ -146,7 +146,7 @@ class _Group:
         self._write(index, 1, [] if new is None else [new])
         state = self.state.pop(old, None)
         self.exchanged.append((old, new, state))
-        if new is not None and state is not None and _fits(old, new):
+        if new is not None and state is not None and fits(old, new):
             self.state[new] = state
 
     def _write(self, index: int, count: int, new: Sequence[nn.Parameter]) -> None:
@@ -162,13 +162,14 @@ class _Group:
             since = None if new is None else self.state.pop(new, None)
             if old is None:
                 continue
-            if new is not None and since is not None and _fits(old, new):
+            if new is not None and since is not None and fits(old, new):
                 state = since
             if state is not None:
                 self.state[old] = state
 
 
-def _fits(old: Tensor, new: Tensor) -> bool:
+def fits(old: Tensor, new: Tensor) -> bool:
+    """Return whether two tensors have the same shape, type and device."""
     return (old.shape, old.dtype, old.device) == (new.shape, new.dtype, new.device)
 
 

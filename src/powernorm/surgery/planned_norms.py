@@ -28,6 +28,7 @@ from powernorm.errors import InputError
 from powernorm.inspection.modules import is_compiled
 from powernorm.norms import Norm
 from powernorm.ops.torch_private import in_backward
+from powernorm.surgery.changes import modules_around
 
 _FORWARDS: Final = 10
 """Number of training forwards after which a norm should have been called."""
@@ -205,8 +206,7 @@ def _count(norm: Norm) -> int | None:
 
 def _around(modules: Mapping[str, nn.Module], name: str) -> list[nn.Module]:
     """Return the modules around a norm from the model on, the last of them no container."""
-    parts = name.split(".")
-    path = [modules[".".join(parts[:length])] for length in range(len(parts))]
+    path = modules_around(modules, name)
     while len(path) > 1 and isinstance(path[-1], _CONTAINERS):
         path.pop()
     return path

@@ -5,11 +5,10 @@ A record is read off the model as it is, whatever was swapped, folded and undone
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
-from itertools import groupby
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields, replace
 from types import UnionType
-from typing import Any, Final, Literal, cast, get_args
+from typing import Any, Final, get_args
 
 import torch
 from torch import Tensor, nn
@@ -18,83 +17,29 @@ from powernorm.errors import InputError
 from powernorm.inspection.finder import find_norms
 from powernorm.inspection.mask_owners import attach_mask_owners, masked_norms, retire_owners
 from powernorm.inspection.selection import stacks
-from powernorm.inspection.trials import Gate
-from powernorm.norms import BatchStatisticsNorm, Norm
-from powernorm.norms.descriptions import NormDescription
-from powernorm.norms.feature_dims import LAST
+from powernorm.norms import Norm
 from powernorm.surgery.changes import Changes, slot_of
 from powernorm.surgery.erasing import erase_padding, erased_names
 from powernorm.surgery.gates import GatedNorm
 from powernorm.surgery.inserted_norms import has_one_behind, maps_with_one_behind, put_behind
-from powernorm.surgery.structure import FeatureAffine, FoldedNorm, made_in, make_tensors
+from powernorm.surgery.structure import (
+    FoldedNorm,
+    Kind,
+    Part,
+    made_in,
+    make_tensors,
+    part_of,
+)
 from powernorm.version import __version__
 
 FORMAT: Final = 1
 KEY: Final = "powernorm"
 """Key of a record in `config.json`, and in the metadata of tensors."""
-_FIX: Final = "build the model with the configuration of the one that was saved"
-
-Kind = Literal["norm", "nothing", "multiply-add"]
-"""A norm of this library, or what is left of one that was folded."""
+REBUILD: Final = "build the model with the configuration of the one that was saved"
+"""What to do about a model that the tensors do not fit."""
 
 _MOST_FEATURES: Final = 2**31
 _KEPT: Final = ("running_mean", "running_var", "running_second_moment")
-
-
-@dataclass(frozen=True)
-class Part:
-    """Modules that are alike.
-
-    Args:
-        kind: what they are.
-        names: the dotted names of each, several for one that is shared.
-        norm: short name of a norm.
-        num_features: C; 0 where nothing is left.
-        options: of a norm; `feature_dim` of a multiply-add; `gate`, place and function of the gate
-            beside it.
-        frozen: whether the statistics of a norm are frozen.
-        source: class of a norm that is none of this library's.
-    """
-
-    kind: Kind
-    names: tuple[tuple[str, ...], ...]
-    norm: str = ""
-    num_features: int = 0
-    options: Mapping[str, Any] = field(default_factory=dict)
-    frozen: bool = False
-    source: str = ""
-
-    def alike(self) -> tuple[object, ...]:
-        """Return all but the names."""
-        return (self.kind, self.norm, self.num_features, self.options, self.frozen, self.source)
-
-    def build(self, like: Tensor) -> nn.Module:
-        """Build one of the modules.
-
-        Args:
-            like: a tensor of the device and type that the module's parameters get.
-
-        Raises:
-            InputError: the norm is not known in this process.
-        """
-        options = dict(self.options)
-        if "gate" in options:
-            gate = Gate(*options.pop("gate"))
-            return GatedNorm(replace(self, options=options).build(like), gate)
-        if self.kind == "nothing":
-            return FoldedNorm()
-        if self.kind == "multiply-add":
-            return FeatureAffine(self.num_features, **options, device=like.device, dtype=like.dtype)
-        described = NormDescription(self.norm, self.num_features, options, self.source)
-        norm = described.build(device=like.device, dtype=like.dtype)
-        if self.frozen:
-            cast(BatchStatisticsNorm, norm).freeze_statistics()
-        return norm
-
-    def is_built_as(self, module: nn.Module) -> bool:
-        """Return whether a module is already such a one."""
-        found = _part_of("", module)
-        return found is not None and found.alike() == self.alike()
 
 
 @dataclass(frozen=True)
@@ -194,10 +139,8 @@ class Record:
         return cls(root, parts, masks, erased, values.get("attention"), version, inserted, made)
 
     def names(self) -> Iterator[str]:
-        """Yield the names of all modules."""
-        for part in self.parts:
-            for names in part.names:
-                yield from names
+        """Return the names of all modules."""
+        return (name for part in self.parts for names in part.names for name in names)
 
     def below(self, prefix: str) -> Record:
         """Return the record for a model that has this one's as a part.
@@ -205,23 +148,7 @@ class Record:
         Args:
             prefix: dotted name of the part; "" for the model itself.
         """
-        if not prefix:
-            return self
-        parts = tuple(
-            replace(
-                part,
-                names=tuple(tuple(f"{prefix}.{name}" for name in names) for names in part.names),
-            )
-            for part in self.parts
-        )
-        masks = {
-            f"{prefix}.{root}" if root else prefix: [f"{prefix}.{name}" for name in names]
-            for root, names in self.masks.items()
-        }
-        erased = tuple(f"{prefix}.{name}" for name in self.erased)
-        inserted = tuple(f"{prefix}.{name}" for name in self.inserted)
-        made = tuple(f"{prefix}.{name}" for name in self.made)
-        return replace(self, parts=parts, masks=masks, erased=erased, inserted=inserted, made=made)
+        return self._renamed(lambda name: ".".join(filter(None, (prefix, name))))
 
     def inside(self, prefix: str) -> Record:
         """Return the record of a part of the model.
@@ -229,22 +156,29 @@ class Record:
         Args:
             prefix: dotted name of the part.
         """
-        parts = [
-            (part, tuple(kept for names in part.names if (kept := _inside(names, prefix))))
-            for part in self.parts
-        ]
-        masks = {
-            "" if root in ("", prefix) else root.removeprefix(f"{prefix}."): _inside(names, prefix)
-            for root, names in self.masks.items()
-            if root in ("", prefix) or root.startswith(f"{prefix}.")
-        }
+
+        def shortened(name: str) -> str | None:
+            if name in ("", prefix):
+                return ""
+            return name.removeprefix(f"{prefix}.") if name.startswith(f"{prefix}.") else None
+
+        return self._renamed(shortened)
+
+    def _renamed(self, rename: Callable[[str], str | None]) -> Record:
+        """Return the record with other names, without what has none then."""
+
+        def kept(names: Iterable[str]) -> tuple[str, ...]:
+            return tuple(new for name in names if (new := rename(name)) is not None)
+
+        parts = [(part, tuple(filter(None, map(kept, part.names)))) for part in self.parts]
+        masks = [(rename(root), kept(names)) for root, names in self.masks.items()]
         return replace(
             self,
             parts=tuple(replace(part, names=names) for part, names in parts if names),
-            masks=masks,
-            erased=_inside(self.erased, prefix),
-            inserted=_inside(self.inserted, prefix),
-            made=_inside(self.made, prefix),
+            masks={root: names for root, names in masks if root is not None},
+            erased=kept(self.erased),
+            inserted=kept(self.inserted),
+            made=kept(self.made),
         )
 
     def apply(self, model: nn.Module, state: Mapping[str, Tensor]) -> Changes:
@@ -278,7 +212,7 @@ class Record:
             if name not in modules:
                 raise InputError(
                     f"{type(model).__name__} has no module {name!r}, behind which the saved model "
-                    f"had a norm: {_FIX}"
+                    f"had a norm: {REBUILD}"
                 )
             if not has_one_behind(modules[name]):
                 put_behind(modules[name], FoldedNorm(), changes)
@@ -292,7 +226,7 @@ class Record:
             if path not in modules or attribute not in modules[path]._parameters:
                 raise InputError(
                     f"{type(model).__name__} has no place for {name!r}, which folding had made in "
-                    f"the saved model: {_FIX}"
+                    f"the saved model: {REBUILD}"
                 )
             if name not in present:
                 yield name
@@ -318,8 +252,7 @@ class Record:
                 module = old if part.is_built_as(old) else part.build(_like(names[0], state, model))
                 module.train(old.training)
                 for name in names:
-                    parent, attribute = slot_of(model, name)
-                    changes.set_module(parent, attribute, module)
+                    changes.set_module(*slot_of(model, name), module)
                 yield module
 
     def _check(self, model: nn.Module) -> None:
@@ -331,13 +264,13 @@ class Record:
             if name not in modules:
                 raise InputError(
                     f"{type(model).__name__} has no module {name!r}, which the saved model had: "
-                    f"{_FIX}, and call powernorm.modularize on it if that was called there"
+                    f"{REBUILD}, and call powernorm.modularize on it if that was called there"
                 )
         for name in self.names():
-            if id(modules[name]) not in norms and _part_of(name, modules[name]) is None:
+            if id(modules[name]) not in norms and part_of(name, modules[name]) is None:
                 raise InputError(
                     f"{name!r} is a {type(modules[name]).__name__} where the saved model had a "
-                    f"norm: {_FIX}"
+                    f"norm: {REBUILD}"
                 )
         self._check_no_more(model)
 
@@ -350,7 +283,7 @@ class Record:
                     what = f"the norm {part.norm}" if part.norm else "a norm that was folded"
                     raise InputError(
                         f"the given {type(model).__name__} has {what} at {name!r}, where the saved "
-                        f"model had none of this library: {_FIX}"
+                        f"model had none of this library: {REBUILD}"
                     )
         folded = {
             name for part in self.parts if not part.norm for names in part.names for name in names
@@ -360,14 +293,8 @@ class Record:
             if masked:
                 raise InputError(
                     f"{masked[0]!r} of the given {type(model).__name__} gets a padding mask that "
-                    f"that of the saved model did not: {_FIX}"
+                    f"that of the saved model did not: {REBUILD}"
                 )
-
-
-def _inside(names: Sequence[str], prefix: str) -> tuple[str, ...]:
-    """Return the names below a prefix, without it."""
-    start = f"{prefix}."
-    return tuple(name.removeprefix(start) for name in names if name.startswith(start))
 
 
 def _attention_of(config: Any) -> Any:
@@ -394,44 +321,14 @@ def _parts_of(model: nn.Module) -> tuple[Part, ...]:
         for part in module.modules()
         if part is not module
     }
-    found = [
-        replace(part, names=(tuple(named[key]),))
-        for key, module in modules.items()
-        if key not in inside and (part := _part_of(named[key][0], module)) is not None
-    ]
-    found.sort(key=lambda part: repr(part.alike()))
+    alike: dict[str, list[tuple[Part, tuple[str, ...]]]] = {}
+    for key, module in modules.items():
+        part = None if key in inside else part_of(named[key][0], module)
+        if part is not None:
+            alike.setdefault(repr(part), []).append((part, tuple(named[key])))
     return tuple(
-        replace(parts[0], names=tuple(part.names[0] for part in parts))
-        for parts in (list(group) for _, group in groupby(found, lambda part: repr(part.alike())))
-    )
-
-
-def _part_of(name: str, module: nn.Module) -> Part | None:
-    """Return what a module is, without its name; None if it is none of this library's."""
-    if isinstance(module, GatedNorm):
-        inner = _part_of(name, module.norm)
-        return inner and replace(inner, options={**inner.options, "gate": list(module.gate)})
-    if isinstance(module, FoldedNorm):
-        return Part("nothing", ())
-    if isinstance(module, FeatureAffine):
-        dim = module.feature_dim
-        options = {} if dim == LAST else {"feature_dim": dim}
-        return Part("multiply-add", (), "", module.weight.shape[0], options)
-    if not isinstance(module, Norm):
-        return None
-    try:
-        described = NormDescription.of(module)
-    except InputError as error:
-        raise InputError(f"{name or 'the model'}: {error}") from error
-    frozen = isinstance(module, BatchStatisticsNorm) and module.is_frozen
-    return Part(
-        "norm",
-        (),
-        described.name,
-        described.num_features,
-        dict(described.options),
-        frozen,
-        described.source,
+        replace(parts[0][0], names=tuple(names for _, names in parts))
+        for _, parts in sorted(alike.items())
     )
 
 
@@ -440,15 +337,8 @@ def _part_from(values: Mapping[str, Any]) -> Part:
         (item,) if isinstance(item, str) else tuple(_listed(item, str))
         for item in _listed(values.get("names"), str | list)
     )
-    part = Part(
-        values.get("kind", ""),
-        names,
-        values.get("norm", ""),
-        values.get("num_features", 0),
-        values.get("options", {}),
-        values.get("frozen", False),
-        values.get("source", ""),
-    )
+    known = {one.name: values[one.name] for one in fields(Part) if one.name in values}
+    part = Part(**{"kind": "", **known, "names": names})
     if (
         part.kind not in get_args(Kind)
         or not isinstance(part.norm, str)

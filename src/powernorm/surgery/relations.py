@@ -11,8 +11,10 @@ is fixed.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
+from typing import Final
 
 from torch import fx
 
@@ -20,10 +22,6 @@ from powernorm.surgery.axes import (
     Place,
     across,
     across_broadcast,
-    across_gather,
-    across_stack,
-    across_sum,
-    across_window,
     holds_floats,
     is_one_for_all,
     only_checks,
@@ -122,14 +120,15 @@ class Relations:
     statistics: dict[Place, list[fx.Node]] = field(default_factory=dict)
     """Statistics of norms of each token by the features that they read; these are fixed, too."""
 
+    def around(self, place: Place) -> list[Relation]:
+        """Return the relation that writes features, if any, and those that read them."""
+        writes = self.producers.get(place)
+        return [*(() if writes is None else (writes,)), *self.readers.get(place, ())]
+
     def all(self) -> Iterator[Relation]:
         """Yield each relation once, in the order of the graph."""
-        seen: set[int] = set()
-        for place in self.places:
-            for relation in (self.producers.get(place), *self.readers.get(place, ())):
-                if relation is not None and id(relation) not in seen:
-                    seen.add(id(relation))
-                    yield relation
+        every = (relation for place in self.places for relation in self.around(place))
+        yield from {id(relation): relation for relation in every}.values()
 
     def norms(self) -> Iterator[Normed]:
         """Yield the uses of norms, in the order of the graph."""
@@ -297,13 +296,12 @@ class _Explorer:
     def _look_up_tensor(self, place: Place) -> None:
         part = part_of(place.node, self.trace)
         whole = part is not None and place.axis == len(shape_of(place.node)) - 1
-        if part is None or not whole:
-            given = _written(place.node, self.trace) or _GIVEN
-            self._fix(
-                place, given if part is None else "its last dimension is not that of the features"
-            )
-            return
-        self._add(self._weights(Operation(place.node, "value", "", None, place, part)))
+        if part is None:
+            self._fix(place, _written(place.node, self.trace) or _GIVEN)
+        elif not whole:
+            self._fix(place, "its last dimension is not that of the features")
+        else:
+            self._add(self._weights(Operation(place.node, "value", None, place, part)))
 
     def _look_down(self, place: Place, user: fx.Node) -> None:
         """Relate features to one operator that reads them."""
@@ -359,14 +357,11 @@ class _Explorer:
             output = self._output_of(node, name, read)
         if output is None:
             return None
-        return self._known(output) or self._build(node, name, output)
+        return self.found.producers.get(output) or self._build(node, name, output)
 
     def _weights(self, operation: Operation) -> Weighted:
         self.found.operations.setdefault(operation.node, operation)
         return self.weighted.setdefault(operation.node, Weighted(operation))
-
-    def _known(self, output: Place) -> Relation | None:
-        return self.found.producers.get(output)
 
     def _norm(self, node: fx.Node, mark: Mark) -> Normed:
         axis = self.feature_axes[mark.index] % len(shape_of(node))
@@ -374,65 +369,48 @@ class _Explorer:
 
     def _output_of(self, node: fx.Node, name: str, read: Place) -> Place | None:
         """Return the place of an operator's output for the features that it reads, or None."""
-        axis: int | None = None
-        if passes(node):
-            axis = across(node, read.axis, forward=True) if operand_of(node) is read.node else None
-        elif name in ("cat", "stack"):
-            axis = across_stack(node, read.axis, forward=True)
-        elif name == "sum":
-            axis = across_sum(node, read.axis, forward=True)
-        elif takes_windows(node):
-            axis = across_window(node, read.axis)
-        elif name == "gather" and operand_of(node) is read.node:
-            axis = across_gather(node, read.axis)
-        elif name in _ELEMENTWISE:
-            axis = read.axis + len(shape_of(node)) - len(shape_of(read.node))
+        if name in _ELEMENTWISE:
+            return Place(node, read.axis + len(shape_of(node)) - len(shape_of(read.node)))
+        is_first = name in _STACKS or node.args[:1] == (read.node,)
+        axis = across(node, read.axis, forward=True) if is_first else None
         return None if axis is None else Place(node, axis)
 
     def _build(self, node: fx.Node, name: str, output: Place) -> Relation | None:
-        if passes(node):
-            axis = across(node, output.axis, forward=False)
-            inner = operand_of(node)
-            known = axis is not None and across(node, axis, forward=True) == output.axis
-            return Same(output, (Place(inner, axis),)) if known and axis is not None else None
-        if name in ("cat", "stack"):
-            return self._stack(node, output)
-        if name == "sum":
-            axis = across_sum(node, output.axis, forward=False)
-            place = None if axis is None else Place(operand_of(node), axis)
-            return None if place is None else Homogeneous(output, (place,))
-        if takes_windows(node):
-            return _windowed(node, output)
-        if name == "gather":
-            axis = across_gather(node, output.axis)
-            return None if axis is None else Same(output, (Place(operand_of(node), axis),))
         if name in _ELEMENTWISE:
             return _ELEMENTWISE[name](node, output, self.trace)
-        return None
-
-    def _stack(self, node: fx.Node, output: Place) -> Relation | None:
-        axis = across_stack(node, output.axis, forward=False)
-        operands = node.args[0]
-        if axis is None or not isinstance(operands, Sequence):
+        axis = across(node, output.axis, forward=False)
+        if axis is None:
             return None
-        # Empty caches are concatenated before keys and values.
-        nodes = [item for item in operands if isinstance(item, fx.Node)]
-        if any(len(shape_of(item)) <= axis for item in nodes):
-            return None
-        return Same(output, tuple(Place(item, axis) for item in nodes))
+        if name in _STACKS:
+            return _stacked(node, output, axis)
+        inputs = (Place(operand_of(node), axis),)
+        if takes_windows(node):
+            keeps = window_keeps_constants(node)
+            return None if keeps is None else (Same if keeps else Homogeneous)(output, inputs)
+        if name == "sum":
+            return Homogeneous(output, inputs)
+        known = not passes(node) or across(node, axis, forward=True) == output.axis
+        return Same(output, inputs) if known else None
 
 
-def _windowed(node: fx.Node, output: Place) -> Relation | None:
-    axis = across_window(node, output.axis)
-    keeps = window_keeps_constants(node)
-    if axis is None or keeps is None:
+_STACKS: Final = ("cat", "stack")
+
+
+def _stacked(node: fx.Node, output: Place, axis: int) -> Relation | None:
+    operands = node.args[0]
+    if not isinstance(operands, Sequence):
         return None
-    place = Place(operand_of(node), axis)
-    return Same(output, (place,)) if keeps else Homogeneous(output, (place,))
+    # Empty caches are concatenated before keys and values.
+    nodes = [item for item in operands if isinstance(item, fx.Node)]
+    if any(len(shape_of(item)) <= axis for item in nodes):
+        return None
+    return Same(output, tuple(Place(item, axis) for item in nodes))
 
 
-def _terms(node: fx.Node, output: Place, factor: float) -> Relation | None:
+def _added(node: fx.Node, output: Place, _: Trace, factor: float = 1.0) -> Relation | None:
     """Return the relation of `x + factor y`, where both have the features."""
+    if node.kwargs.get("alpha", 1) != 1:
+        return None
     places: list[Place] = []
     for operand in node.args[:2]:
         if not isinstance(operand, fx.Node):
@@ -444,24 +422,13 @@ def _terms(node: fx.Node, output: Place, factor: float) -> Relation | None:
     return Sum(output, tuple(places), (1.0, factor))
 
 
-def _added(node: fx.Node, output: Place, trace: Trace) -> Relation | None:
-    del trace
-    return _terms(node, output, 1.0) if node.kwargs.get("alpha", 1) == 1 else None
-
-
-def _subtracted(node: fx.Node, output: Place, trace: Trace) -> Relation | None:
-    del trace
-    return _terms(node, output, -1.0) if node.kwargs.get("alpha", 1) == 1 else None
-
-
 def _multiplied(node: fx.Node, output: Place, trace: Trace) -> Relation | None:
     first, second = node.args[:2]
     if not isinstance(first, fx.Node):
         first, second = second, first
     assert isinstance(first, fx.Node)
     if not isinstance(second, fx.Node):
-        axis = across_broadcast(node, first, output.axis)
-        return None if axis is None else Homogeneous(output, (Place(first, axis),))
+        return _scaled(node, output, first)
     for x, factor in ((first, second), (second, first)):
         found = _by_tensor(node, output, x, factor, trace)
         if found is not None:
@@ -476,11 +443,9 @@ def _by_tensor(
 
     The latter is LayerScale, and a scale of each head.
     """
-    axis = across_broadcast(node, x, output.axis)
-    if axis is None:
-        return None
-    if is_one_for_all(node, factor, output.axis):
-        return Homogeneous(output, (Place(x, axis),))
+    axis, found = across_broadcast(node, x, output.axis), _scaled(node, output, x, factor)
+    if axis is None or found is not None:
+        return found
     part: TensorPart | None = part_of(factor, trace)
     last = len(shape_of(node)) - 1
     if part is None and _is_of_parameters(factor, trace):
@@ -488,8 +453,14 @@ def _by_tensor(
         return Homogeneous(output, (Place(x, axis),))
     if part is None or len(shape_of(factor)) != 1 or output.axis != last or axis != last:
         return None
-    path = path_of(node)
-    return Weighted(Operation(node, "diagonal", path, Place(x, axis), output, part))
+    return Weighted(Operation(node, "diagonal", Place(x, axis), output, part))
+
+
+def _scaled(node: fx.Node, output: Place, x: fx.Node, factor: object = None) -> Homogeneous | None:
+    """Return the relation of an operator that multiplies all features of x by the same."""
+    axis = across_broadcast(node, x, output.axis)
+    is_uneven = isinstance(factor, fx.Node) and not is_one_for_all(node, factor, output.axis)
+    return None if axis is None or is_uneven else Homogeneous(output, (Place(x, axis),))
 
 
 def _is_of_parameters(node: fx.Node, trace: Trace) -> bool:
@@ -500,22 +471,15 @@ def _is_of_parameters(node: fx.Node, trace: Trace) -> bool:
     return bool(operands) and all(_is_of_parameters(operand, trace) for operand in operands)
 
 
-def _divided(node: fx.Node, output: Place, trace: Trace) -> Relation | None:
-    del trace
+def _divided(node: fx.Node, output: Place, _: Trace) -> Relation | None:
     x, divisor = node.args[:2]
     if not isinstance(x, fx.Node) or node.kwargs.get("rounding_mode") is not None:
         return None
-    axis = across_broadcast(node, x, output.axis)
-    if axis is None:
-        return None
-    if isinstance(divisor, fx.Node) and not is_one_for_all(node, divisor, output.axis):
-        return None
-    return Homogeneous(output, (Place(x, axis),))
+    return _scaled(node, output, x, divisor)
 
 
-def _negated(node: fx.Node, output: Place, trace: Trace) -> Relation:
-    del trace
-    return Homogeneous(output, (Place(operand_of(node), output.axis),))
+def _negated(node: fx.Node, output: Place, _: Trace) -> Relation | None:
+    return _scaled(node, output, operand_of(node))
 
 
 def _masked(node: fx.Node, output: Place, trace: Trace) -> Relation | None:
@@ -524,15 +488,12 @@ def _masked(node: fx.Node, output: Place, trace: Trace) -> Relation | None:
     x, mask, value = node.args
     if not isinstance(x, fx.Node) or not isinstance(mask, fx.Node) or value != 0:
         return None
-    axis = across_broadcast(node, x, output.axis)
-    if axis is None or not is_one_for_all(node, mask, output.axis):
-        return None
-    return Homogeneous(output, (Place(x, axis),))
+    return _scaled(node, output, x, mask)
 
 
-_ELEMENTWISE = {
+_ELEMENTWISE: Final[Mapping[str, Callable[[fx.Node, Place, Trace], Relation | None]]] = {
     "add": _added,
-    "sub": _subtracted,
+    "sub": partial(_added, factor=-1.0),
     "mul": _multiplied,
     "div": _divided,
     "neg": _negated,

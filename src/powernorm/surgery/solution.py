@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -84,21 +84,22 @@ class Problem:
     Args:
         relations: the relations of the graph.
         norms: the static norms by index, and the affine parts of norms of each token.
+        with_statistic: norms of each token, which come last. Their input is a statistic, hence
+            fixed.
         decoupled: norms that become a multiply-add of their own; their two sides are independent.
         pinned: norms whose two sides keep the original values (A = 1, B = 0).
-        shiftable: returns whether an operation with weights can add a constant (has a bias, or a
-            place for it).
-        with_statistic: norms of each token. Their input is a statistic, hence fixed.
-        with_bias: those of them that keep a bias, so that only their scale folds.
+        with_bias: norms of each token that keep a bias, so that only their scale folds.
+        shiftable: whether an operation with weights can add a constant (has a bias, or a place for
+            it), by its id.
     """
 
     relations: Relations
     norms: Sequence[Static]
-    decoupled: Collection[int]
-    pinned: Collection[int]
-    shiftable: Mapping[int, bool]
-    with_statistic: Collection[int] = ()
-    with_bias: Collection[int] = ()
+    with_statistic: range
+    decoupled: set[int] = field(default_factory=set)
+    pinned: set[int] = field(default_factory=set)
+    with_bias: set[int] = field(default_factory=set)
+    shiftable: Mapping[int, bool] = field(default_factory=dict)
 
     def folds(self, index: int) -> bool:
         """Return whether the norm is removed entirely."""
@@ -140,6 +141,12 @@ class Solution:
 
     scales: dict[Place, Tensor] = field(default_factory=dict)
     shifts: dict[Place, Tensor] = field(default_factory=dict)
+
+    def at(self, place: Place | None) -> tuple[Tensor, Tensor]:
+        """Return A and B of a place; None stands for no features."""
+        if place is None:
+            return _ONE, _ZERO
+        return self.scales.get(place, _ONE), self.shifts.get(place, _ZERO)
 
 
 def solve(problem: Problem) -> Solution:
@@ -241,15 +248,12 @@ class _Scales:
         fixed = self.problem.fixed()
         return any(
             other in fixed
-            or isinstance(relations.producers.get(other), Weighted)
-            or self._is_decoupled(relations.producers.get(other))
+            or isinstance(producer := relations.producers.get(other), Weighted)
+            # A norm that stays as a multiply-add is divided by the scale.
+            or (isinstance(producer, Normed) and producer.index in self.problem.decoupled)
             or any(isinstance(reader, Normed) for reader in relations.readers.get(other, ()))
             for other in members
         )
-
-    def _is_decoupled(self, relation: Relation | None) -> bool:
-        """Return whether it is a norm that stays as a multiply-add, divided by the scale."""
-        return isinstance(relation, Normed) and relation.index in self.problem.decoupled
 
     def _contradiction(self, use: Normed) -> str:
         root, _ = self._root(use.output)
@@ -313,12 +317,12 @@ def _is_one(value: Tensor | None) -> bool:
     return value is None or torch.allclose(value, torch.ones_like(value), rtol=1e-12, atol=0)
 
 
-def nearest_norm(problem: Problem, place: Place, *, of_shift: bool = False) -> int:
+def nearest_norm(problem: Problem, *places: Place, of_shift: bool = False) -> int:
     """Return the folded norm that is the fewest operators away, those before the place first.
 
     Args:
         problem: says which norms fold.
-        place: where to begin.
+        places: where to begin; a later one counts where nothing is connected with the earlier.
         of_shift: only norms that bring a shift.
 
     Raises:
@@ -326,23 +330,17 @@ def nearest_norm(problem: Problem, place: Place, *, of_shift: bool = False) -> i
     """
     relations = problem.relations
     counts = problem.folds_shift if of_shift else problem.folds
-    queue, seen = deque([place]), {place}
-    while queue:
-        here = queue.popleft()
-        producer = relations.producers.get(here)
-        neighbors = [producer] if producer is not None else []
-        for relation in (*neighbors, *relations.readers.get(here, ())):
-            if isinstance(relation, Weighted):
-                continue
-            if isinstance(relation, Normed):
-                if counts(relation.index):
+    for start in places:
+        queue, seen = deque([start]), {start}
+        while queue:
+            for relation in relations.around(queue.popleft()):
+                if isinstance(relation, Normed) and counts(relation.index):
                     return relation.index
-                continue
-            for other in (*relation.inputs, relation.output):
-                if other not in seen:
-                    seen.add(other)
-                    queue.append(other)
-    raise LookupError(f"no norm to be folded is connected with {place}")
+                if not isinstance(relation, Weighted | Normed):
+                    new = dict.fromkeys((*relation.inputs, relation.output))
+                    queue.extend(other for other in new if other not in seen)
+                    seen |= new.keys()
+    raise LookupError(f"no norm to be folded is connected with {places}")
 
 
 class _Shifts:
@@ -434,24 +432,19 @@ class _Shifts:
             return self.chosen[place]
         if producer is None or isinstance(producer, Weighted | Homogeneous):
             return _ZERO
-        before = [shifts[inner] for inner in producer.inputs]
+        before = shifts[producer.inputs[0]]
         if isinstance(producer, Same):
-            return before[0]
+            return before
         if isinstance(producer, Sum):
-            return sum(
-                (factor * shift for factor, shift in zip(producer.factors, before, strict=True)),
-                _ZERO,
-            )
+            return _total(producer, shifts)
         if not self.problem.folds(producer.index) or producer.index in self.problem.with_bias:
             return _ZERO
-        return self.problem.norms[producer.index].shifted(before[0])
+        return self.problem.norms[producer.index].shifted(before)
 
     def _settle(self, place: Place, target: Tensor, shifts: Mapping[Place, Tensor]) -> bool:
         """Set a place's shift by the nearest operation before it; return whether one could."""
-        if place in self.hopeless:
-            return False
         before = dict(self.chosen)
-        done = self._settle_by(place, target, shifts)
+        done = place not in self.hopeless and self._settle_by(place, target, shifts)
         if not done:
             self.chosen = before  # what was chosen on the way that failed
             self.hopeless.add(place)
@@ -468,14 +461,7 @@ class _Shifts:
             return all(self._settle(inner, target, shifts) for inner in producer.inputs)
         if isinstance(producer, Sum):
             return self._settle_sum(producer, target, shifts)
-        if isinstance(producer, Normed):
-            return self._settle_norm(place, producer, target, shifts)
-        return False
-
-    def _settle_norm(
-        self, place: Place, producer: Normed, target: Tensor, shifts: Mapping[Place, Tensor]
-    ) -> bool:
-        if producer.index in self.problem.pinned:
+        if not isinstance(producer, Normed) or producer.index in self.problem.pinned:
             return False
         if producer.index in self.problem.decoupled or producer.index in self.problem.with_bias:
             self.chosen[place] = target
@@ -486,9 +472,7 @@ class _Shifts:
         return self._settle(producer.inputs[0], (target - norm.shift) / norm.scale, shifts)
 
     def _settle_sum(self, producer: Sum, target: Tensor, shifts: Mapping[Place, Tensor]) -> bool:
-        rest = target - sum(
-            (f * shifts[p] for f, p in zip(producer.factors, producer.inputs, strict=True)), _ZERO
-        )
+        rest = target - _total(producer, shifts)
         readers = self.problem.relations.readers
         terms = sorted(
             zip(producer.factors, producer.inputs, strict=True),
@@ -502,6 +486,11 @@ class _Shifts:
 
 
 _ZERO = torch.zeros((), dtype=torch.float64)
+
+
+def _total(relation: Sum, shifts: Mapping[Place, Tensor]) -> Tensor:
+    terms = zip(relation.factors, relation.inputs, strict=True)
+    return sum((factor * shifts[place] for factor, place in terms), _ZERO)
 
 
 def _equal(value: Tensor, target: Tensor) -> bool:

@@ -318,17 +318,14 @@ def _check_overlaps(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
         for other, seen in known.setdefault(parameter.untyped_storage().data_ptr(), []):
             layouts = [(one.shape, one.stride(), one.storage_offset()) for one in (parameter, seen)]
-            if layouts[0] != layouts[1] and _overlap(parameter, seen):
+            (start, stop), (other_start, other_stop) = _extent(parameter), _extent(seen)
+            overlap = start < other_stop and other_start < stop
+            if layouts[0] != layouts[1] and overlap:
                 raise InputError(
                     f"{name} and {other} are different views of the same memory, which does not "
                     "come back: make one of them a computation of the other"
                 )
         known[parameter.untyped_storage().data_ptr()].append((name, parameter))
-
-
-def _overlap(one: Tensor, other: Tensor) -> bool:
-    (start, stop), (other_start, other_stop) = _extent(one), _extent(other)
-    return start < other_stop and other_start < stop
 
 
 def _extent(tensor: Tensor) -> tuple[int, int]:

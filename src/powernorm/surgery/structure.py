@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import Final, Literal
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, Literal, cast
 
 import torch
 from torch import Tensor, nn
 
+from powernorm.errors import InputError
 from powernorm.inspection.mask_owners import retire_owners
+from powernorm.inspection.trials import Gate
+from powernorm.norms import BatchStatisticsNorm, Norm
+from powernorm.norms.descriptions import NormDescription
 from powernorm.norms.feature_dims import LAST
-from powernorm.norms.token import RMSNorm
-from powernorm.surgery.changes import Changes, empty_bias, parameter_like, slot_of
+from powernorm.surgery.changes import (
+    Changes,
+    empty_bias,
+    parameter_like,
+    slot_of,
+    tensors_of,
+)
+from powernorm.surgery.gates import GatedNorm
 from powernorm.surgery.planned_norms import end_watches
 
 
-class FoldedNorm(nn.Module):
-    """Identity in place of a norm that was folded into its neighbors; takes a norm's arguments.
-
-    Shape:
-        x (..., C), output as x; with a residual (x + residual, x + residual), as every norm.
-    """
+class _Left(nn.Module):
+    """What is left of a norm; takes a norm's arguments."""
 
     def forward(
         self,
@@ -29,15 +35,27 @@ class FoldedNorm(nn.Module):
         padding_mask: Tensor | None = None,
         residual: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Return the input itself, or its sum with the residual, twice."""
+        """Return what is left to compute; with a residual, of the sum, and the sum."""
         del padding_mask
-        if residual is None:
-            return x
-        total = x + residual
-        return total, total
+        total = x if residual is None else x + residual
+        y = self._compute(total)
+        if residual is None:  # two returns, as TorchScript wants them
+            return y
+        return y, total
+
+    def _compute(self, x: Tensor) -> Tensor:
+        return x
 
 
-class FeatureAffine(nn.Module):
+class FoldedNorm(_Left):
+    """Identity in place of a norm that was folded into its neighbors; takes a norm's arguments.
+
+    Shape:
+        x (..., C), output as x; with a residual (x + residual, x + residual), as every norm.
+    """
+
+
+class FeatureAffine(_Left):
     """One multiply-add per feature, for a static norm that no neighbor could absorb.
 
     Args:
@@ -63,19 +81,11 @@ class FeatureAffine(nn.Module):
         self.weight = nn.Parameter(torch.ones(num_features, device=device, dtype=dtype))
         self.bias = nn.Parameter(torch.zeros(num_features, device=device, dtype=dtype))
 
-    def forward(
-        self,
-        x: Tensor,
-        padding_mask: Tensor | None = None,
-        residual: Tensor | None = None,
-    ) -> Tensor | tuple[Tensor, Tensor]:
+    def _compute(self, x: Tensor) -> Tensor:
         """Return `weight ⊙ x + bias`."""
-        del padding_mask
-        total = x if residual is None else x + residual
-        beyond = (-1 if self.feature_dim < 0 else total.ndim - 1) - self.feature_dim
+        beyond = (-1 if self.feature_dim < 0 else x.ndim - 1) - self.feature_dim
         weight, bias = (part.view(-1, *(1,) * beyond) for part in (self.weight, self.bias))
-        y = torch.addcmul(bias, total, weight).to(total.dtype)
-        return y if residual is None else (y, total)
+        return torch.addcmul(bias, x, weight).to(x.dtype)
 
     def extra_repr(self) -> str:
         """Return the number of features, and their dimension."""
@@ -83,22 +93,88 @@ class FeatureAffine(nn.Module):
         return f"{self.weight.shape[0]}{dim}"
 
 
-Rest = Literal["nothing", "multiply-add", "rms"]
+Kind = Literal["norm", "nothing", "multiply-add"]
+"""A norm of this library, or what is left of one that was folded."""
 
 
 @dataclass(frozen=True)
-class RmsRest:
-    """RMSNorm in place of a LayerNorm whose stream is centered.
+class Part:
+    """Modules that are alike.
 
     Args:
-        num_features: C.
-        eps: that of the LayerNorm.
-        affine: whether it has a weight.
+        kind: what they are.
+        names: the dotted names of each, several for one that is shared.
+        norm: short name of a norm.
+        num_features: C; 0 where nothing is left.
+        options: of a norm; `feature_dim` of a multiply-add; `gate`, place and function of the gate
+            beside it.
+        frozen: whether the statistics of a norm are frozen.
+        source: class of a norm that is none of this library's.
     """
 
-    num_features: int
-    eps: float
-    affine: bool
+    kind: Kind
+    names: tuple[tuple[str, ...], ...] = ()
+    norm: str = ""
+    num_features: int = 0
+    options: Mapping[str, Any] = field(default_factory=dict)
+    frozen: bool = False
+    source: str = ""
+
+    def build(self, like: Tensor) -> nn.Module:
+        """Build one of the modules.
+
+        Args:
+            like: a tensor of the device and type that the module's parameters get.
+
+        Raises:
+            InputError: the norm is not known in this process.
+        """
+        options = dict(self.options)
+        if "gate" in options:
+            gate = Gate(*options.pop("gate"))
+            return GatedNorm(replace(self, options=options).build(like), gate)
+        if self.kind == "nothing":
+            return FoldedNorm()
+        if self.kind == "multiply-add":
+            return FeatureAffine(self.num_features, **options, device=like.device, dtype=like.dtype)
+        described = NormDescription(self.norm, self.num_features, options, self.source)
+        norm = described.build(device=like.device, dtype=like.dtype)
+        if self.frozen:
+            cast(BatchStatisticsNorm, norm).freeze_statistics()
+        return norm
+
+    def is_built_as(self, module: nn.Module) -> bool:
+        """Return whether a module is already such a one."""
+        return part_of("", module) == replace(self, names=())
+
+
+def part_of(name: str, module: nn.Module) -> Part | None:
+    """Return what a module is, without its name; None if it is none of this library's."""
+    if isinstance(module, GatedNorm):
+        inner = part_of(name, module.norm)
+        return inner and replace(inner, options={**inner.options, "gate": list(module.gate)})
+    if isinstance(module, FoldedNorm):
+        return Part("nothing")
+    if isinstance(module, FeatureAffine):
+        dim = module.feature_dim
+        options = {} if dim == LAST else {"feature_dim": dim}
+        return Part("multiply-add", num_features=module.weight.shape[0], options=options)
+    if not isinstance(module, Norm):
+        return None
+    try:
+        described = NormDescription.of(module)
+    except InputError as error:
+        raise InputError(f"{name or 'the model'}: {error}") from error
+    frozen = isinstance(module, BatchStatisticsNorm) and module.is_frozen
+    return Part(
+        "norm",
+        (),
+        described.name,
+        described.num_features,
+        dict(described.options),
+        frozen,
+        described.source,
+    )
 
 
 @dataclass(frozen=True)
@@ -107,20 +183,13 @@ class Structure:
 
     Args:
         norms: what is left of the norms, by name.
-        features: number of features of those that leave a multiply-add.
         biases: sizes of the biases that are added, by name.
         untied: parameters that no longer share a tensor with others.
-        feature_dims: the dimension of the features of those that leave a multiply-add, if it is
-            not the last.
-        rms: what is left of those that leave an RMSNorm.
     """
 
-    norms: Mapping[str, Rest]
-    features: Mapping[str, int]
+    norms: Mapping[str, Part]
     biases: Mapping[str, int]
     untied: tuple[str, ...]
-    feature_dims: Mapping[str, int] = field(default_factory=dict)
-    rms: Mapping[str, RmsRest] = field(default_factory=dict)
 
 
 def build_structure(model: nn.Module, structure: Structure) -> Changes:
@@ -133,11 +202,10 @@ def build_structure(model: nn.Module, structure: Structure) -> Changes:
     changes.leave_fast_path(model, map(model.get_submodule, structure.norms))
     made: dict[int, nn.Module] = {}
     for name, rest in structure.norms.items():
-        parent, attribute = slot_of(model, name)
         norm = model.get_submodule(name)
         if id(norm) not in made:
-            made[id(norm)] = _rest(norm, rest, structure, name, model)
-        changes.set_module(parent, attribute, made[id(norm)])
+            made[id(norm)] = _rest(norm, rest, model)
+        changes.set_module(*slot_of(model, name), made[id(norm)])
     # The hooks that passed masks to the norms have no receiver any more.
     changes.on_undo(retire_owners(model))
     end_watches(model)
@@ -190,7 +258,7 @@ def stop_tying(model: nn.Module, changes: Changes) -> None:
         expand = getattr(type(module), "get_expanded_tied_weights_keys", None)
         if expand is None:
             continue
-        tensors = _all_tensors(module)
+        tensors = tensors_of(module)
         for name, ties in (
             # What a model's class says, with patterns, and what the model found when it was built.
             ("_tied_weights_keys", expand(module)),
@@ -203,28 +271,10 @@ def stop_tying(model: nn.Module, changes: Changes) -> None:
                 changes.set_entry(module, name, kept)
 
 
-def _all_tensors(module: nn.Module) -> dict[str, Tensor]:
-    return {
-        **dict(module.named_parameters(remove_duplicate=False)),
-        **dict(module.named_buffers(remove_duplicate=False)),
-    }
-
-
-def _rest(
-    norm: nn.Module, rest: Rest, structure: Structure, name: str, model: nn.Module
-) -> nn.Module:
-    if rest == "nothing":
-        return FoldedNorm().train(norm.training)
+def _rest(norm: nn.Module, rest: Part, model: nn.Module) -> nn.Module:
     own = next(norm.parameters(recurse=False), None)
     candidates = (own, *norm.buffers(recurse=False), *model.parameters())
     like = next((t for t in candidates if t is not None and t.is_floating_point()), torch.empty(()))
-    if rest == "rms":
-        left = structure.rms[name]
-        module: nn.Module = RMSNorm(left.num_features, left.eps, left.affine)
-    else:
-        module = FeatureAffine(
-            structure.features[name], feature_dim=structure.feature_dims.get(name, LAST)
-        )
-    module.to(like.device, like.dtype)
+    module = rest.build(like)
     module.requires_grad_(own is None or own.requires_grad)
     return module.train(norm.training)

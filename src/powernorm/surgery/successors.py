@@ -25,6 +25,7 @@ from powernorm.norms import (
 from powernorm.norms.adapted import AdaptedNorm
 from powernorm.norms.feature_dims import LAST
 from powernorm.surgery.changes import HOOKS
+from powernorm.surgery.optimizers import fits
 
 _STATISTICS: Final = ("running_mean", "running_var", "running_second_moment")
 _COUNTERS: Final = ("num_batches_tracked", "num_nonfinite_batches")
@@ -64,10 +65,14 @@ def successor(found: FoundNorm, to: str, options: Mapping[str, Any], fallback: T
     carried = _carried(new, to, reading, found.inner[1])
     if carried.keys() - given.keys():
         new = build_norm(to, reading.num_features, **{**carried, **given})
-    _take_over(new, "weight", reading.scale(), reading.weight)
-    _take_over(new, "bias", reading.bias, reading.bias)
-    if isinstance(new, ProgressiveRepBatchNorm) and _token_kind(reading):
-        _keep_as_branch(new, reading)
+    for name, value, old in (
+        ("weight", reading.scale(), reading.weight),
+        ("bias", reading.bias, reading.bias),
+    ):
+        _take_over(new.affine_part, name, value, old)
+        if isinstance(new, ProgressiveRepBatchNorm) and _token_kind(reading):
+            # The branch that fades has parameters of its own.
+            _take_over(new, f"branch_{name}", value, old, shares=False)
     if type(found.module) is type(new):
         _take_over_others(new, found.module)
     beta = new.affine_part._parameters.get("bias")
@@ -163,18 +168,19 @@ def _keeps_statistics(new: Norm, old: nn.Module | None) -> bool:
     return same_input and _have_the_same(new, old)
 
 
-def _take_over(new: Norm, name: str, value: Tensor | None, old: nn.Parameter | None) -> None:
+def _take_over(
+    part: nn.Module,
+    name: str,
+    value: Tensor | None,
+    old: nn.Parameter | None,
+    *,
+    shares: bool = True,
+) -> None:
     """Give γ or β to a norm that has it: the same parameter object if no conversion is needed."""
-    part = new.affine_part
     own = part._parameters.get(name)
     if own is None or value is None or old is None:
         return
-    same = value is old and (own.shape, own.dtype, own.device) == (
-        old.shape,
-        old.dtype,
-        old.device,
-    )
-    if same:
+    if shares and value is old and fits(old, own):
         part._parameters[name] = old
         return
     with torch.no_grad():
@@ -190,18 +196,6 @@ def _take_over_others(new: Norm, old: nn.Module) -> None:
         fits = own is not None and value is not None and own.shape == value.shape
         if name not in ("weight", "bias") and fits:
             cast(Tensor, own).copy_(cast(Tensor, value))
-
-
-@torch.no_grad()
-def _keep_as_branch(new: ProgressiveRepBatchNorm, reading: Reading) -> None:
-    """Give γ and β to the branch that fades too, which has parameters of its own."""
-    for own, value, old in (
-        (new.branch_weight, reading.scale(), reading.weight),
-        (new.branch_bias, reading.bias, reading.bias),
-    ):
-        if own is not None and value is not None and old is not None:
-            own.copy_(value.reshape(own.shape))
-            own.requires_grad_(old.requires_grad)
 
 
 @torch.no_grad()

@@ -104,29 +104,17 @@ def _read(found: FoundNorm, reading: Reading) -> TokenNorm | str:
     given = (one for one in (reading.weight, reading.bias) if one is not None)
     if any(one.is_meta or one.shape != (size,) for one in given):
         return "its weight or bias is not one number per feature"
-    scale = torch.ones(size, dtype=torch.float64)
-    shift = torch.zeros(size, dtype=torch.float64)
+    scale, shift = torch.ones(size, dtype=torch.float64), torch.zeros(size, dtype=torch.float64)
     if reading.weight is not None:
         scale = reading.weight.detach().cpu().double() + reading.offset
     if reading.bias is not None:
         shift = reading.bias.detach().cpu().double()
     if not bool(scale.isfinite().all() and shift.isfinite().all()):
         return "its weight or bias is not finite"
-    return TokenNorm(
-        _kind_of(found.module, reading),
-        Static(scale, shift),
-        weight,
-        bias,
-        reading.offset,
-        reading.feature_dim,
-        reading.eps,
-    )
-
-
-def _kind_of(norm: nn.Module, reading: Reading) -> Kind:
-    if isinstance(norm, LayerNorm):
-        return "layer"
-    return "rms" if isinstance(norm, RMSNorm) else reading.kind
+    own: dict[type, Kind] = {LayerNorm: "layer", RMSNorm: "rms"}
+    kind = next((one for cls, one in own.items() if isinstance(found.module, cls)), reading.kind)
+    affine, offset = Static(scale, shift), reading.offset
+    return TokenNorm(kind, affine, weight, bias, offset, reading.feature_dim, reading.eps)
 
 
 def _name_of(found: FoundNorm, parameter: nn.Parameter | None) -> str:

@@ -14,6 +14,7 @@ import io
 import operator
 import sys
 import warnings
+from collections import ChainMap
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, field
@@ -25,28 +26,16 @@ from torch import Tensor, fx, nn
 from torch.nn.utils import parametrize, prune
 
 from powernorm.errors import InputError
+from powernorm.inspection.modules import ReplacedForward
 from powernorm.norms import current_padding_mask
-from powernorm.surgery.axes import operand_of, operator_name
+from powernorm.surgery.axes import operator_name
 
 _LIBRARY: Final = torch.library.Library("powernorm_surgery", "DEF")
-_LIBRARY.define("marked_norm(Tensor x, int index, bool masked) -> Tensor")
-
-
-def _marked_norm(x: Tensor, index: int, masked: bool) -> Tensor:
-    del index, masked
-    return torch.empty_like(x)
-
-
-torch.library.register_fake("powernorm_surgery::marked_norm", _marked_norm, lib=_LIBRARY)
-_LIBRARY.define("statistic(Tensor x, int index) -> Tensor")
-
-
-def _statistic(x: Tensor, index: int) -> Tensor:
-    del index
-    return torch.empty_like(x)
-
-
-torch.library.register_fake("powernorm_surgery::statistic", _statistic, lib=_LIBRARY)
+for _name, _arguments in (("marked_norm", "int index, bool masked"), ("statistic", "int index")):
+    _LIBRARY.define(f"{_name}(Tensor x, {_arguments}) -> Tensor")
+    torch.library.register_fake(
+        f"powernorm_surgery::{_name}", lambda x, *_: torch.empty_like(x), lib=_LIBRARY
+    )
 
 MARK: Final = torch.ops.powernorm_surgery.marked_norm.default
 """Operator for a norm in the graph: (x, index of the norm, whether a padding mask was given)."""
@@ -143,9 +132,7 @@ def trace(model: nn.Module, runs: Sequence[Trace], written: Collection[str] = ()
         {node: name for node, name in named if (name in written) == is_written}
         for is_written in (False, True)
     )
-    neighbors: dict[int, str] = {}
-    for one in runs:
-        neighbors = {**one.inplace_neighbors, **neighbors}
+    neighbors = dict(ChainMap(*(dict(one.inplace_neighbors) for one in runs)))
     graphs = tuple(graph for one in runs for graph in one.graphs)
     return Trace(graphs, tensors, neighbors, adapters_in(model), _computed_in(model), changed)
 
@@ -200,11 +187,11 @@ def run(
     Raises:
         InputError: torch.export cannot trace the model.
     """
-    marks = {norm: _Mark(i, i in with_statistic) for norm, i in norms.items()}
     recorder = _Recorder(model)
-    with _marked(marks), torch.no_grad(), quiet_export():
+    with torch.no_grad(), quiet_export():
         fused = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)
+        marks = [_Mark(norm, i, i in with_statistic) for norm, i in norms.items()]
         try:
             program = torch.export.export(recorder, (args, dict(kwargs)), strict=False)
             inplace_neighbors = _inplace_neighbors(program.graph)
@@ -218,6 +205,8 @@ def run(
             ) from error
         finally:
             torch.backends.mha.set_fastpath_enabled(fused)
+            for mark in marks:
+                mark.remove()
     signature = program.graph_signature
     persistent = {
         name: target
@@ -294,25 +283,11 @@ def _attributes(value: object) -> list[object]:
     return [*named.values(), *getattr(value, "__dict__", {}).values()]
 
 
-@contextmanager
-def _marked(marks: Mapping[nn.Module, _Mark]) -> Iterator[None]:
-    """Make the norms single operators, or two with a statistic, in the block."""
-    own = {norm: norm.__dict__["forward"] for norm in marks if "forward" in norm.__dict__}
-    for norm, mark in marks.items():
-        norm.__dict__["forward"] = mark
-    try:
-        yield
-    finally:
-        for norm in marks:
-            del norm.__dict__["forward"]
-            if norm in own:
-                norm.__dict__["forward"] = own[norm]
+class _Mark(ReplacedForward):
+    """Forward of a norm that only marks its place in the graph, as one operator or two."""
 
-
-class _Mark:
-    """Forward of a norm that only marks its place in the graph."""
-
-    def __init__(self, index: int, has_statistic: bool) -> None:
+    def __init__(self, norm: nn.Module, index: int, has_statistic: bool) -> None:
+        super().__init__(norm)
         self.index = index
         self.has_statistic = has_statistic
 
@@ -340,25 +315,19 @@ def _inplace_neighbors(graph: fx.Graph) -> dict[int, str]:
     Args:
         graph: as traced, before in-place operators are made functional.
     """
+    memory = _Memory(graph)
     found: dict[int, str] = {}
-    # A norm of each token returns its input itself only where its statistic goes as well.
-    for memory in (_Memory(graph, statistics=True), _Memory(graph, statistics=False)):
-        for order, node in enumerate(graph.nodes):
-            for written in _written(node):
-                for index in memory.norms_in_the_way(written, order):
-                    found.setdefault(index, operator_name(node))
-        if not memory.has_statistics:
-            break
-        found = {index: name for index, name in found.items() if index in memory.has_statistics}
+    for order, node in enumerate(graph.nodes):
+        for written in _written(node):
+            for index in memory.norms_in_the_way(written, order):
+                found.setdefault(index, operator_name(node))
     return found
 
 
 class _Memory:
     """Which nodes share memory before folding, and which norms would join them."""
 
-    def __init__(self, graph: fx.Graph, *, statistics: bool) -> None:
-        self.has_statistics: set[int] = set()
-        """Indices of the norms of each token that are counted as such that return their input."""
+    def __init__(self, graph: fx.Graph) -> None:
         self.block: dict[fx.Node, fx.Node] = {}
         """First node in the same memory, by node."""
         self.last_use: dict[fx.Node, int] = {}
@@ -370,39 +339,26 @@ class _Memory:
             self.block[node] = node if aliased is None else self.block[aliased]
             for used in node.all_input_nodes:
                 self.last_use[self.block[used]] = order
-            if mark is None:
-                continue
-            if statistic_of(mark.x) is None:
+            # A statistic writes a new tensor, whatever is folded.
+            if mark is not None and statistic_of(mark.x) is None:
                 self.norms.append((self.block[mark.x], node, mark.index, order))
-            elif statistics:
-                self.has_statistics.add(mark.index)
-                self.norms.append((self.block[operand_of(mark.x)], node, mark.index, order))
 
     def norms_in_the_way(self, written: fx.Node, order: int) -> Iterator[int]:
         """Yield norms that keep a write from memory that is read later or belongs to the user."""
         changed = self.block[written]
-        norms = [norm[:3] for norm in self.norms if norm[3] < order]
-        joined = _joined(changed, norms)
-        for block in joined - {changed}:
+        norms = [norm for norm in self.norms if norm[3] < order]
+        joined = [changed]  # blocks that share memory with it once all norms are folded
+        for here in joined:
+            for before, behind, *_ in norms:
+                if here in (before, behind):
+                    joined += [one for one in (before, behind) if one not in joined]
+        for block in joined[1:]:
             if block.op == "placeholder" or self.last_use.get(block, -1) > order:
                 yield from (
                     index
-                    for before, behind, index in norms
+                    for before, behind, index, _ in norms
                     if changed in (before, behind) or block in (before, behind)
                 )
-
-
-def _joined(block: fx.Node, norms: Sequence[tuple[fx.Node, fx.Node, int]]) -> set[fx.Node]:
-    """Return the blocks that share memory with a block once all norms are folded."""
-    joined, waiting = {block}, [block]
-    while waiting:
-        here = waiting.pop()
-        for before, behind, _ in norms:
-            for other, end in ((before, behind), (behind, before)):
-                if other is here and end not in joined:
-                    joined.add(end)
-                    waiting.append(end)
-    return joined
 
 
 def _aliased(node: fx.Node) -> fx.Node | None:

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from powernorm.errors import InputError
 from powernorm.inspection.examples import Examples, kept_buffers, mapped
 from powernorm.inspection.mask_arguments import parameters_of
-from powernorm.surgery.changes import Changes
+from powernorm.surgery.changes import Changes, tensors_of
 from powernorm.surgery.tracing import tensors_in
 
 
@@ -102,10 +102,9 @@ def with_other_defaults(model: nn.Module, example: Examples) -> list[Examples]:
         for one in left
         if type(one.default) in (int, float) and one.name not in example.kwargs
     }
-    added = Examples((), numbers)
     return [
         replace(example, kwargs={**example.kwargs, **other.kwargs}, note=other.note)
-        for other in with_other_numbers(added)
+        for other in with_other_numbers(Examples((), numbers))
     ]
 
 
@@ -143,20 +142,13 @@ def written_by(model: nn.Module, example: Examples) -> frozenset[str]:
 
     In place, or by putting another tensor there, which no graph of torch.export shows.
     """
-
-    def tensors() -> dict[str, Tensor]:
-        return {
-            **dict(model.named_parameters(remove_duplicate=False)),
-            **dict(model.named_buffers(remove_duplicate=False)),
-        }
-
-    before = tensors()
+    before = tensors_of(model)
     versions = {name: _version(tensor) for name, tensor in before.items()}
     found: set[str] = set()
     hook = model.register_forward_hook(
         lambda *_: found.update(
             name
-            for name, tensor in tensors().items()
+            for name, tensor in tensors_of(model).items()
             if before.get(name) is not tensor or _version(tensor) != versions[name]
         )
     )
@@ -185,10 +177,6 @@ _PARTLY_NARROW: Final = 1e-4
 """Tolerance for a float64 copy of a model that converts to float32 in between."""
 
 
-_APPROXIMATE: Final = 0.05
-"""Tolerance for a fold that leaves eps out of account."""
-
-
 class Errors(NamedTuple):
     """How far the folded model's outputs are from the original's, over all of them.
 
@@ -209,54 +197,26 @@ class Errors(NamedTuple):
         return f"{name}: max. absolute error {self.absolute:.1e}, relative {self.relative:.1e}"
 
 
-def compare(
-    model: nn.Module,
-    change: Callable[[nn.Module], object],
-    examples: Sequence[Examples],
-    *,
-    approximate: bool = False,
+def differences(
+    model: nn.Module, other: Callable[[nn.Module], object], examples: Sequence[Examples]
 ) -> tuple[Errors, ...]:
-    """Run copies of a model before and after a change, in float64, float32 and its own type.
+    """Run a model and another one in its place, in float64, float32 and its own type.
 
     A type that the original does not run in is left out, except its own. In its own type they also
     run as they will be called, each example twice: under `torch.no_grad()` and
     `torch.inference_mode()`, with torch's fused attention as it is set.
 
     Args:
-        model: before the change.
-        change: changes a model in place.
+        model: the one.
+        other: changes a copy of it in place that has run, in the type to compare in; or returns
+            another model of the copy's type.
         examples: calls.
-        approximate: whether more than rounding is expected.
 
     Raises:
-        InputError: the changed copy fails, or its outputs hold no floating-point tensor, or no
-            finite number.
+        InputError: the other one fails, or its outputs hold no floating-point tensor, or no finite
+            number.
     """
-
-    def changed(copy: nn.Module) -> nn.Module:
-        change(copy)
-        return copy
-
-    return differences(model, changed, examples, approximate=approximate)
-
-
-def differences(
-    model: nn.Module,
-    other: Callable[[nn.Module], nn.Module],
-    examples: Sequence[Examples],
-    *,
-    approximate: bool = False,
-) -> tuple[Errors, ...]:
-    """Run a model and another one in its place, as `compare` does.
-
-    Args:
-        model: the one.
-        other: returns the other one, for a copy of the first that has run and whose type it is to
-            have; it may be that copy, changed.
-        examples: calls.
-        approximate: whether more than rounding is expected.
-    """
-    own = model_dtype(model)
+    own = next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
     found: list[Errors] = []
     for dtype in dict.fromkeys((torch.float64, torch.float32, own)):
         copy = deepcopy(model).to(dtype) if dtype != own else deepcopy(model)
@@ -270,20 +230,24 @@ def differences(
             continue
         modes = [mode for mode in _MODES if dtype == own and _runs_twice(copy, calls, mode, before)]
         folded = other(copy)
+        folded = folded if isinstance(folded, nn.Module) else copy
         results = run_folded(folded, calls)
         for mode in modes:
             results += run_folded(folded, calls, mode)
         after = [tensor for result in results for tensor in _outputs(result)]
         narrow = dtype == torch.float64 and types.narrower_than(dtype)
         tolerance = _PARTLY_NARROW if narrow else _TOLERANCES.get(dtype, 0.05)
-        tolerance = max(tolerance, _APPROXIMATE) if approximate else tolerance
         errors = _errors(dtype, before, after, tolerance)
         floats = [tensor for tensor in before if tensor.is_floating_point()]
         overflows = not all(bool(tensor.isfinite().all()) for tensor in floats)
         if overflows and found and not errors.relative <= tolerance:
             # In float64 they agree, or `found` says so.
             if dtype == own:
-                raise InputError(_overflow(model, dtype))
+                raise InputError(
+                    f"the outputs of {type(model).__name__} itself hold infinity or NaN in {dtype} "
+                    "on the example inputs, and none in float64: nothing can be compared there. "
+                    "Fold it in float64 (model.double()), or give examples that do not overflow"
+                )
         elif any(bool(tensor.isfinite().any()) for tensor in floats):
             found.append(errors)
     if not found:
@@ -292,14 +256,6 @@ def differences(
             "are empty, or NaN and infinity alone. Give examples that are not empty and hold no NaN"
         )
     return tuple(found)
-
-
-def _overflow(model: nn.Module, dtype: torch.dtype) -> str:
-    return (
-        f"the outputs of {type(model).__name__} itself hold infinity or NaN in {dtype} on the "
-        "example inputs, and none in float64: nothing can be compared there. Fold it in float64 "
-        "(model.double()), or give examples that do not overflow"
-    )
 
 
 _MODES: Final = (torch.no_grad, torch.inference_mode)
@@ -427,11 +383,6 @@ def _outputs(result: object) -> list[Tensor]:
             "that it returns logits or features, or pass verify=False"
         )
     return found
-
-
-def model_dtype(model: nn.Module) -> torch.dtype:
-    """Return the type of the first floating-point parameter."""
-    return next((p.dtype for p in model.parameters() if p.is_floating_point()), torch.float32)
 
 
 def _errors(

@@ -5,12 +5,14 @@ from __future__ import annotations
 import copy
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
 
 from powernorm.surgery.axes import Place, only_checks
 from powernorm.surgery.centering import CenteringConflictError, centered_behind
+from powernorm.surgery.changes import tensors_of
 from powernorm.surgery.operations import Operation, TensorPart, operation_of, part_of
 from powernorm.surgery.relations import Relations, Weighted
 from powernorm.surgery.solution import FoldConflictError, Problem, Solution, nearest_norm
@@ -54,15 +56,19 @@ class WeightUpdate:
 
     def agrees(self, other: WeightUpdate) -> bool:
         """Return whether both updates demand the same of the same rows."""
-        return (
-            (self.kind, self.weight, self.bias) == (other.kind, other.weight, other.bias)
-            and (self.groups, self.axes, self.centers) == (other.groups, other.axes, other.centers)
-            and _alike_or_none(self.before_centering, other.before_centering)
-            and _alike(self.scale_in, other.scale_in)
-            and _alike(self.shift_in, other.shift_in)
-            and _alike(self.scale_out, other.scale_out)
-            and _alike(self.shift_out, other.shift_out)
-        )
+        mine, others = vars(self), vars(other)
+        return all(_alike(mine[name], others[name]) for name in mine)
+
+    @property
+    def parts(self) -> tuple[TensorPart, ...]:
+        """The weight, and the bias if there is one."""
+        return (self.weight,) if self.bias is None else (self.weight, self.bias)
+
+    def on(self, device: torch.device) -> WeightUpdate:
+        """Return the same update with its scales and shifts on a device."""
+        values = vars(self).items()
+        moved: Any = {name: one.to(device) for name, one in values if isinstance(one, Tensor)}
+        return replace(self, **moved)
 
     def new_weight(self, weight: Tensor) -> Tensor:
         """Return W' from the rows of W that the operation reads, in float64."""
@@ -146,15 +152,11 @@ class Replacement:
 _WITH_BIAS = ("linear", "convolution")
 
 
-def _alike(one: Tensor, other: Tensor) -> bool:
-    """Return whether two scales or shifts are equal but for the order of the same products."""
-    return bool(torch.isclose(one, other, rtol=1e-12, atol=1e-14).all())
-
-
-def _alike_or_none(one: Tensor | None, other: Tensor | None) -> bool:
-    if one is None or other is None:
-        return one is other
-    return _alike(one, other)
+def _alike(one: object, other: object) -> bool:
+    """Return whether two values are equal, scales and shifts but for the order of the products."""
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        return bool(torch.isclose(one, other, rtol=1e-12, atol=1e-14).all())
+    return one is other or (type(one) is type(other) and one == other)
 
 
 class Slots:
@@ -163,13 +165,9 @@ class Slots:
     def __init__(self, model: nn.Module) -> None:
         self._adds_bias: dict[nn.Module, bool] = {}
         self.modules = dict(model.named_modules(remove_duplicate=False))
-        tensors = [
-            *model.named_parameters(remove_duplicate=False),
-            *model.named_buffers(remove_duplicate=False),
-        ]
-        self.tensors = dict(tensors)
+        self.tensors = tensors_of(model)
         self._aliases: dict[int, list[str]] = {}
-        for name, tensor in tensors:
+        for name, tensor in self.tensors.items():
             self._aliases.setdefault(id(tensor), []).append(name)
 
     def aliases(self, name: str) -> list[str]:
@@ -279,19 +277,14 @@ class Editor:
 
     def _operations(self) -> dict[fx.Node, Operation]:
         """Return all operations of the graphs by their nodes, also those unrelated to any norm."""
-        related = {
-            **self.relations.operations,
-            **{
-                relation.operation.node: relation.operation
-                for relation in self.relations.all()
-                if isinstance(relation, Weighted)
-            },
-        }
+        related = dict(self.relations.operations)
+        for relation in self.relations.all():
+            if isinstance(relation, Weighted):
+                related[relation.operation.node] = relation.operation
         for node in self.trace.nodes():
-            if node not in related:
-                operation = operation_of(node, self.trace)
-                if operation is not None:
-                    related[node] = operation
+            operation = None if node in related else operation_of(node, self.trace)
+            if operation is not None:
+                related[node] = operation
         return related
 
     def replacements(
@@ -314,18 +307,12 @@ class Editor:
             FoldConflictError: a parameter is shared by operations that need different updates.
             CenteringConflictError: the same of one that is centered.
         """
-        operations = self.operations.values()
         read = centered_behind(self.relations, problem.centers)
-        updates = [
-            (operation, self._update(operation, solution, operation.writes in centered, read))
-            for operation in operations
-        ]
-        touched: dict[str, list[tuple[Operation, WeightUpdate]]] = {}
+        touched: dict[str, list[_Use]] = {}
         made: dict[str, int] = {}
-        for operation, update in updates:
-            for part in (update.weight, update.bias):
-                if part is None:
-                    continue
+        for operation in self.operations.values():
+            update = self._update(operation, solution, operation.writes in centered, read)
+            for part in update.parts:
                 name = part.name
                 if name in self.slots.tensors:
                     name = self.slots.aliases(name)[0]
@@ -335,29 +322,21 @@ class Editor:
                     bias = self.slots.bias_for(operation)
                     assert bias is not None
                     made[name] = bias[1]
-                touched.setdefault(name, []).append((operation, update))
+                touched.setdefault(name, []).append(_Use(operation, update, part))
         found: list[Replacement] = []
         for name, uses in touched.items():
-            if all(update.is_trivial for _, update in uses):
+            if all(use.update.is_trivial for use in uses):
                 continue
             try:
                 found += self._replace(name, uses, made.get(name), untie)
             except _SharedError as shared:
-                writes = {one.writes for one, update in uses if update.centers}
+                writes = {use.operation.writes for use in uses if use.update.centers}
                 if writes:
                     raise CenteringConflictError(writes, str(shared)) from None
                 place = shared.operation.reads or shared.operation.writes
-                index = self._culprit(problem, (place, shared.operation.writes))
+                index = nearest_norm(problem, place, shared.operation.writes)
                 raise FoldConflictError(index, str(shared)) from None
         return found
-
-    def _culprit(self, problem: Problem, places: tuple[Place, ...]) -> int:
-        for place in places:
-            try:
-                return nearest_norm(problem, place)
-            except LookupError:
-                continue
-        raise LookupError(f"no norm is connected with {places}")
 
     def _update(
         self,
@@ -366,49 +345,43 @@ class Editor:
         centers: bool,
         read: Mapping[Place, Place],
     ) -> WeightUpdate:
-        one = torch.ones((), dtype=torch.float64)
-        zero = torch.zeros((), dtype=torch.float64)
         reads, writes = operation.reads, operation.writes
-        scale_in, shift_in = one, zero
-        if reads is not None:
-            scale_in = solution.scales.get(reads, one)
-            shift_in = solution.shifts.get(reads, zero)
-        path = operation.path
-        weight = replace(operation.weight, name=self.slots.read_at(operation.weight.name, path))
-        bias = operation.bias
-        if bias is not None:
-            bias = replace(bias, name=self.slots.read_at(bias.name, path))
-        scale_out, shift_out = solution.scales.get(writes, one), solution.shifts.get(writes, zero)
+        scale_in, shift_in = solution.at(reads)
+        scale_out, shift_out = solution.at(writes)
+        weight, bias = (
+            part and replace(part, name=self.slots.read_at(part.name, operation.path))
+            for part in (operation.weight, operation.bias)
+        )
+        assert weight is not None
         if bias is None and bool(shift_in.any() or shift_out.any()):
             found = self.slots.bias_for(operation)
             bias = found[0] if found else None
         moves = scale_in, shift_in, scale_out, shift_out
         groups, axes = operation.groups, operation.axes
         centered_from = None if reads is None else read.get(reads)
-        before = None if centered_from is None else solution.scales.get(centered_from, one)
+        before = None if centered_from is None else solution.at(centered_from)[0]
         return WeightUpdate(operation.kind, weight, bias, *moves, groups, axes, centers, before)
 
     def _replace(
         self,
         name: str,
-        uses: list[tuple[Operation, WeightUpdate]],
+        uses: list[_Use],
         size: int | None,
         untie: bool,
     ) -> Iterator[Replacement]:
-        by_slot: dict[str, list[tuple[Operation, WeightUpdate]]] = {}
-        for operation, update in uses:
-            part = _part_in(update, name, self.slots)
-            by_slot.setdefault(part.name, []).append((operation, update))
+        by_slot: dict[str, list[_Use]] = {}
+        for use in uses:
+            by_slot.setdefault(use.part.name, []).append(use)
         if size is not None:
             yield Replacement((name,), _agreed(name, uses), size)
             return
         if self._is_read_elsewhere(name):
-            operation = next(o for o, update in uses if not update.is_trivial)
-            raise _SharedError(operation, f"{name} is also read by other operators")
+            changed = next(use.operation for use in uses if not use.update.is_trivial)
+            raise _SharedError(changed, f"{name} is also read by other operators")
         agreed = {slot: _agreed(slot, group) for slot, group in by_slot.items()}
         aliases = self.slots.aliases(name)
         first, *others = agreed.values()
-        of_biases = all(_part_in(update, name, self.slots) is update.bias for _, update in uses)
+        of_biases = all(use.part is use.update.bias for use in uses)
         if all(_ask_the_same(first, other, of_biases=of_biases) for other in others):
             yield Replacement(tuple(aliases), first)
             return
@@ -446,42 +419,39 @@ class Editor:
         return all(self._is_weight(user, after) for after in user.users)
 
 
+class _Use(NamedTuple):
+    """An operation, its update, and the part of its weights that is the tensor in question."""
+
+    operation: Operation
+    update: WeightUpdate
+    part: TensorPart
+
+
 class _SharedError(Exception):
     def __init__(self, operation: Operation, reason: str) -> None:
         super().__init__(reason)
         self.operation = operation
 
 
-def _changed(uses: list[tuple[Operation, WeightUpdate]]) -> Operation:
+def _changed(uses: list[_Use]) -> Operation:
     """Return the operation that demands a update, the last one if there are several."""
-    return [operation for operation, update in uses if not update.is_trivial][-1]
+    return [use.operation for use in uses if not use.update.is_trivial][-1]
 
 
-def _part_in(update: WeightUpdate, name: str, slots: Slots) -> TensorPart:
-    """Return the part of an operation's weights that is the tensor of a name."""
-    for part in (update.weight, update.bias):
-        if part is not None and (
-            part.name == name
-            or (part.name in slots.tensors and slots.aliases(part.name)[0] == name)
-        ):
-            return part
-    raise AssertionError(f"{update} does not hold {name}")
-
-
-def _agreed(slot: str, uses: list[tuple[Operation, WeightUpdate]]) -> tuple[WeightUpdate, ...]:
+def _agreed(slot: str, uses: list[_Use]) -> tuple[WeightUpdate, ...]:
     """Return the updates of one slot, each once.
 
     Raises:
         _SharedError: two operations demand different updates of the same rows.
     """
     kept: list[WeightUpdate] = []
-    for _, update in uses:
+    for update in (use.update for use in uses):
         if any(update.agrees(other) for other in kept):
             continue
         if any(_overlap(update, other, slot) for other in kept):
             if update.is_trivial and all(other.is_trivial for other in kept):
                 continue
-            paths = sorted({operation.path or "the model" for operation, _ in uses})
+            paths = sorted({use.operation.path or "the model" for use in uses})
             raise _SharedError(
                 _changed(uses), f"{slot} is used several times, in {' and '.join(paths)}"
             )
@@ -490,12 +460,7 @@ def _agreed(slot: str, uses: list[tuple[Operation, WeightUpdate]]) -> tuple[Weig
 
 
 def _overlap(update: WeightUpdate, other: WeightUpdate, slot: str) -> bool:
-    rows = [
-        part.rows
-        for item in (update, other)
-        for part in (item.weight, item.bias)
-        if part is not None and part.name == slot
-    ]
+    rows = [part.rows for item in (update, other) for part in item.parts if part.name == slot]
     (start, stop), (other_start, other_stop) = rows[:2]
     return start < other_stop and other_start < stop
 
@@ -531,25 +496,12 @@ def compute(replacement: Replacement, read: Mapping[str, Tensor]) -> Tensor:
         new = torch.zeros(replacement.size, dtype=torch.float64, device=weight.device)
     for update in replacement.updates:
         old = read[update.weight.name].detach().double()
-        moved = _on(update, old.device)
+        moved = update.on(old.device)
         rows = slice(*update.weight.rows)
-        if any(update.weight.name == slot for slot in replacement.names):
+        if update.weight.name in replacement.names:
             new[rows] = moved.new_weight(old[rows])
         else:
             assert update.bias is not None
             place = slice(*update.bias.rows)
             new[place] = moved.new_bias(old[rows], new[place].clone())
     return new
-
-
-def _on(update: WeightUpdate, device: torch.device) -> WeightUpdate:
-    return replace(
-        update,
-        scale_in=update.scale_in.to(device),
-        shift_in=update.shift_in.to(device),
-        scale_out=update.scale_out.to(device),
-        shift_out=update.shift_out.to(device),
-        before_centering=None
-        if update.before_centering is None
-        else update.before_centering.to(device),
-    )
