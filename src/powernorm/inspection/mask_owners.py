@@ -46,11 +46,6 @@ from powernorm.ops.torch_private import in_backward
 _WATCHED: Final = 2
 """Number of calls with padding in which functions of torch are looked at."""
 
-_HOOKS: Final = (
-    "_forward_pre_hooks", "_forward_pre_hooks_with_kwargs", "_forward_hooks",
-    "_forward_hooks_always_called",
-)  # fmt: skip
-
 
 @dataclass(frozen=True, eq=False)
 class MaskUse:
@@ -433,9 +428,13 @@ def retire_owners(model: nn.Module) -> Callable[[], None]:
     kept: list[tuple[dict[int, Any], dict[int, Any]]] = []
     for module in list(model.modules()):
         idle = [owner for owner in _owners_on(module) if not owner.is_needed]
-        for table in _HOOKS if idle else ():
-            hooks = module.__dict__[table]
-            kept.append((hooks, dict(hooks)))
+        tables: tuple[dict[int, Any], ...] = (
+            module._forward_pre_hooks,
+            module._forward_pre_hooks_with_kwargs,
+            module._forward_hooks,
+            module._forward_hooks_always_called,
+        )
+        kept.extend((hooks, dict(hooks)) for hooks in tables if idle)
         for owner in idle:
             owner.remove()
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 import torch
@@ -71,10 +71,13 @@ def twin_of(module: nn.Module, *, training: bool = False) -> nn.Module:
             return None
         new = type(part).__new__(type(part))
         new.__dict__.update(part.__dict__, training=training)
-        tables = (("_parameters", values), ("_buffers", values), ("_modules", copy))
-        for table, change in tables:
-            held = part.__dict__[table].items()
-            new.__dict__[table] = {name: change(one) for name, one in held}
+        tables: tuple[tuple[str, Mapping[str, Any], Callable[[Any], Any]], ...] = (
+            ("_parameters", part._parameters, values),
+            ("_buffers", part._buffers, values),
+            ("_modules", part._modules, copy),
+        )
+        for table, held, change in tables:
+            new.__dict__[table] = {name: change(one) for name, one in held.items()}
         new.__dict__.update({name: type(part.__dict__[name])() for name in _HOOKS})
         return new
 

@@ -672,9 +672,7 @@ def _in_float64(norm: nn.Module) -> nn.Module:
 def why_not_static(found: FoundNorm) -> str:
     """Return why a norm is not an affine map per feature."""
     if found.function:
-        return (
-            f"its forward calls torch.nn.functional.{found.function}: make that a module to fold it"
-        )
+        return found.reason
     norm = found.inner[1]
     if isinstance(norm, CHANNEL_NORMS) and does_more_than_torch(norm):
         return found.reason
