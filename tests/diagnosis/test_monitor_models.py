@@ -219,7 +219,7 @@ def test_layers_that_are_compiled_one_by_one_share_their_code() -> None:
 
 
 def test_observers_end_with_their_hooks() -> None:
-    from powernorm.inspection.observer_ops import _observers
+    from powernorm.diagnosis.observer_ops import _observers
 
     gc.collect()
     before = len(_observers)

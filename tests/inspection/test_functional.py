@@ -66,6 +66,14 @@ def test_a_plan_names_the_calls_and_which_norms_were_looked_for() -> None:
     assert "none seen in the example call; arithmetic is not looked at" in str(none)
 
 
+def test_a_fold_names_the_calls_behind_helpers() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8), Calls(norm))
+    model(torch.randn(16, 8))
+    rows = {row.name: row for row in powernorm.plan_fold(model.eval(), torch.randn(4, 8)).rows}
+    assert {name: row.action for name, row in rows.items()} == {"1": "fold", "2.norm_call0": "keep"}
+    assert "make it a module by powernorm.modularize" in rows["2.norm_call0"].reason
+
+
 def test_calls_can_be_selected_and_alone_are_planned_not_swapped() -> None:
     """Else a model with functional norms alone has no table that says so."""
     plan = powernorm.plan_swap(GPT(), where="*.attn.*", example_inputs=TOKENS)

@@ -157,6 +157,13 @@ def test_trainer_callback_that_cannot_work(tmp_path: Path) -> None:
         trained(tmp_path, [calibrating], model=BertForSequenceClassification(bert().config))
 
 
+def test_trainer_measures_batch_norms_of_torch(tmp_path: Path) -> None:
+    model = BertForSequenceClassification(bert().config)
+    model.bert.pooler.activation = nn.Sequential(nn.BatchNorm1d(8, momentum=0.01), nn.Tanh())
+    trainer, callback = trained(tmp_path, [calibrating], model=model)
+    assert_calibrated(trainer.model, callback._batches)
+
+
 class Module(pl.LightningModule):
     def __init__(self) -> None:
         super().__init__()
@@ -187,8 +194,11 @@ def pairs(number: int) -> list[tuple[Tensor, Tensor]]:
     ]
 
 
-def fitted(folder: Path, callback: pl.Callback, **options: Any) -> Module:
+def fitted(
+    folder: Path, callback: pl.Callback, norm: nn.Module | None = None, **options: Any
+) -> Module:
     module = Module()
+    module.model[1] = norm or module.model[1]
     data: Any = pairs(5)
     saving = ModelCheckpoint(folder, "{step}", every_n_train_steps=2, save_top_k=-1)
     trainer = pl.Trainer(
@@ -215,6 +225,12 @@ def test_lightning_validates_and_saves_by_statistics_measured_anew(tmp_path: Pat
         state = torch.load(tmp_path / f"step={step}.ckpt", weights_only=False)["state_dict"]
         saved.load_state_dict(state)
         assert_calibrated(saved, pairs(5)[step - 2 : step], run)
+
+
+def test_lightning_measures_batch_norms_of_torch(tmp_path: Path) -> None:
+    module = fitted(tmp_path, CalibrateCallback(2, forward=run), norm=nn.BatchNorm1d(4))
+    assert isinstance(module.model[1], nn.BatchNorm1d)
+    assert_calibrated(module, pairs(5)[-2:], run)
 
 
 @pytest.mark.parametrize("steps", [3, 5])

@@ -8,30 +8,19 @@ become cells of a row.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from powernorm.diagnosis.distances import Statistics, discrepancies, fluctuations
-from powernorm.diagnosis.gradients import (
-    NUM_GRADIENT_SUMS,
-    Calls,
-    gradient_sums,
-    input_sums,
-    needs_products,
-    part_norms,
-    state_of,
-    wide,
-)
-from powernorm.inspection.observer import NormObserver
+from powernorm.diagnosis.gradients import NUM_GRADIENT_SUMS, Calls, needs_products, part_norms
 from powernorm.norms import BatchStatisticsNorm
-from powernorm.norms.feature_dims import LAST
 from powernorm.ops.moments import Moments
 from powernorm.ops.processes import all_reduce_sum
-from powernorm.ops.running_stats import centered_moments, centered_sums
+from powernorm.ops.running_stats import centered_moments
 
 _FINGERPRINT_SIZE: Final = 16
 
@@ -55,97 +44,6 @@ class Record:
     sums: Tensor
     own: Tensor
     is_finite: bool = True
-
-
-class TokenObserver(NormObserver):
-    """Observer of a norm that treats every token by itself.
-
-    Args:
-        layer: index of the norm in the model.
-        module: the norm; it is not changed.
-        keep: called with each record, in the order of events.
-        feature_dim: the dimension of the features in the norm's input.
-    """
-
-    def __init__(
-        self,
-        layer: int,
-        module: nn.Module,
-        keep: Callable[[Record], None],
-        feature_dim: int = LAST,
-    ) -> None:
-        super().__init__(module, feature_dim)
-        self.layer = layer
-        self._keep = keep
-
-    def on_input(self, x: Tensor, padding_mask: Tensor | None) -> None:
-        """Record `input_sums` only."""
-        sums = input_sums(self.module, x, padding_mask)
-        self._keep(Record(self.layer, "input", sums, sums.new_empty(0)))
-
-    def on_input_gradient(self, gradient: Tensor) -> None:
-        """Record `gradient_sums`."""
-        sums = gradient_sums(gradient)
-        self._keep(Record(self.layer, "input gradient", sums, sums.new_empty(0)))
-
-
-class BatchObserver(TokenObserver):
-    """Observer of a norm with batch statistics."""
-
-    module: BatchStatisticsNorm
-
-    def needs_output(self, x: Tensor) -> bool:
-        """Return whether parts of the gradient of x depend on the gradient of the output."""
-        return x.requires_grad and needs_products(self.module)
-
-    def on_input(self, x: Tensor, padding_mask: Tensor | None) -> None:
-        """Record `centered_sums`, (4, C), a fingerprint of x, the layer's state."""
-        tokens = wide(self.module.scaled(x)).reshape(-1, x.shape[-1])
-        own = torch.cat([_fingerprint(x), state_of(self.module).flatten()])
-        self._keep(Record(self.layer, "input", _moment_sums(tokens, padding_mask), own))
-
-    def on_output_gradient(self, gradient: Tensor, x: Tensor, masked: bool) -> None:
-        """Record Σ ∂L/∂y and Σ ∂L/∂y t, (2, C), with t the values that the layer normalizes."""
-        tokens = wide(self.module.scaled(x)).reshape(-1, x.shape[-1])
-        flat = wide(gradient).reshape(tokens.shape).to(tokens.dtype)
-        shift = self._rough_mean(tokens)
-        products = flat * (tokens - shift)
-        if masked:  # padding may hold infinities, which get no gradient
-            products = torch.where(flat != 0, products, 0.0)
-        total = flat.sum(0).double()
-        along = products.sum(0).double() + shift.double() * total
-        sums = torch.stack([total, along])
-        self._keep(Record(self.layer, "output gradient", sums, _fingerprint(x)))
-
-    def _rough_mean(self, tokens: Tensor) -> Tensor:
-        """Return an estimate of the mean, since float32 products of large numbers lose digits."""
-        if not self.module.centered:
-            return tokens.new_zeros(())
-        mean = self.module.get_buffer("running_mean").to(tokens.dtype)
-        return torch.where(mean.isfinite(), mean, 0.0)
-
-
-def _moment_sums(tokens: Tensor, padding_mask: Tensor | None) -> Tensor:
-    """Return `centered_sums` over valid tokens, (4, C), in two passes in the tokens' type.
-
-    Converting all tokens to float64 would take five times as long.
-    """
-    if padding_mask is None:
-        count = tokens.new_full((), float(tokens.shape[0]), dtype=torch.float64)
-        mean = tokens.sum(0) / max(tokens.shape[0], 1)
-        deviations = tokens - mean
-    else:
-        padding = padding_mask.reshape(-1, 1)
-        count = (~padding).sum(dtype=torch.float64)
-        # `where`, not a product: padding may hold infinities.
-        kept = torch.where(padding, 0.0, tokens)
-        mean = kept.sum(0) / count.clamp(min=1).to(tokens.dtype)
-        deviations = torch.where(padding, 0.0, kept - mean)
-    rest = deviations.sum(0).double()
-    squares = deviations.square().sum(0).double()
-    # The mean was rounded: exact is mean + rest/count.
-    shift = rest / count.clamp(min=1)
-    return centered_sums(count, mean.double() + shift, (squares - rest * shift).clamp(min=0))
 
 
 Cells = dict[str, float | None]
@@ -312,7 +210,7 @@ def _paired(records: Sequence[Record]) -> list[tuple[Record, Record]]:
     return pairs
 
 
-def _fingerprint(x: Tensor) -> Tensor:
+def fingerprint(x: Tensor) -> Tensor:
     """Return a few values of x, (_FINGERPRINT_SIZE,) float64, to know it again by.
 
     A recomputed input may differ in its last bits: compare by `_distance`.

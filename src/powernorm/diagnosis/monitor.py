@@ -12,15 +12,14 @@ from torch.utils.hooks import RemovableHandle
 
 from powernorm.diagnosis.distances import Statistics
 from powernorm.diagnosis.metrics import (
-    BatchObserver,
     BatchStep,
     Cells,
     Record,
-    TokenObserver,
     fetch_records,
     gradient_cells,
     merge,
 )
+from powernorm.diagnosis.observers import BatchObserver, TokenObserver
 from powernorm.diagnosis.schedules import Schedule
 from powernorm.diagnosis.targets import name_of_norm
 from powernorm.inspection.finder import FoundNorm, find_norms

@@ -28,11 +28,7 @@ class Examples:
 
     def converted(self, dtype: torch.dtype) -> Examples:
         """Return the same examples with floating-point tensors of another type."""
-
-        def convert(tensor: Tensor) -> Tensor:
-            return tensor.to(dtype) if tensor.is_floating_point() else tensor
-
-        return self.changed(convert)
+        return self.changed(lambda one: one.to(dtype) if one.is_floating_point() else one)
 
     def changed(
         self, change: Callable[[Any], Any], kinds: type | UnionType = Tensor, note: str = ""
@@ -129,12 +125,10 @@ def _plain(value: Any) -> Any:
 def _takes_one_mapping(model: nn.Module, named: Mapping[str, object]) -> bool:
     """Return whether a forward takes one argument, and none by these names."""
     signature = inspect.signature(model.forward)
-    with suppress(TypeError):
-        signature.bind(**named)
-        return False
-    with suppress(TypeError):
-        signature.bind(named)
-        return True
+    for args, kwargs in (((), named), ((named,), {})):
+        with suppress(TypeError):
+            signature.bind(*args, **kwargs)
+            return bool(args)
     return False
 
 

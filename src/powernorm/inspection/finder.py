@@ -13,7 +13,7 @@ import inspect
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from types import FunctionType, ModuleType
 from typing import Final
 
@@ -141,11 +141,9 @@ class FoundNorm:
     @property
     def inner(self) -> tuple[str, nn.Module]:
         """Name and module that compute: for a wrapper around a BatchNorm1d, the one inside."""
-        wrapped = wrapped_batch_norm(self.module)
-        if wrapped is None:
+        if wrapped_batch_norm(self.module) is None:
             return self.names[0], self.module
-        parts = self.module._modules.items()
-        attribute = next(name for name, part in parts if part is wrapped)
+        attribute, wrapped = next(self.module.named_children())
         return f"{self.names[0]}.{attribute}", wrapped
 
     @property
@@ -175,19 +173,18 @@ def find_norms(model: nn.Module, example_inputs: object = None) -> tuple[FoundNo
     if example_inputs is not None:
         seen = see_calls(model, [as_call(example_inputs, model)], norm_modules(model))
         calls = {module: max(forwards, key=len) for module, forwards in seen.items()}
-    names: dict[tuple[nn.Module, _Called], list[str]] = {}
-    slots: dict[nn.Module, list[Slot]] = {}
+    found: dict[tuple[nn.Module, _Called], tuple[list[str], list[Slot]]] = {}
     for name, module, slot, called in _norms_below(model, calls):
-        names.setdefault((module, called), []).append(name)
-        known = slots.setdefault(module, [])
-        if not called and slot is not None and slot not in known:
-            known.append(slot)
+        names, slots = found.setdefault((module, called), ([], []))
+        names.append(name)
+        if slot is not None and slot not in slots:
+            slots.append(slot)
     held = held_outside(model)
     return tuple(
-        _called(known, module, called)
+        _called(names, module, called)
         if called
-        else _describe(model, known, module, slots[module], held.get(module, ""))
-        for (module, called), known in names.items()
+        else _describe(model, names, module, slots, held.get(module, ""))
+        for (module, called), (names, slots) in found.items()
     )
 
 
@@ -243,10 +240,11 @@ def _norms_below(
 def _describe(
     model: nn.Module, names: list[str], module: nn.Module, slots: list[Slot], held: str
 ) -> FoundNorm:
+    found = partial(FoundNorm, tuple(names), module, tuple(slots))
     if is_conditional(module):
         other = ", ".join(other_inputs(module))
-        reason = f"{type(module).__name__} computes its γ and β from {other}: it stays as it is"
-        return FoundNorm(tuple(names), module, tuple(slots), None, reason)
+        name = type(module).__name__
+        return found(None, f"{name} computes its γ and β from {other}: it stays as it is")
     reading = (
         _elsewhere(slots)
         or held
@@ -255,29 +253,25 @@ def _describe(
         or _uncalled(module, slots)
         or read_norm(module)
     )
-    if isinstance(reading, Reading) and _is_of_a_head(model, names[0], reading.num_features):
+    if isinstance(reading, Reading):
+        of_a_head = _is_of_a_head(model, names[0], reading.num_features)
+        return found(None, OF_HEADS) if of_a_head else found(reading)
+    read = read_gated(module) if slots else None
+    if read is None:
+        return found(None, reading)
+    sizes = {one for name, one in vars(slots[0].parent).items() if "head" in name and "dim" in name}
+    if read[0].num_features in sizes:
         reading = OF_HEADS
-    if isinstance(reading, str):
-        read = read_gated(module) if slots else None
-        gated: tuple[Reading | None, Gate] | None = read
-        if read is not None:
-            if _has_size_of_a_head(slots[0].parent, read[0].num_features):
-                reading = OF_HEADS
-            elif by := next(filter(_reads_weight, slots), None):
-                reading = f"{type(by.parent).__name__} reads its weight, for a fused kernel perhaps"
-            if MORE_INPUTS not in reading:
-                gated = None, read[1]
-        return FoundNorm(tuple(names), module, tuple(slots), None, reading, gated=gated)
-    return FoundNorm(tuple(names), module, tuple(slots), reading)
+    elif by := next(filter(_reads_weight, slots), None):
+        reading = f"{type(by.parent).__name__} reads its weight, for a fused kernel perhaps"
+    return found(None, reading, gated=read if MORE_INPUTS in reading else (None, read[1]))
 
 
 def looks_like_norm(module: nn.Module) -> bool:
     """Return whether a module is, is named as, or computes a norm, and has no other parts."""
     if isinstance(module, (Norm, nn.LayerNorm, nn.RMSNorm, *CHANNEL_NORMS)):
         return True
-    if declared(module) is not None:
-        return True
-    if wrapped_batch_norm(module) is not None:
+    if declared(module) is not None or wrapped_batch_norm(module) is not None:
         return True
     if type(module).__module__.startswith("torch.nn.utils"):
         return False  # a parametrization, as of torch's weight_norm
@@ -285,7 +279,9 @@ def looks_like_norm(module: nn.Module) -> bool:
         return computes_norm(module)
     # If a norm of this library is inside, also one without γ and β, that one is the norm.
     parts = [part for child in module.children() for part in child.modules()]
-    return not any(isinstance(part, Norm) or _has_parameters(part) for part in parts)
+    return not any(
+        isinstance(part, Norm) or any(True for _ in part.parameters(False)) for part in parts
+    )
 
 
 def is_conditional(module: nn.Module) -> bool:
@@ -304,16 +300,11 @@ def is_conditional(module: nn.Module) -> bool:
     return bool(weights) and plain and bool(other_inputs(module))
 
 
-def _has_parameters(module: nn.Module) -> bool:
-    return any(parameter is not None for parameter in module._parameters.values())
-
-
 def _function_called(module: nn.Module) -> str:
     """Return the name of the norm function that a module's own forward calls, or ""."""
     forward = inspect.unwrap(type(module).forward)
-    if not inspect.isfunction(forward) or type(module).__module__.startswith("torch."):
-        return ""
-    return _function_in(forward)
+    is_foreign = inspect.isfunction(forward) and not type(module).__module__.startswith("torch.")
+    return _function_in(forward) if is_foreign else ""
 
 
 @lru_cache(maxsize=1024)
@@ -333,9 +324,8 @@ def _function_in(forward: FunctionType) -> str:
 
 def _elsewhere(slots: list[Slot]) -> str:
     """Return a reason if a library is known to give the norm other inputs than tokens, or ""."""
-    for slot in slots:
-        if (type(slot.parent).__name__, slot.attribute) in _OF_POSITIONS:
-            return "normalizes the embeddings of relative positions, not the tokens of a stream"
+    if any((type(slot.parent).__name__, slot.attribute) in _OF_POSITIONS for slot in slots):
+        return "normalizes the embeddings of relative positions, not the tokens of a stream"
     return ""
 
 
@@ -378,12 +368,6 @@ def _head_norm(name: str) -> str:
     if parts and parts <= known and ("att" in path or len(words) > len(parts)):
         return OF_HEADS
     return ""
-
-
-def _has_size_of_a_head(parent: nn.Module, num_features: int) -> bool:
-    """Return whether a module says that its heads have so many features."""
-    sizes = (value for name, value in vars(parent).items() if "head" in name and "dim" in name)
-    return num_features in sizes
 
 
 def _reads_weight(slot: Slot) -> bool:

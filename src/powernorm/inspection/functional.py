@@ -131,8 +131,8 @@ class FunctionForward(ReplacedForward):
             HIDDEN.depth = depth
         if self.calls is None:
             self.seen[tuple(mode.made)] = None
-        else:
-            mode.check_complete(self.calls)
+        elif len(mode.made) != len(self.calls):
+            raise mode.other(f"makes {len(mode.made)} calls of functional norms", self.calls)
         return output
 
 
@@ -170,23 +170,18 @@ class _CallMode(TorchFunctionMode):
         HIDDEN.depth -= 1
         return output
 
-    def check_complete(self, calls: tuple[FunctionCall, ...]) -> None:
-        """Raise an InputError if calls of the examples were not made."""
-        if len(self.made) != len(calls):
-            raise self._other(f"makes {len(self.made)} calls of functional norms", calls)
-
     def _expected(
         self, calls: tuple[FunctionCall, ...], function: str, given: Mapping[str, Any]
     ) -> FunctionCall:
         number = len(self.made)
         if number == len(calls) or calls[number].function != function:
-            raise self._other(f"calls {function} as number {number}", calls)
+            raise self.other(f"calls {function} as number {number}", calls)
         call = calls[number]
         if torch.compiler.is_compiling():
             return call
         for attribute, name in (("weight", call.weight), ("bias", call.bias)):
             if name is not None and given.get(attribute) is not parameter_of(self._module, name):
-                raise self._other(f"gives {function} another {attribute}", calls)
+                raise self.other(f"gives {function} another {attribute}", calls)
         if not self._may_be_repeated and may_be_repeated():
             raise InputError(
                 f"{type(self._module).__name__} calls {function} inside a checkpointed function, "
@@ -194,7 +189,8 @@ class _CallMode(TorchFunctionMode):
             )
         return call
 
-    def _other(self, what: str, calls: tuple[FunctionCall, ...]) -> InputError:
+    def other(self, what: str, calls: tuple[FunctionCall, ...]) -> InputError:
+        """Return the error for other calls than those of the examples."""
         return InputError(
             f"{type(self._module).__name__} {what}, where the examples of powernorm.modularize had "
             f"{len(calls)} calls ({', '.join(call.name for call in calls)}): undo, and give "

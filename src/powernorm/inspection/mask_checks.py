@@ -16,7 +16,6 @@ from powernorm.inspection.selection import Side
 LOOKS: Final = 20
 """Number of calls of which values are read, of each taker; reading them waits for the device."""
 
-
 _DECLARE: Final = (
     "Declare the argument that says what is padding (powernorm.declare_mask) before the swap, or "
     "give the mask by hand: `with powernorm.padding_mask(mask):`"
@@ -31,33 +30,27 @@ class MaskChecks:
     """Checks of the masks of a model's first calls; each kind of warning is given once.
 
     Args:
-        pad_id: the padding token, None if the model does not say.
-        starts_with_pad: whether the decoder's input begins with that token.
-        only_pads: whether the token occurs only at padding, so that it reveals a missing mask.
+        model: whose `config` may say what is padding.
     """
 
-    def __init__(
-        self, pad_id: int | None, starts_with_pad: bool = False, only_pads: bool = True
-    ) -> None:
-        self.pad_id = pad_id
-        self.starts_with_pad = starts_with_pad
-        self.only_pads = only_pads
+    def __init__(self, model: nn.Module) -> None:
+        self.starts_with_pad = False
+        """Whether the decoder's input begins with the padding token."""
+        self.only_pads = True
+        """Whether that occurs only at padding, so that it reveals a missing mask."""
         self._looks: dict[str, int] = {}
         self._warned: set[str] = set()
-
-    @classmethod
-    def of(cls, model: nn.Module) -> MaskChecks:
-        """Return the checks for a model, by what its `config` says about padding."""
         configs = (getattr(module, "config", None) for module in model.modules())
         config = next((config for config in configs if hasattr(config, "pad_token_id")), None)
         pad = getattr(config, "pad_token_id", None)
-        if not isinstance(pad, int):
-            return cls(_padding_index(model))
-        starts = getattr(config, "decoder_start_token_id", None) == pad
-        # If one token both ends and pads, it also occurs where nothing is padded.
-        found = [getattr(config, f"{kind}_token_id", None) for kind in ("eos", "bos", "sep")]
-        lists = (one if isinstance(one, (list, tuple)) else [one] for one in found)
-        return cls(pad, starts, not any(pad in one for one in lists))
+        self.pad_id = pad if isinstance(pad, int) else _padding_index(model)
+        """The padding token, None if the model does not say."""
+        if isinstance(pad, int):
+            self.starts_with_pad = getattr(config, "decoder_start_token_id", None) == pad
+            # If one token both ends and pads, it also occurs where nothing is padded.
+            found = [getattr(config, f"{kind}_token_id", None) for kind in ("eos", "bos", "sep")]
+            lists = (one if isinstance(one, (list, tuple)) else [one] for one in found)
+            self.only_pads = not any(pad in one for one in lists)
 
     def may_look(self, key: str) -> bool:
         """Count a look at values, which waits for the device; return whether it is a first one."""
@@ -100,56 +93,6 @@ class MaskChecks:
                 "rows",
                 f"{label} marks {what} rows as nothing but padding: is it the right way round?",
             )
-
-    def unused(self, module: nn.Module, name: str) -> None:
-        """Warn of an argument that looks like a mask and is not known to be one."""
-        cls = type(module).__name__
-        how = f'call powernorm.declare_mask("{name}", "keep", "padding" or "lengths", {cls}) before'
-        if not name.isidentifier():  # inside a dict
-            how = f"make it an argument of {cls} and declare that (powernorm.declare_mask) before"
-        self.warn(
-            f"unused {name}",
-            f"{name} of {cls} looks as if it said what is padding, and no norm is given it. If it "
-            f"does, {how} the swap, or give the mask by hand: `with powernorm.padding_mask(mask):`",
-        )
-
-    def unreadable(self, what: str, given: object, reason: str = "") -> None:
-        """Warn of a mask that was given and cannot be read; `what` names the argument."""
-        shape = f" of shape {tuple(given.shape)}" if isinstance(given, Tensor) else ""
-        because = f", for {reason}" if reason else ""
-        self.warn(
-            f"unreadable {what}",
-            f"{what} as a {type(given).__name__}{shape}, which cannot be read as a padding mask "
-            f"(batch, length){because}: padding counts in the statistics of the swapped norms, "
-            "unless they are given a mask by hand: `with powernorm.padding_mask(mask):`",
-        )
-
-    def unmasked(self, norm: str, label: str) -> None:
-        """Warn of a norm that no mask reaches although one was given around it."""
-        self.warn(
-            f"unmasked {norm}",
-            f"{norm} got no padding mask, although {label} was given: padding counts in its "
-            "statistics, unless it is given a mask by hand, by its argument padding_mask or by "
-            "`with powernorm.padding_mask(mask):`, or left out of the swap by `where=`",
-        )
-
-    def square(self, norm: str, label: str, batch_dim: int, size: int) -> None:
-        """Warn of an input of which it is not known which dimension counts the sequences."""
-        self.warn(
-            f"square {norm}",
-            f"{norm} got as many positions as sequences, {size}, and has not been seen with other "
-            f"numbers: its input was taken as "
-            f"{'(length, batch, …)' if batch_dim else '(batch, length, …)'} for the mask from "
-            f"{label}; begin with a batch of another length",
-        )
-
-    def reordered(self, owner: str, label: str, what: str) -> None:
-        """Warn of a model that moves its vectors and not its mask."""
-        self.warn(
-            f"order {label}",
-            f"{owner} {what}, and the mask from {label} does not follow: hand the norms behind "
-            "that masks of their inputs by `with powernorm.padding_mask(mask):` inside the model",
-        )
 
     def padding_in(self, data: Tensor, side: Side | None) -> Tensor | None:
         """Return the positions that look like padding, (batch, length), or None if unknown."""

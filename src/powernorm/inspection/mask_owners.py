@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, Final
 
 import torch
@@ -185,7 +184,13 @@ class MaskOwner:
         if not bool(mask.any()):
             return
         self._num_watched += 1
-        watch = OrderWatch(mask, partial(self.checks.reordered, self._class, self.label))
+        warning = (
+            f"{self._class} {{}}, and the mask from {self.label} does not follow: hand the norms "
+            "behind that masks of their inputs by `with powernorm.padding_mask(mask):` inside the "
+            "model"
+        )
+        kind = f"order {self.label}"
+        watch = OrderWatch(mask, lambda what: self.checks.warn(kind, warning.format(what)))
         watch.__enter__()  # type: ignore[no-untyped-call]
         self._watches.append(watch)
 
@@ -284,7 +289,14 @@ class MaskOwner:
         if turned is not None:
             self._length_first_at[norm] = turned
         elif norm not in self._length_first_at and not is_traced():
-            self.checks.square(self.name_of(norm), self.label, batch_dim, shape[0])
+            name = self.name_of(norm)
+            layout = "(length, batch, …)" if batch_dim else "(batch, length, …)"
+            self.checks.warn(
+                f"square {name}",
+                f"{name} got as many positions as sequences, {shape[0]}, and has not been seen "
+                f"with other numbers: its input was taken as {layout} for the mask from "
+                f"{self.label}; begin with a batch of another length",
+            )
         return int(self._length_first_at.get(norm, bool(batch_dim)))
 
     def _is_length_first(self, data: Tensor, value: object) -> bool:
@@ -305,7 +317,13 @@ class MaskOwner:
             raise InputError(self.undecided)
         if torch.compiler.is_compiling():
             return
-        self.checks.unmasked(self.name_of(norm), self.label)
+        name = self.name_of(norm)
+        self.checks.warn(
+            f"unmasked {name}",
+            f"{name} got no padding mask, although {self.label} was given: padding counts in its "
+            "statistics, unless it is given a mask by hand, by its argument padding_mask or by "
+            "`with powernorm.padding_mask(mask):`, or left out of the swap by `where=`",
+        )
 
     def _outer(self, unreadable: bool) -> tuple[tuple[ScopedMask, ...], MaskSource | None]:
         """Return the masks of the surrounding scope that are meant for the norms in here.
@@ -342,7 +360,15 @@ class MaskOwner:
             if data is not None and self.reader.is_attention:
                 self.checks.look_for_padding(f"{what} for its attention alone", data)
             elif data is not None or self.argument.meaning is not None:
-                self.checks.unreadable(what, given, self.reader.misfit)
+                shape = f" of shape {tuple(given.shape)}" if isinstance(given, Tensor) else ""
+                because = f", for {self.reader.misfit}" if self.reader.misfit else ""
+                self.checks.warn(
+                    f"unreadable {what}",
+                    f"{what} as a {type(given).__name__}{shape}, which cannot be read as a padding "
+                    f"mask (batch, length){because}: padding counts in the statistics of the "
+                    "swapped norms, unless they are given a mask by hand: `with "
+                    "powernorm.padding_mask(mask):`",
+                )
         # Vectors of another length than the mask may have it in another place.
         elif data is not None and not (self.parts and data.ndim == 3):
             if mask is not None and mask.ndim == 1:
@@ -363,7 +389,16 @@ class MaskOwner:
             return False
         name = like_a_mask(named_values(self.module, args, kwargs), data)
         if name:
-            self.checks.unused(self.module, name)
+            cls = self._class
+            how = f'call powernorm.declare_mask("{name}", "keep", "padding" or "lengths", {cls})'
+            if not name.isidentifier():  # inside a dict
+                how = f"make it an argument of {cls} and declare that (powernorm.declare_mask)"
+            self.checks.warn(
+                f"unused {name}",
+                f"{name} of {cls} looks as if it said what is padding, and no norm is given it. If "
+                f"it does, {how} before the swap, or give the mask by hand: `with "
+                "powernorm.padding_mask(mask):`",
+            )
         return bool(name)
 
     def remove(self) -> None:
@@ -380,8 +415,7 @@ def _is_turned(sizes: Sequence[int], shape: Sequence[int]) -> bool | None:
 
 
 def _owners_on(module: nn.Module) -> list[MaskOwner]:
-    hooks = module._forward_pre_hooks.values()
-    owners = (getattr(hook, "__self__", None) for hook in hooks)
+    owners = (getattr(hook, "__self__", None) for hook in module._forward_pre_hooks.values())
     return [owner for owner in owners if isinstance(owner, MaskOwner)]
 
 
@@ -459,7 +493,7 @@ def attach_mask_owners(
         for taker in takers.found:
             _, parents = needs.setdefault(taker, (takers, {}))
             parents[modules[norm_name.rpartition(".")[0]]] = None
-    checks = MaskChecks.of(model)
+    checks = MaskChecks(model)
     uses: list[MaskUse] = []
     # A model that takes no mask is looked at before an owner on it opens its scope.
     in_order = sorted(needs.items(), key=lambda need: need[0][1].name != "")
@@ -490,4 +524,4 @@ def how_read(model: nn.Module, source: str) -> str:
     module = model.get_submodule(path)
     reader = next((o.reader for o in _owners_on(module) if o.argument.name == name), None)
     argument = MaskArgument(name, None, meanings_of(module, [name])[name])
-    return str(reader or MaskReader(module, argument, MaskChecks(None)))
+    return str(reader or MaskReader(module, argument, MaskChecks(module)))

@@ -388,10 +388,9 @@ def like_a_mask(values: Mapping[str, object], data: Tensor | None) -> str:
     """
     for name, value in values.items():
         if isinstance(value, Mapping):
-            inside = (key for key in value if mask_by_name(key) and isinstance(value[key], Tensor))
-            key = next(inside, None)
-            if key is not None:
-                return f'{name}["{key}"]'
+            for key, inner in value.items():
+                if mask_by_name(key) and isinstance(inner, Tensor):
+                    return f'{name}["{key}"]'
         elif is_like_a_mask(name, value, data):
             return name
     return ""

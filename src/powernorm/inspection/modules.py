@@ -102,38 +102,29 @@ def choose_layers(
         InputError: no model, no globs, a model without such a layer, or a glob that matches none.
     """
     check_model(model)
-    patterns = check_names(names, purpose)
+    given: object = names
+    if names is not None and (not isinstance(given, Iterable) or isinstance(given, bytes)):
+        raise InputError(f"names is {names!r}, expected a glob over module names, or several")
+    globs = [names] if isinstance(names, str) else list(names or ())
+    for glob in globs:
+        if not isinstance(glob, str):
+            raise InputError(f"names has {glob!r}, expected globs over module names")
+    if names is not None and not globs:
+        raise InputError(f"names is empty, so there is nothing {purpose}: give a glob, or None")
     layers = batch_layers(model)
     if not layers:
         raise InputError(
             f"{type(model).__name__} has no layer with batch statistics {purpose}: put some in "
             f"first, for example with powernorm.swap{torch_batch_norms(model)}"
         )
-    if patterns is None:
-        return layers
-    chosen = {name for pattern in patterns for name in _matches(layers, pattern, purpose)}
+    for glob in globs:
+        if not any(fnmatchcase(name, glob) for name in layers):
+            raise InputError(
+                f"names has {glob!r}, which matches no layer with batch statistics {purpose}; the "
+                f"model has {listed(layers)}"
+            )
+    chosen = {name for name in layers for glob in globs or ["*"] if fnmatchcase(name, glob)}
     return {name: layer for name, layer in layers.items() if name in chosen}
-
-
-def check_names(names: Names | None, purpose: str) -> list[str] | None:
-    """Return the globs as a list, None for None.
-
-    Raises:
-        InputError: `names` is neither a glob nor several, or is empty.
-    """
-    if names is None:
-        return None
-    given: object = names
-    patterns = [names] if isinstance(names, str) else names
-    if not isinstance(given, Iterable) or isinstance(given, bytes):
-        raise InputError(f"names is {names!r}, expected a glob over module names, or several")
-    patterns = list(patterns)
-    for pattern in patterns:
-        if not isinstance(pattern, str):
-            raise InputError(f"names has {pattern!r}, expected globs over module names")
-    if not patterns:
-        raise InputError(f"names is empty, so there is nothing {purpose}: give a glob, or None")
-    return patterns
 
 
 def listed(names: Iterable[str], most: int = 8) -> str:
@@ -141,16 +132,6 @@ def listed(names: Iterable[str], most: int = 8) -> str:
     every = list(names)
     text = ", ".join(repr(name) for name in every[:most])
     return text if len(every) <= most else f"{text} and {len(every) - most} more"
-
-
-def _matches(layers: Iterable[str], pattern: str, purpose: str) -> list[str]:
-    found = [name for name in layers if fnmatchcase(name, pattern)]
-    if not found:
-        raise InputError(
-            f"names has {pattern!r}, which matches no layer with batch statistics {purpose}; the "
-            f"model has {listed(layers)}"
-        )
-    return found
 
 
 class ReplacedForward:

@@ -1,24 +1,21 @@
-"""Observing the norms of a model: their inputs, outputs and gradients.
+"""Observing the norms of a model in passes over data: their inputs and outputs.
 
-`observe` is for passes over data: callbacks receive each call of each norm. `NormObserver` is for
-training: its operators work under `torch.compile` and see the gradients too. Both read a call's
-arguments and find its padding in the same way.
+Monitors of training (`powernorm.diagnosis.observers`) read a call's arguments and find its padding
+in the same way.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from powernorm.inspection.observer_ops import number_of, observe_input, observe_output
 from powernorm.norms import BatchStatisticsNorm, Norm
 from powernorm.norms.feature_dims import LAST, features_last, has_dim
 from powernorm.norms.masks import check_padding_mask, offered_padding_mask
@@ -52,14 +49,6 @@ class NormCall:
         """Return the moments of a batch norm's input over the valid tokens."""
         assert isinstance(self.module, BatchStatisticsNorm)
         return self.module.token_moments(self.x, self.padding_mask)
-
-
-class _Arguments(NamedTuple):
-    """The arguments of a norm's call."""
-
-    x: Tensor
-    padding_mask: Tensor | None
-    residual: Tensor | None
 
 
 @contextmanager
@@ -97,10 +86,9 @@ def observe(
         if call is not None:
             on_input(call)
 
-    def after(name: str, module: nn.Module, args: Any, output: Any) -> None:
-        del module, args
+    def after(name: str, *call: Any) -> None:
         assert on_output is not None
-        on_output(name, output)
+        on_output(name, call[-1])
 
     handles: list[RemovableHandle] = []
     for name, module in norms.items():
@@ -123,49 +111,43 @@ def _call_of(
     """Read a call; return None if the norm's first argument is not a floating-point tensor."""
     mask: Tensor | None = None
     if isinstance(module, Norm):
-        x, mask, residual = _arguments_of(args, kwargs)
+        x, mask, residual = arguments_of(args, kwargs)
         dim, x = module.feature_dim, x if residual is None else x + residual
     else:
-        x = next(iter((*args, *kwargs.values())), None)  # type: ignore[assignment]
+        x = next(iter((*args, *kwargs.values())), None)
         if not isinstance(x, Tensor) or not x.is_floating_point():
             return None
     if x.is_nested:
         check_nested(name, x, dim)
         return NormCall(name, module, packed_tokens(x), None)
-    x = _features_last(x, dim)
+    x = tokens_last(x, dim)
     fits = True
     if mask is None:
-        mask, fits = _scoped_mask(x, module)
-    x, mask, _ = _dense(x, mask, LAST)
+        mask, fits = scoped_mask(x, module)
+    x, mask, _ = dense(x, mask, LAST)
     if mask is not None:
         check_padding_mask(mask, x)
     return NormCall(name, module, x, mask, fits)
 
 
-class _Dense(NamedTuple):
-    """The tokens of an input that may be nested or distributed, as an ordinary tensor."""
+def dense(
+    x: Tensor, padding_mask: Tensor | None, dim: int
+) -> tuple[Tensor, Tensor | None, Callable[[Tensor], Tensor]]:
+    """Return the tokens of an input that may be nested or distributed, as an ordinary tensor.
 
-    x: Tensor
-    padding_mask: Tensor | None
-    wrap: Callable[[Tensor], Tensor]
-    """Returns such tokens as a tensor of the input's type."""
-
-
-def _dense(x: Tensor, padding_mask: Tensor | None, dim: int) -> _Dense:
+    Returns:
+        Tokens, padding, and a function that returns such tokens as a tensor of the input's type.
+    """
     if x.is_nested:
-        return _Dense(packed_tokens(x), None, partial(nested_like, x=x))
+        return packed_tokens(x), None, partial(nested_like, x=x)
     if is_sharded(x):
         sharded: Any = x
         mask = local_mask(padding_mask, sharded, dim)
-        return _Dense(local_values(sharded), mask, partial(sharded_like, x=sharded))
-    return _Dense(x, padding_mask, _unchanged)
+        return local_values(sharded), mask, partial(sharded_like, x=sharded)
+    return x, padding_mask, lambda tokens: tokens
 
 
-def _unchanged(x: Tensor) -> Tensor:
-    return x
-
-
-def _scoped_mask(x: Tensor, module: nn.Module) -> tuple[Tensor | None, bool]:
+def scoped_mask(x: Tensor, module: nn.Module) -> tuple[Tensor | None, bool]:
     """Return the mask of the scopes around a call, and whether it fits."""
     if isinstance(module, BatchStatisticsNorm):
         # The mask that the layer itself would use in training, or its error if none fits.
@@ -175,190 +157,46 @@ def _scoped_mask(x: Tensor, module: nn.Module) -> tuple[Tensor | None, bool]:
     return (mask, True) if fits else (None, False)
 
 
-def _arguments_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> _Arguments:
-    """Read a call of a norm of this library."""
-    x = args[0] if args else kwargs["x"]
-    mask = args[1] if len(args) > 1 else kwargs.get("padding_mask")
-    residual = args[2] if len(args) > 2 else kwargs.get("residual")
-    return _Arguments(x, mask, residual)
+def arguments_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
+    """Return input, mask and residual of a call of a norm of this library."""
+    names = ("x", "padding_mask", "residual")
+    return [args[i] if i < len(args) else kwargs.get(name) for i, name in enumerate(names)]
 
 
-def _features_last(x: Tensor, dim: int) -> Tensor:
+def tokens_last(x: Tensor, dim: int) -> Tensor:
+    """Return a tensor with the features last, itself where it does not have the dimension."""
     return features_last(x, dim) if has_dim(x, dim) else x
 
 
-class NormObserver(ABC):
-    """Base of observers of one norm's calls in training, with the gradients of each call.
-
-    Unlike `observe`, which uses plain hooks, this puts the operators of `observer_ops` around each
-    call, which run when compiled code runs, forward and backward. It never waits for a device.
-
-    Args:
-        module: the norm; it is not changed.
-        feature_dim: the dimension of the features in its input.
-    """
-
-    def __init__(self, module: nn.Module, feature_dim: int = LAST) -> None:
-        self.module = module
-        self.feature_dim = feature_dim
-        self._total: Tensor | None = None
-        """Sum of input and residual, kept between the two hooks of a call."""
-        self._number = number_of(self)
-
-    def register_hooks(self, wanted: Callable[[], bool]) -> list[RemovableHandle]:
-        """Register the hooks, which report calls in training mode while `wanted` returns True.
-
-        Copies of the module, by `copy` or by pickling, are not observed: their hooks do nothing.
-        """
-        before = _InputHook(self, wanted)
-        handles = [self.module.register_forward_pre_hook(before, with_kwargs=True)]
-        if isinstance(self.module, Norm):
-            handles.append(self.module.register_forward_hook(_OutputHook(self, wanted)))
-        return handles
-
-    def before(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        """Return the arguments of a call with the input observed; None leaves them unchanged."""
-        self._total = None  # left over if a call raised between the hooks
-        module = self.module
-        if not isinstance(module, Norm):
-            return self._before_foreign(args, kwargs)
-        x, mask, residual = _arguments_of(args, kwargs)
-        module.check_input(x, None if x.is_nested or is_sharded(x) else mask, residual)
-        if residual is not None:
-            # Added here, so that the observed gradient is the norm's alone, not the stream's too.
-            x = self._total = x + residual
-        tokens, seen, wrap = self._dense(x, mask)
-        if seen is not None and isinstance(module, BatchStatisticsNorm) and module.floor:
-            # Such a layer does this itself, but here it has to come before the operator saves x.
-            tokens = tokens.masked_fill(seen.unsqueeze(self.feature_dim), 0.0)
-        return (wrap(observe_input(tokens, seen, self._number)), mask), {}
-
-    def _before_foreign(
-        self, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        if args and isinstance(args[0], Tensor):
-            return (self._observed(args[0]), *args[1:]), kwargs
-        for name, value in kwargs.items():
-            if isinstance(value, Tensor) and value.is_floating_point():
-                return args, {**kwargs, name: self._observed(value)}
-        return None
-
-    def _observed(self, x: Tensor) -> Tensor:
-        tokens, seen, wrap = self._dense(x, None)
-        return wrap(observe_input(tokens, seen, self._number))
-
-    def _dense(self, x: Tensor, mask: Tensor | None) -> _Dense:
-        """Return the tokens of an input and their padding: the call's mask, or the scope's."""
-        if x.is_nested:
-            check_nested(type(self.module).__name__, x, self.feature_dim)
-            return _dense(x, None, self.feature_dim)
-        return _dense(x, self._mask_of(x, mask), self.feature_dim)
-
-    def after(self, args: tuple[Any, ...], output: Any) -> Any:
-        """Return the output of a call with its gradient observed."""
-        x = args[0]
-        if self.needs_output(x) and isinstance(output, Tensor) and output.requires_grad:
-            y, _, wrap = _dense(output, None, self.feature_dim)
-            tokens, seen, _ = self._dense(x, args[1])
-            output = wrap(observe_output(y, tokens, seen is not None, self._number))
-        total, self._total = self._total, None
-        return output if total is None else (output, total)
-
-    def _mask_of(self, x: Tensor, mask: Tensor | None) -> Tensor | None:
-        """Return the padding of a call: its own mask, or the mask of the scope."""
-        if mask is not None:
-            return mask
-        found, _ = _scoped_mask(self.tokens_in(x), self.module)
-        return found if found is None or found.dtype == torch.bool else None
-
-    def tokens_in(self, x: Tensor) -> Tensor:
-        """Return an input, an output or a gradient with the features last."""
-        return _features_last(x, self.feature_dim)
-
-    def see_input(self, x: Tensor, padding_mask: Tensor | None) -> None:
-        """Receive an input from the operator, unless checkpointing repeats the forward."""
-        if not in_backward():
-            self.on_input(self.tokens_in(x), padding_mask)
-
-    def see_input_gradient(self, gradient: Tensor) -> None:
-        """Receive the gradient of an input from the operator."""
-        self.on_input_gradient(self.tokens_in(gradient))
-
-    def see_output_gradient(self, gradient: Tensor, x: Tensor, masked: bool) -> None:
-        """Receive the gradient of an output from the operator."""
-        self.on_output_gradient(self.tokens_in(gradient), self.tokens_in(x), masked)
-
-    def needs_output(self, x: Tensor) -> bool:
-        """Return whether the gradient of the output for x has to be observed."""
-        del x
-        return False
-
-    @abstractmethod
-    def on_input(self, x: Tensor, padding_mask: Tensor | None) -> None:
-        """Process an input, (..., C), and its padding."""
-
-    @abstractmethod
-    def on_input_gradient(self, gradient: Tensor) -> None:
-        """Process the gradient of an input, (..., C)."""
-
-    def on_output_gradient(self, gradient: Tensor, x: Tensor, masked: bool) -> None:
-        """Process the gradient of an output and the input, both (..., C).
-
-        Called only if `needs_output` returns True. `masked` says whether the input has padding.
-        """
-        del gradient, x, masked
-
-
-def _never() -> bool:
-    return False
-
-
-class _Hook:
+class ObserverHook:
     """Hook that reports the calls of a module to its observer.
 
     A copy of a module has copies of its hooks, which have no observer and do nothing.
 
     Args:
         observer: None in a copy.
+        action: name of its method, `before` or `after` the module's forward.
         wanted: called at each call of the module; False skips the call.
     """
 
     def __init__(
-        self, observer: NormObserver | None = None, wanted: Callable[[], bool] = _never
+        self, observer: Any = None, action: str = "", wanted: Callable[[], bool] = bool
     ) -> None:
         self._observer = observer
+        self._action = action
         self._wanted = wanted
 
-    def __reduce__(self) -> tuple[type[_Hook], tuple[()]]:
+    def __reduce__(self) -> tuple[type[ObserverHook], tuple[()]]:
         """Return how `copy.deepcopy` and pickle rebuild the hook: without an observer."""
         return type(self), ()
 
-    def _observer_of(self, module: nn.Module) -> NormObserver | None:
-        if not (self._wanted() and module.training):
-            return None
+    def __call__(self, module: nn.Module, *call: Any) -> Any:
+        """Return what the observer makes of the arguments or the output, None if it does not."""
         observer = self._observer
+        if observer is None or not (self._wanted() and module.training):
+            return None
         # Shallow copies share the hooks, hence the comparison. Compiled code skips it: it would
         # be a guard on each layer, so that layers could not share compiled code.
-        if observer is None or torch.compiler.is_compiling() or module is observer.module:
-            return observer
-        return None
-
-
-class _InputHook(_Hook):
-    """Hook before the module's forward."""
-
-    def __call__(
-        self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        observer = self._observer_of(module)
-        return None if observer is None else observer.before(args, kwargs)
-
-
-class _OutputHook(_Hook):
-    """Hook after the module's forward."""
-
-    def __call__(self, module: nn.Module, args: tuple[Any, ...], output: Any) -> Any:
-        observer = self._observer_of(module)
-        return None if observer is None else observer.after(args, output)
+        if not torch.compiler.is_compiling() and module is not observer.module:
+            return None
+        return getattr(observer, self._action)(*call)

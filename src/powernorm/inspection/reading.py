@@ -8,8 +8,8 @@ trial cannot show.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from typing import Final, Literal, get_args
+from dataclasses import dataclass
+from typing import Any, Final, Literal, get_args
 
 import torch
 from torch import Tensor, nn
@@ -156,11 +156,14 @@ def wrapped_batch_norm(module: nn.Module) -> nn.BatchNorm1d | None:
     None if the module is no such wrapper: twins are tried out in training and evaluation.
     """
     children = list(module.children())
-    if len(children) != 1 or type(children[0]) is not nn.BatchNorm1d:
-        return None
-    if isinstance(module, nn.Sequential) or any(True for _ in module.parameters(recurse=False)):
-        return None
-    if other_inputs(module) or not turns_batch_norm_round(module, children[0]):
+    if (
+        len(children) != 1
+        or type(children[0]) is not nn.BatchNorm1d
+        or isinstance(module, nn.Sequential)
+        or any(True for _ in module.parameters(recurse=False))
+        or other_inputs(module)
+        or not turns_batch_norm_round(module, children[0])
+    ):
         return None
     return children[0]
 
@@ -168,22 +171,15 @@ def wrapped_batch_norm(module: nn.Module) -> nn.BatchNorm1d | None:
 def read_norm(module: nn.Module) -> Reading | str:
     """Return what a norm computes, or the reason why it cannot be replaced by one over tokens."""
     if isinstance(module, Norm):
-        weight, bias = (_parameter(module.affine_part, (name,)) for name in ("weight", "bias"))
-        return Reading(
-            "own",
-            module.num_features,
-            weight,
-            bias,
-            eps=module.eps,
-            statistics=module,
-            feature_dim=module.feature_dim,
-        )
+        weight, bias = map(module.affine_part._parameters.get, ("weight", "bias"))
+        size, dim = module.num_features, module.feature_dim
+        return Reading("own", size, weight, bias, 0.0, module.eps, module, dim)
     said = declared(module)
     if said is not None:
         return _read_declared(module, *said)
     wrapped = wrapped_batch_norm(module)
     if wrapped is not None:
-        return _read_batch_norm(wrapped)
+        return _read_torch_norm(wrapped, "batch", wrapped.num_features, LAST)
     if isinstance(module, CHANNEL_NORMS):
         return _read_channel_norm(module)
     if isinstance(module, (nn.LayerNorm, nn.RMSNorm)) and len(module.normalized_shape) != 1:
@@ -192,7 +188,9 @@ def read_norm(module: nn.Module) -> Reading | str:
 
 
 def _read_declared(module: nn.Module, kind: Kind, feature_dim: int) -> Reading | str:
-    weight, bias = _parameter(module, SCALES), _parameter(module, SHIFTS)
+    weight, bias = (
+        module._parameters.get(_parameter_name(module, names)) for names in (SCALES, SHIFTS)
+    )
     size = getattr(module, "num_features", None)
     num_features = size if isinstance(size, int) else _feature_count(module, weight)
     if num_features is None:
@@ -211,27 +209,21 @@ def _read_channel_norm(norm: nn.Module) -> Reading | str:
             f"{type(norm).__name__} does more than {torch_class(norm).__name__} of torch: make "
             "the rest of it, such as an activation, a module of its own"
         )
-    if type(norm).forward is not torch_class(norm).forward and (more := _with_more_inputs(norm)):
+    if more := _with_more_inputs(norm):
         return more
     if isinstance(norm, nn.modules.batchnorm._BatchNorm):
-        return replace(_read_batch_norm(norm), feature_dim=_CHANNELS)
+        return _read_torch_norm(norm, "batch", norm.num_features, _CHANNELS)
     if not isinstance(norm, nn.GroupNorm | nn.modules.instancenorm._InstanceNorm):
         return f"{type(norm).__name__} normalizes over neighboring channels"
     size = norm.num_channels if isinstance(norm, nn.GroupNorm) else norm.num_features
-    weight, bias = (_parameter(norm, (name,)) for name in ("weight", "bias"))
-    return Reading("channel", size, weight, bias, eps=norm.eps, feature_dim=_CHANNELS)
+    return _read_torch_norm(norm, "channel", size, _CHANNELS)
 
 
-def _read_batch_norm(norm: nn.modules.batchnorm._BatchNorm) -> Reading:
-    return Reading(
-        "batch",
-        norm.num_features,
-        _parameter(norm, ("weight",)),
-        _parameter(norm, ("bias",)),
-        eps=norm.eps,
-        # torch evaluates by them whatever `track_running_stats` says.
-        statistics=None if norm.running_mean is None else norm,
-    )
+def _read_torch_norm(norm: Any, kind: Kind, size: int, dim: int) -> Reading:
+    # torch evaluates by them whatever `track_running_stats` says.
+    statistics = norm if kind == "batch" and norm.running_mean is not None else None
+    weight, bias = map(norm._parameters.get, ("weight", "bias"))
+    return Reading(kind, size, weight, bias, 0.0, norm.eps, statistics, dim)
 
 
 def _read_token_norm(module: nn.Module) -> Reading | str:
@@ -280,10 +272,6 @@ def _with_more_inputs(module: nn.Module) -> str:
     return f"{name} {MORE_INPUTS} {more}: what it does with that is not known" if more else ""
 
 
-def _parameter(module: nn.Module, names: tuple[str, ...]) -> nn.Parameter | None:
-    return module._parameters.get(_parameter_name(module, names))
-
-
 def _parameter_name(module: nn.Module, names: tuple[str, ...]) -> str:
     parameters = module._parameters
     return next((name for name in names if parameters.get(name) is not None), "")
@@ -305,9 +293,5 @@ def epsilon_of(module: nn.Module) -> float | None:
     if isinstance(module, nn.RMSNorm) and module.eps is None:
         dtype = torch.get_default_dtype() if module.weight is None else module.weight.dtype
         return torch.finfo(dtype).eps
-    for part in module.modules():
-        for name in _EPSILONS:
-            value = getattr(part, name, None)
-            if isinstance(value, float):
-                return value
-    return None
+    values = (getattr(part, name, None) for part in module.modules() for name in _EPSILONS)
+    return next((value for value in values if isinstance(value, float)), None)

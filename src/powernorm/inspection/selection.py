@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
-from typing import Any, Final, Literal, cast, get_args
+from typing import Any, Final, Literal, get_args
 
 from torch import nn
 
@@ -55,11 +55,11 @@ class Where:
             value = getattr(self, name)
             if value is not None and not _are_words(value):
                 raise InputError(f"{name} is {value!r}, expected a string or a sequence of strings")
-        if not all(isinstance(kind, str | type) for kind in _kinds(self.types)):
+        if not all(isinstance(kind, str | type) for kind in _several(self.types)):
             raise InputError(
                 f"types is {self.types!r}, expected a class, a glob over class names, or several"
             )
-        for role in _listed(self.roles):
+        for role in _several(self.roles):
             if role not in get_args(Role):
                 raise InputError(f"unknown role {role!r}, known are {', '.join(get_args(Role))}")
         if self.side is not None and self.side not in get_args(Side):
@@ -75,20 +75,25 @@ class Where:
 
     def selects(self, site: Site) -> bool:
         """Return whether all conditions hold for a norm."""
-        if self.names is not None and not any(
-            fnmatchcase(name, glob) for name in site.norm.names for glob in _listed(self.names)
-        ):
-            return False
-        if self.types is not None and not any(
-            fnmatchcase(site.type_name, kind) if isinstance(kind, str) else site.norm.is_a(kind)
-            for kind in _kinds(self.types)
-        ):
-            return False
-        if self.roles is not None and site.role not in _listed(self.roles):
-            return False
-        if self.side is not None and site.side != self.side:
-            return False
-        return self.lowest is None or (site.layer is not None and site.layer < self.lowest)
+        names, types, roles = (_several(one) for one in (self.names, self.types, self.roles))
+        return (
+            (
+                self.names is None
+                or any(fnmatchcase(name, glob) for name in site.norm.names for glob in names)
+            )
+            and (
+                self.types is None
+                or any(
+                    fnmatchcase(site.type_name, kind)
+                    if isinstance(kind, str)
+                    else site.norm.is_a(kind)
+                    for kind in types
+                )
+            )
+            and (self.roles is None or site.role in roles)
+            and (self.side is None or site.side == self.side)
+            and (self.lowest is None or (site.layer is not None and site.layer < self.lowest))
+        )
 
 
 Selection = str | Sequence[str] | Callable[[str, nn.Module], bool] | Where | None
@@ -114,14 +119,6 @@ class Site:
     def type_name(self) -> str:
         """Name of the norm's class, or of a function."""
         return self.norm.type_name
-
-
-@dataclass(frozen=True)
-class _Step:
-    """One module on the path from the model down to a norm."""
-
-    attribute: str
-    module: nn.Module
 
 
 def place(model: nn.Module, norms: Iterable[FoundNorm]) -> tuple[Site, ...]:
@@ -175,7 +172,12 @@ def select(sites: Sequence[Site], where: Selection) -> frozenset[str]:
             site for site in sites if any(where(name, site.norm.module) for name in site.norm.names)
         ]
     else:
-        conditions = where if isinstance(where, Where) else Where(names=_checked(where))
+        if not isinstance(where, Where) and not _are_words(where):
+            raise InputError(
+                f"where is {where!r}, expected a glob over names, a sequence of globs, a function "
+                "of (name, module), a powernorm.Where or None"
+            )
+        conditions = where if isinstance(where, Where) else Where(names=where)
         chosen = [site for site in sites if conditions.selects(site)]
     if not chosen:
         raise InputError(f"where={where!r} selects no norm; {inventory(sites)}")
@@ -213,21 +215,8 @@ def inventory(sites: Sequence[Site]) -> str:
     return "; ".join(parts)
 
 
-def _checked(where: object) -> str | Sequence[str]:
-    if isinstance(where, str):
-        return where
-    if _are_words(where):
-        return tuple(cast(Sequence[str], where))
-    raise InputError(
-        f"where is {where!r}, expected a glob over names, a sequence of globs, a function of "
-        "(name, module), a powernorm.Where or None"
-    )
-
-
 def _are_words(value: object) -> bool:
-    if isinstance(value, Sequence):
-        return all(isinstance(word, str) for word in value)
-    return False
+    return isinstance(value, Sequence) and all(isinstance(word, str) for word in value)
 
 
 def _check_question(where: Callable[[str, nn.Module], bool]) -> None:
@@ -239,58 +228,40 @@ def _check_question(where: Callable[[str, nn.Module], bool]) -> None:
         return
 
 
-def _kinds(value: object) -> Sequence[Any]:
+def _several(value: Any) -> Sequence[Any]:
+    """Return what was given as one or several, none for None."""
     if value is None:
         return ()
     return value if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
 
 
-def _listed(value: str | Sequence[str] | None) -> Sequence[str]:
-    if value is None:
-        return ()
-    return (value,) if isinstance(value, str) else value
-
-
 def _site(model: nn.Module, norm: FoundNorm, sides: dict[str, Side]) -> Site:
     name = norm.names[0]
+    path = name.split(".") if name else []  # the model may be a norm itself
+    modules = [model]  # each holds what is at the same place of the path
+    for attribute in path:
+        child = getattr(modules[-1], attribute, None)
+        # The call of a function is a step, too, and no module.
+        modules.append(child if isinstance(child, nn.Module) else norm.module)
+    parent = modules[-2] if path else model
     stack = next((outer for outer in sides if name.startswith(f"{outer}.")), "")
-    steps = list(_steps(model, name))
-    if norm.function:  # the call is a step, too, and no module
-        steps.append(_Step(name.rpartition(".")[2], norm.module))
     start = len(stack.split(".")) if stack else 0
-    at = _layer_step(steps, start)
-    layer = None if at is None else int(steps[at].attribute)
-    role = _numbered_sublayer(steps, at)
-    if role is not None and at is not None:
-        layer = _blocks_before(steps[at - 2].module, layer or 0)
+    # A layer is the first item of a list of modules of one class.
+    items = (i for i in range(start, len(path)) if path[i].isdigit() and _is_stack(modules[i]))
+    at = next(items, None)
+    layer = None if at is None else int(path[at])
+    types = _sublayer_types(modules[at - 1]) if at else None
+    role: Role
+    if types is not None and layer is not None:
+        role = "feed-forward" if types[layer] == "f" else "attention"
+        layer = max(0, sum(kind == "a" for kind in types[: layer + 1]) - 1)
     elif at is not None:
-        role = _role_in_layer(steps, at + 1)
-    elif len(steps) > 1 and _LAYER_CLASS.search(type(steps[-2].module).__name__):
-        role = _role_in_layer(steps, len(steps) - 1)
+        role = _role_in_layer(path[at + 1 :], path[-1], parent)
+    elif path and _LAYER_CLASS.search(type(parent).__name__):
+        role = _role_in_layer(path[-1:], path[-1], parent)
     else:
-        role = _role_outside(steps)
+        role = _role_outside(".".join(path).lower(), parent)
     return Site(norm, role, sides.get(stack), layer)
-
-
-def _steps(model: nn.Module, name: str) -> Iterator[_Step]:
-    module = model
-    yield _Step("", module)
-    for attribute in name.split(".") if name else ():  # the model may be a norm itself
-        child = getattr(module, attribute, None)
-        if not isinstance(child, nn.Module):  # `….forward`, where a function is called
-            return
-        module = child
-        yield _Step(attribute, module)
-
-
-def _layer_step(steps: Sequence[_Step], start: int) -> int | None:
-    """Return the index of the layer's step: the first item of a list of modules of one class."""
-    for index in range(max(start + 1, 1), len(steps)):
-        container = steps[index - 1].module
-        if not steps[index].attribute.isdigit() or not _is_stack(container):
-            continue
-        return index
-    return None
 
 
 def _is_stack(module: nn.Module) -> bool:
@@ -300,30 +271,16 @@ def _is_stack(module: nn.Module) -> bool:
     return len(classes) == 1 and (isinstance(module, nn.ModuleList) or len(module) > 1)
 
 
-def _numbered_sublayer(steps: Sequence[_Step], at: int | None) -> Role | None:
-    # x-transformers numbers sub-layers, and says in `layer_types` what each of them is.
-    types = None if at is None or at < 2 else _sublayer_types(steps[at - 2].module)
-    if at is None or types is None:
-        return None
-    return "feed-forward" if types[int(steps[at].attribute)] == "f" else "attention"
-
-
 def _sublayer_types(module: nn.Module) -> Sequence[str] | None:
-    types: Sequence[str] | None = getattr(module, "layer_types", None)
+    # x-transformers numbers sub-layers, and says in `layer_types` what each of them is.
     foreign = type(module).__module__.startswith("x_transformers")
-    return types if foreign else None
+    return getattr(module, "layer_types", None) if foreign else None
 
 
-def _blocks_before(stack: nn.Module, sublayer: int) -> int:
-    types = _sublayer_types(stack) or ()
-    return max(0, sum(kind == "a" for kind in types[: sublayer + 1]) - 1)
-
-
-def _role_in_layer(steps: Sequence[_Step], first: int) -> Role:
+def _role_in_layer(rest: Sequence[str], last: str, parent: nn.Module) -> Role:
     """Return the role by the rest of a norm's name after the layer, and by its neighbors."""
-    path = ".".join(step.attribute for step in steps[first:]).lower()
-    last = steps[-1].attribute
-    neighbors = tuple(steps[-2].module._modules)
+    path = ".".join(rest).lower()
+    neighbors = tuple(parent._modules)
     if last.startswith("post_attention") and "." not in path:
         # In Llama the norm stands after the attention and before the feed-forward network. In
         # Gemma 2, which has another norm before that network, it belongs to the attention.
@@ -331,13 +288,13 @@ def _role_in_layer(steps: Sequence[_Step], first: int) -> Role:
         return "attention" if own else "feed-forward"
     if last == "layer_norm" and "final_layer_norm" in neighbors:
         return "attention"  # Wav2Vec2 names only one of the two
-    parent = type(steps[-2].module).__name__.lower()
-    if re.search(r"attention$|attn$", parent) or _ATTENTION.search(path):
+    kind = type(parent).__name__.lower()
+    if re.search(r"attention$|attn$", kind) or _ATTENTION.search(path):
         return "attention"
     numbered = _by_number(last, neighbors)
     if numbered is not None:
         return numbered
-    if re.search(r"ff$|feedforward$|mlp$", parent) or _FEED_FORWARD.search(path):
+    if re.search(r"ff$|feedforward$|mlp$", kind) or _FEED_FORWARD.search(path):
         return "feed-forward"
     return "other"
 
@@ -350,20 +307,14 @@ def _by_number(name: str, neighbors: Sequence[str]) -> Role | None:
     match = re.fullmatch(r"(.*?)(\d+)", name)
     if match is None:
         return None
-    numbers = [
-        int(found.group(1))
-        for found in (re.fullmatch(re.escape(match[1]) + r"(\d+)", other) for other in neighbors)
-        if found is not None
-    ]
+    found = (re.fullmatch(re.escape(match[1]) + r"(\d+)", other) for other in neighbors)
+    numbers = [int(other[1]) for other in found if other is not None]
     if len(numbers) < 2:
         return None
     return "feed-forward" if int(match[2]) == max(numbers) else "attention"
 
 
-def _role_outside(steps: Sequence[_Step]) -> Role:
-    path = ".".join(step.attribute for step in steps[1:]).lower()
-    parent = steps[-2].module if len(steps) > 1 else steps[-1].module
+def _role_outside(path: str, parent: nn.Module) -> Role:
     if _EMBEDDING.search(path) or "embed" in type(parent).__name__.lower():
         return "embedding"
-    holds_layers = any(_is_stack(module) for module in parent.modules())
-    return "final" if holds_layers else "other"
+    return "final" if any(_is_stack(module) for module in parent.modules()) else "other"

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, Literal, NamedTuple
 
 import torch
@@ -54,51 +53,47 @@ def other_inputs(module: nn.Module) -> list[str]:
     return [name for name, one in zip(names, parameters, strict=True) if one.kind in (*kinds, many)]
 
 
-def twin_of(module: nn.Module, *, training: bool = False, seed: int = 0) -> nn.Module:
+def twin_of(module: nn.Module, *, training: bool = False) -> nn.Module:
     """Return a copy with random parameters and buffers on the CPU, in one mode, without hooks."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(0)
 
-    def values(tensor: Tensor) -> Tensor:
-        if not tensor.is_floating_point():
-            return torch.zeros(tensor.shape, dtype=tensor.dtype, device="cpu")
-        return torch.empty(tensor.shape, dtype=torch.float32, device="cpu").uniform_(
-            0.5, 1.5, generator=generator
-        )
+    def values(tensor: Tensor | None) -> Tensor | None:
+        if tensor is None:
+            return None
+        new = torch.zeros(tensor.shape, dtype=tensor.dtype, device="cpu")
+        if new.is_floating_point():
+            new = new.float().uniform_(0.5, 1.5, generator=generator)
+        is_parameter = isinstance(tensor, nn.Parameter)
+        return nn.Parameter(new, requires_grad=False) if is_parameter else new
 
-    def copy(part: nn.Module) -> nn.Module:
-        new: nn.Module = type(part).__new__(type(part))
+    def copy(part: nn.Module | None) -> Any:
+        if part is None:
+            return None
+        new = type(part).__new__(type(part))
         new.__dict__.update(part.__dict__, training=training)
-        new.__dict__["_parameters"] = {
-            name: None if p is None else nn.Parameter(values(p), requires_grad=False)
-            for name, p in part._parameters.items()
-        }
-        new.__dict__["_buffers"] = {
-            name: None if buffer is None else values(buffer)
-            for name, buffer in part._buffers.items()
-        }
-        new.__dict__["_modules"] = {
-            name: None if child is None else copy(child) for name, child in part._modules.items()
-        }
+        tables: tuple[tuple[str, Mapping[str, Any], Callable[[Any], Any]], ...] = (
+            ("_parameters", part._parameters, values),
+            ("_buffers", part._buffers, values),
+            ("_modules", part._modules, copy),
+        )
+        for table, held, change in tables:
+            new.__dict__[table] = {name: change(one) for name, one in held.items()}
         new.__dict__.update({name: type(part.__dict__[name])() for name in _HOOKS})
         return new
 
-    return copy(module)
+    twin: nn.Module = copy(module)
+    return twin
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
+def _output(module: nn.Module, *inputs: Tensor, forward: Callable[..., Any] | None = None) -> Any:
+    """Return what a forward, by default the module's, returns, or the exception that it raises."""
+    forward = type(module).forward if forward is None else forward
     with torch.no_grad(), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        yield
-
-
-def _output(forward: Callable[[nn.Module, Tensor], Any], module: nn.Module, x: Tensor) -> Any:
-    """Return what a forward returns, or the exception that it raises."""
-    try:
-        with _quiet():
-            return forward(module, x)
-    except Exception as error:  # whatever a foreign forward raises, the input is not for it
-        return error
+        try:
+            return forward(module, *inputs)
+        except Exception as error:  # whatever a foreign forward raises, the input is not for it
+            return error
 
 
 def token_norm(
@@ -117,12 +112,12 @@ def token_norm(
     """
     name = type(module).__name__
     twin = twin_of(module)
-    gamma, beta = (twin._parameters.get(one) if one else None for one in (weight, bias))
+    gamma, beta = map(twin._parameters.get, (weight, bias))
     reasons = []
     for positions, dim in _LAYOUTS:
         tokens = 1.5 * _random(*positions, num_features)
         x = features_back(tokens, dim)
-        y = _output(type(module).forward, twin, x)
+        y = _output(twin, x)
         if isinstance(y, Exception):
             reasons.append(
                 f"{name} does not take a tensor (batch, length, features) alone: {type(y).__name__}"
@@ -130,11 +125,10 @@ def token_norm(
             continue
         if isinstance(y, Tensor) and y.shape == x.shape:
             found = _matching(tokens, features_last(y, dim), gamma, beta)
-            again = _output(type(module).forward, twin_of(module, training=True), x)
-            if found is not None and not (isinstance(again, Tensor) and torch.allclose(again, y)):
-                return f"{name} {NOT_IN_TRAINING}"
+            again = _output(twin_of(module, training=True), x)
             if found is not None:
-                return *found, dim
+                same = isinstance(again, Tensor) and torch.allclose(again, y)
+                return (*found, dim) if same else f"{name} {NOT_IN_TRAINING}"
         reasons.append(
             f"{name} computes neither LayerNorm nor RMSNorm over the last dimension or the second"
         )
@@ -162,19 +156,18 @@ def gated_norm(
     found = []
     for training in (False, True):
         twin = twin_of(module, training=training)
-        gamma = twin._parameters.get(weight) if weight else None
-        y = _output(lambda part, x: type(module).forward(part, x, values), twin, x)
+        gamma = twin._parameters.get(weight)
+        y = _output(twin, x, values)
         if not isinstance(y, Tensor) or y.shape != x.shape:
             return None
         for activation, function in ACTIVATIONS.items():
             factor = function(values)
-            for place in ("before", "after"):
-                if place == "before":
-                    computed = _matching(x * factor, y, gamma, None)
-                else:
-                    computed = _matching(x, y / factor, gamma, None)
-                if computed is not None:
-                    found.append((*computed, Gate(place, activation)))
+            before = _matching(x * factor, y, gamma, None)
+            after = _matching(x, y / factor, gamma, None)
+            if before is not None:
+                found.append((*before, Gate("before", activation)))
+            if after is not None:
+                found.append((*after, Gate("after", activation)))
     return found[0] if len(found) == 2 and found[0] == found[1] else None
 
 
@@ -207,7 +200,7 @@ def computes_as(
     for training in (False, True):
         for number, x in enumerate(inputs):
             own, other = (twin_of(module, training=training) for _ in range(2))
-            y, expected = _output(type(module).forward, own, x), _output(reference, other, x)
+            y, expected = _output(own, x), _output(other, x, forward=reference)
             if isinstance(y, Exception) and number:
                 continue
             if not (isinstance(y, Tensor) and isinstance(expected, Tensor)):
@@ -247,11 +240,9 @@ def torch_class(norm: nn.Module) -> type[nn.Module]:
 
 def turns_batch_norm_round(module: nn.Module, inner: nn.BatchNorm1d) -> bool:
     """Return whether a module computes its BatchNorm1d over the last dimension, and only that."""
-    attribute = next(name for name, part in module._modules.items() if part is inner)
 
     def reference(twin: nn.Module, x: Tensor) -> Tensor:
-        norm = twin._modules[attribute]
-        assert norm is not None
+        (norm,) = twin.children()
         y: Tensor = norm(x.movedim(-1, 1)).movedim(1, -1)
         return y
 
@@ -269,12 +260,10 @@ def calls(module: nn.Module, attribute: str, num_features: int) -> bool:
     for shape, dim in _LAYOUTS:
         twin = twin_of(module, training=True)
         was_called: list[bool] = []
-        part = twin._modules[attribute]
-        assert part is not None
-        part.register_forward_pre_hook(lambda *_, was_called=was_called: was_called.append(True))
-        output = _output(
-            type(module).forward, twin, features_back(_random(*shape, num_features), dim)
+        twin.get_submodule(attribute).register_forward_pre_hook(
+            lambda *_, was_called=was_called: was_called.append(True)
         )
+        output = _output(twin, features_back(_random(*shape, num_features), dim))
         if was_called or not isinstance(output, Exception):
             seen.append(bool(was_called))
     return any(seen) or not seen

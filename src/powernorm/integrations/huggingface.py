@@ -12,7 +12,6 @@ from torch.utils.data import DataLoader
 from powernorm.diagnosis import NormMonitor, Schedule
 from powernorm.errors import InputError
 from powernorm.inspection.batches import Forward, call_model
-from powernorm.inspection.modules import choose_layers
 from powernorm.integrations.extras import needed_for
 from powernorm.integrations.saved_models import note_modules
 from powernorm.integrations.trainers import (
@@ -25,7 +24,7 @@ from powernorm.integrations.trainers import (
 from powernorm.norms.arguments import check_count, check_function
 from powernorm.norms.models import check_num_tokens, forget_penalties, set_loss_scale
 from powernorm.norms.preserved_state import preserved_state
-from powernorm.surgery.calibration import Way, calibrate
+from powernorm.surgery.calibration import Way, calibrate, check_calibratable
 
 with needed_for("powernorm.integrations.huggingface"):
     from transformers import (
@@ -394,7 +393,7 @@ class CalibrateCallback(TrainerCallback):
     ) -> None:
         """Check the model."""
         del args, control, kwargs
-        choose_layers(self._model, None, "to calibrate")
+        check_calibratable(self._model)
         self._done_at = state.global_step
 
     def on_step_end(

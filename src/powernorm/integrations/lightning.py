@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from powernorm.diagnosis import NormMonitor, NormRow, Schedule
 from powernorm.errors import InputError
 from powernorm.inspection.batches import Forward
-from powernorm.inspection.modules import choose_layers
 from powernorm.integrations.extras import needed_for
 from powernorm.integrations.trainers import (
     count_labels,
@@ -32,7 +31,7 @@ from powernorm.integrations.trainers import (
 from powernorm.norms import set_loss_scale
 from powernorm.norms.arguments import check_count, check_function, check_model, check_number
 from powernorm.norms.models import Reduction, forget_penalties
-from powernorm.surgery.calibration import Way, calibrate
+from powernorm.surgery.calibration import Way, calibrate, check_calibratable
 
 with needed_for("powernorm.integrations.lightning"):
     import lightning.pytorch as pl
@@ -304,7 +303,7 @@ class CalibrateCallback(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Check the module."""
-        choose_layers(pl_module, None, "to calibrate")
+        check_calibratable(pl_module)
         self._batches.clear()
         self._done_at = trainer.global_step
 

@@ -15,7 +15,7 @@ from powernorm.inspection.batches import (
     check_batches,
     check_repeatable,
 )
-from powernorm.inspection.finder import find_norms
+from powernorm.inspection.finder import FoundNorm, find_norms
 from powernorm.inspection.modules import (
     Names,
     batch_layers,
@@ -150,14 +150,21 @@ def calibrate(
     if way not in ("layer_by_layer", "one_pass"):
         raise InputError(f"way is {way!r}, expected 'layer_by_layer' or 'one_pass'")
     check_model(model)
-    with torch_batch_norms_replaced(model) as torchs:
+    norms = find_norms(model)
+    with torch_batch_norms_replaced(model, norms) as torchs:
         report = _calibrate(model, batches, forward, names, way, on_progress)
         layers = batch_layers(model)
         for row in report.rows:
             if row.name in torchs and row.action == "calibrate":
                 give_back(layers[row.name], torchs[row.name])
     rows = [replace(row, kind="batch") if row.name in torchs else row for row in report.rows]
-    return CalibrationReport((*rows, *_others(model, rows)))
+    return CalibrationReport((*rows, *_others(norms, rows)))
+
+
+def check_calibratable(model: nn.Module) -> None:
+    """Raise an InputError unless the model has a norm that `calibrate` takes."""
+    with torch_batch_norms_replaced(model):
+        choose_layers(model, None, "to calibrate")
 
 
 def _calibrate(
@@ -196,9 +203,9 @@ def _calibrate(
     return CalibrationReport((*rows, *kept_rows))
 
 
-def _others(model: nn.Module, rows: Sequence[CalibrationRow]) -> Iterator[CalibrationRow]:
+def _others(norms: Sequence[FoundNorm], rows: Sequence[CalibrationRow]) -> Iterator[CalibrationRow]:
     """Yield rows of the norms that are left as they are."""
-    for norm in find_norms(model):
+    for norm in norms:
         name = name_without_compile(norm.names[0])
         if any(row.name == name or row.name.startswith(f"{name}.") for row in rows):
             continue

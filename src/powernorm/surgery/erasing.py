@@ -94,7 +94,7 @@ class PaddingEraser(ReplacedForward):
         self._mode: _Mode | None = None  # of the call that runs
         self.running: list[nn.Module] = []
         """Convolutions and poolings that run, which a repetition can find again."""
-        self.checks = MaskChecks(None)
+        self.checks = MaskChecks(module)
         self.sides: dict[tuple[int, ...], None] = {}
         """Numbers of positions that were put around inputs."""
         self.was_called = False

@@ -35,7 +35,7 @@ from powernorm.errors import InputError
 from powernorm.inspection.examples import Examples
 from powernorm.inspection.finder import FoundNorm
 from powernorm.inspection.functional import Hiding
-from powernorm.inspection.observer import NormObserver
+from powernorm.inspection.observer import ObserverHook
 from powernorm.inspection.reading import CHANNEL_NORMS
 from powernorm.inspection.trials import does_more_than_torch
 from powernorm.norms import BatchStatisticsNorm, Norm, ProgressiveRepBatchNorm, TaperNorm
@@ -570,9 +570,7 @@ def _frozen(norm: nn.Module) -> Static | None:
 def why_not_static(found: FoundNorm) -> str:
     """Return why a norm is not an affine map per feature."""
     if found.function:
-        return (
-            f"its forward calls torch.nn.functional.{found.function}: make that a module to fold it"
-        )
+        return found.reason
     norm = found.inner[1]
     if isinstance(norm, CHANNEL_NORMS) and does_more_than_torch(norm):
         return found.reason
@@ -611,4 +609,4 @@ def _does_more(norm: nn.Module) -> bool:
 def _only_observes(hook: object) -> bool:
     """Return whether it is a hook of this library that changes nothing in evaluation."""
     is_watch = isinstance(getattr(hook, "__self__", None), PlannedNorms)
-    return is_watch or type(hook).__module__ == NormObserver.__module__ or isinstance(hook, Hiding)
+    return is_watch or isinstance(hook, Hiding | ObserverHook)

@@ -303,7 +303,12 @@ def plan_fold(
             wrapper = type(model).__name__
         model = model.module
     examples = as_calls(model, example_inputs, more_examples)
-    found = find_norms(model)
+    if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
+        raise InputError(
+            f"{type(model).__name__} is on the meta device and has no values to fold: load its "
+            "weights first"
+        )
+    found = find_norms(model, example_inputs)
     others = [norm for norm in found if keep == "statistics" and static_of(norm) is None]
     tokens, reasons = token_norms_of(others)
     statics = _checked_statics(model, found, tokens, reasons)
@@ -436,11 +441,6 @@ def _checked_statics(
     reasons: Mapping[str, str],
 ) -> Mapping[str, Static]:
     """Return the static norms by name, after checking that the model can be folded."""
-    if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
-        raise InputError(
-            f"{type(model).__name__} is on the meta device and has no values to fold: load its "
-            "weights first"
-        )
     if any(
         "" in norm.names and (static_of(norm) is not None or norm.names[0] in tokens)
         for norm in found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any, cast
 
@@ -18,16 +18,22 @@ from powernorm.surgery.successors import a_tensor, successor
 
 
 @contextmanager
-def torch_batch_norms_replaced(model: nn.Module) -> Iterator[dict[str, nn.Module]]:
+def torch_batch_norms_replaced(
+    model: nn.Module, norms: Sequence[FoundNorm] | None = None
+) -> Iterator[dict[str, nn.Module]]:
     """Put BatchNorms of this library in the place of torch's in the block.
 
     They have the same parameters, statistics and modes, and get the model's padding mask where it
     fits their input. Nothing is left of them afterwards, also after an exception.
 
+    Args:
+        model: has the BatchNorms of torch.
+        norms: those of the model, if they are known.
+
     Yields:
         The BatchNorms of torch, by the names of the layers in their place.
     """
-    norms = find_norms(model)
+    norms = find_norms(model) if norms is None else norms
     chosen = [norm for norm in norms if _is_torchs(norm)]
     fallback = a_tensor(model)
     replaced: dict[str, nn.Module] = {}

@@ -267,6 +267,18 @@ def plan_swap(
     check_options(to, norm_options)
     check_untouched(model)
     found = find_norms(model, example_inputs)
+    return _planned(model, found, to, where, norm_options, example_inputs is not None)
+
+
+def _planned(
+    model: nn.Module,
+    found: Sequence[FoundNorm],
+    to: str,
+    where: Selection,
+    norm_options: dict[str, Any],
+    was_run: bool,
+) -> SwapPlan:
+    """Return the plan for the norms that were found; see `plan_swap`."""
     if any("" in norm.names for norm in found):
         raise InputError(
             f"the model itself is a norm, {type(model).__name__}, and a root cannot be replaced: "
@@ -281,7 +293,6 @@ def plan_swap(
     masks = mask_sources(model, [site.name for site in sites], sides)
     rows = tuple(_row(site, to, site.name in chosen, built, masks) for site in sites)
     by_name = {site.name: site.norm for site in sites}
-    was_run = example_inputs is not None
     return SwapPlan(rows, to, dict(norm_options), model, by_name, sides, was_run)
 
 
@@ -368,15 +379,15 @@ def mask_batch_norms(model: nn.Module) -> Swap:
     >>> y = model(torch.randn(2, 5, 4), torch.arange(5) >= torch.tensor([[5], [3]]))
     """
     check_model(model)
-    found = {
-        name: norm for norm in find_norms(model) if _is_batch_norm(norm) for name in norm.names
-    }
+    norms = find_norms(model)
+    found = {name for norm in norms if _is_batch_norm(norm) for name in norm.names}
     if not found:
         raise InputError(
             f"{type(model).__name__} has no BatchNorm1d that could leave out padding: "
             "powernorm.swap puts norms of the batch in the place of others"
         )
-    swapped = plan_swap(model, "bn", where=lambda name, _: name in found).apply()
+    check_untouched(model)
+    swapped = _planned(model, norms, "bn", lambda name, _: name in found, {}, False).apply()
     for step in erase_padding(model, tuple(swapped.norms)):
         swapped.on_undo(step)
     return swapped

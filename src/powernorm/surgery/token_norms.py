@@ -74,10 +74,7 @@ def token_norms_of(
 def _token_norm(found: FoundNorm) -> TokenNorm | str:
     """Return the affine part of a norm, or why it cannot be taken off its statistic."""
     if found.function:
-        return (
-            f"its forward calls torch.nn.functional.{found.function}: make that a module to fold "
-            "its weight and bias"
-        )
+        return found.reason
     norm = found.module
     # In an attention too, where swapping leaves it alone: there the graph decides.
     reading = read_norm(norm) if found.reason == OF_HEADS else (found.reading or found.reason)
