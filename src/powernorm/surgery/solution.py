@@ -291,7 +291,6 @@ class _Scales:
                 )
 
 
-_ONE = torch.ones((), dtype=torch.float64)
 _SMALLEST, _LARGEST = 1e-30, 1e30
 
 
@@ -306,7 +305,7 @@ def _inverse(value: Tensor | None) -> Tensor | None:
 
 
 def _wide(value: Tensor | None) -> Tensor:
-    return _ONE if value is None else value
+    return _number(1) if value is None else value
 
 
 def _is_one(value: Tensor | None) -> bool:
@@ -381,10 +380,10 @@ class _Shifts:
             if not all(_equal(shifts[p], self._target(other, shifts)) for p, other in met):
                 self._fail(place)
         # Rounding may have left small remainders of shifts that cancel.
-        return {**shifts, **{place: _ZERO for place, like in met if like is None}}
+        return {**shifts, **{place: _number(0) for place, like in met if like is None}}
 
     def _target(self, like: Place | None, shifts: Mapping[Place, Tensor]) -> Tensor:
-        return _ZERO if like is None else shifts[like]
+        return _number(0) if like is None else shifts[like]
 
     def _fail(self, place: Place) -> None:
         index = nearest_norm(self.problem, place, of_shift=True)
@@ -433,17 +432,17 @@ class _Shifts:
         if place in self.chosen:
             return self.chosen[place]
         if producer is None or isinstance(producer, Weighted | Homogeneous):
-            return _ZERO
+            return _number(0)
         before = [shifts[inner] for inner in producer.inputs]
         if isinstance(producer, Same):
             return before[0]
         if isinstance(producer, Sum):
             return sum(
                 (factor * shift for factor, shift in zip(producer.factors, before, strict=True)),
-                _ZERO,
+                _number(0),
             )
         if not self.problem.folds(producer.index) or producer.index in self.problem.with_bias:
-            return _ZERO
+            return _number(0)
         return self.problem.norms[producer.index].shifted(before[0])
 
     def _settle(self, place: Place, target: Tensor, shifts: Mapping[Place, Tensor]) -> bool:
@@ -487,7 +486,8 @@ class _Shifts:
 
     def _settle_sum(self, producer: Sum, target: Tensor, shifts: Mapping[Place, Tensor]) -> bool:
         rest = target - sum(
-            (f * shifts[p] for f, p in zip(producer.factors, producer.inputs, strict=True)), _ZERO
+            (f * shifts[p] for f, p in zip(producer.factors, producer.inputs, strict=True)),
+            _number(0),
         )
         readers = self.problem.relations.readers
         terms = sorted(
@@ -501,7 +501,8 @@ class _Shifts:
         )
 
 
-_ZERO = torch.zeros((), dtype=torch.float64)
+def _number(value: float) -> Tensor:
+    return torch.full((), value, dtype=torch.float64, device="cpu")
 
 
 def _equal(value: Tensor, target: Tensor) -> bool:

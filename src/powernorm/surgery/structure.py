@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor, nn
@@ -217,14 +217,17 @@ def _rest(
         return FoldedNorm().train(norm.training)
     own = next(norm.parameters(recurse=False), None)
     candidates = (own, *norm.buffers(recurse=False), *model.parameters())
-    like = next((t for t in candidates if t is not None and t.is_floating_point()), torch.empty(()))
+    like = next(
+        (t for t in candidates if t is not None and t.is_floating_point()),
+        torch.empty((), dtype=torch.float32, device="cpu"),
+    )
+    kind: Any = {"device": like.device, "dtype": like.dtype}
     if rest == "rms":
         left = structure.rms[name]
-        module: nn.Module = RMSNorm(left.num_features, left.eps, left.affine)
+        module: nn.Module = RMSNorm(left.num_features, left.eps, left.affine, **kind)
     else:
         module = FeatureAffine(
-            structure.features[name], feature_dim=structure.feature_dims.get(name, LAST)
+            structure.features[name], feature_dim=structure.feature_dims.get(name, LAST), **kind
         )
-    module.to(like.device, like.dtype)
     module.requires_grad_(own is None or own.requires_grad)
     return module.train(norm.training)

@@ -366,8 +366,8 @@ class Editor:
         centers: bool,
         read: Mapping[Place, Place],
     ) -> WeightUpdate:
-        one = torch.ones((), dtype=torch.float64)
-        zero = torch.zeros((), dtype=torch.float64)
+        one = torch.ones((), dtype=torch.float64, device="cpu")
+        zero = torch.zeros_like(one)
         reads, writes = operation.reads, operation.writes
         scale_in, shift_in = one, zero
         if reads is not None:
