@@ -115,7 +115,7 @@ def gradient_cells(records: Iterable[Record], num_tokens: float, scale: float) -
 
 
 def _powers(scale: float) -> Tensor:
-    powers = torch.tensor([scale**2, scale, scale**2], dtype=torch.float64)
+    powers = torch.tensor([scale**2, scale, scale**2], dtype=torch.float64, device="cpu")
     assert powers.shape == (NUM_GRADIENT_SUMS,)
     return powers
 

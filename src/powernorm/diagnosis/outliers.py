@@ -40,7 +40,7 @@ class PositionEnergy:
     """
 
     def __init__(self) -> None:
-        self._sums = torch.zeros(2, 0, dtype=torch.float64)
+        self._sums = torch.zeros(2, 0, dtype=torch.float64, device="cpu")
 
     def add(self, x: Tensor, padding_mask: Tensor | None) -> None:
         """Add a batch of sequences; inputs of other shapes are ignored.
@@ -57,7 +57,7 @@ class PositionEnergy:
         positions = (valid.cumsum(1) - 1)[valid].cpu()
         energies = x[valid].double().square().mean(-1).cpu()
         length = max(x.shape[1], self._sums.shape[1])
-        sums = torch.zeros(2, length, dtype=torch.float64)
+        sums = torch.zeros(2, length, dtype=torch.float64, device="cpu")
         sums[:, : self._sums.shape[1]] = self._sums
         sums[0].index_add_(0, positions, energies)
         sums[1].index_add_(0, positions, torch.ones_like(energies))

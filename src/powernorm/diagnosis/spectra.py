@@ -140,7 +140,7 @@ def normalized_spectrum(matrix: Tensor) -> list[float]:
     """
     if matrix.shape[0] < matrix.shape[1]:
         matrix = matrix.T
-    gram = torch.zeros(matrix.shape[1], matrix.shape[1], dtype=torch.float64)
+    gram = torch.zeros(matrix.shape[1], matrix.shape[1], dtype=torch.float64, device="cpu")
     for rows in matrix.detach().split(_ROWS):
         part = rows.cpu().double()
         gram += part.T @ part

@@ -53,7 +53,7 @@ class Expectation:
     @classmethod
     def empty(cls) -> Expectation:
         """Return the expectation of no batch."""
-        return cls(torch.zeros(NUM_DISCREPANCIES, dtype=torch.float64))
+        return cls(torch.zeros(NUM_DISCREPANCIES, dtype=torch.float64, device="cpu"))
 
     def add(self, values: Tensor) -> None:
         """Add the discrepancies of a batch."""
@@ -85,8 +85,8 @@ class Observed:
         self.num_calls = 0
         self.num_left_out = 0
         """Number of calls with too few tokens to be compared."""
-        self.sums = torch.zeros(0)
-        self.padded_sums = torch.zeros(0)
+        self.sums = torch.zeros(0, dtype=torch.float32, device="cpu")
+        self.padded_sums = torch.zeros(0, dtype=torch.float32, device="cpu")
         self.energy = PositionEnergy()
         self.covariance = CovarianceSums() if conditioning else None
         self.discrepancy = Expectation.empty()

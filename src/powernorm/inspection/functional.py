@@ -235,7 +235,7 @@ def see_calls(
         try:
             for example in examples:
                 example.call(model)
-                torch.rand(())  # the next call draws other numbers
+                torch.rand((), device="cpu")  # the next call draws other numbers
         except Exception as error:
             raise InputError(
                 f"{type(model).__name__} fails on the example inputs: {type(error).__name__}: "

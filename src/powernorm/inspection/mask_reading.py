@@ -320,7 +320,7 @@ class MaskReader:
         """Return the mask of lengths, or of fractions of the longest, (batch,)."""
         value, data = call.value, call.data
         if isinstance(value, (list, tuple)) and all(type(one) is int for one in value):
-            value = torch.tensor(value)
+            value = torch.tensor(value, device="cpu")
         if not isinstance(value, Tensor) or data is None or value.ndim != 1:
             return None
         count, length = shape_of(data)[call.batch_dim], shape_of(data)[1 - call.batch_dim]

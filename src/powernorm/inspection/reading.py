@@ -291,7 +291,7 @@ def _feature_count(module: nn.Module, weight: nn.Parameter | None) -> int | None
 def epsilon_of(module: nn.Module) -> float | None:
     """Return the eps of a norm, by the names that classes have for it; None if there is none."""
     if isinstance(module, nn.RMSNorm) and module.eps is None:
-        dtype = torch.get_default_dtype() if module.weight is None else module.weight.dtype
+        dtype = torch.float32 if module.weight is None else module.weight.dtype
         return torch.finfo(dtype).eps
     values = (getattr(part, name, None) for part in module.modules() for name in _EPSILONS)
     return next((value for value in values if isinstance(value, float)), None)

@@ -59,14 +59,14 @@ def example_inputs(model: nn.Module) -> dict[str, Tensor]:
     name = getattr(model, "main_input_name", "")
     if name == "input_ids":
         size = config.get_text_config().vocab_size
-        ids = torch.randint(size, (2, _LENGTH), generator=generator)
+        ids = torch.randint(size, (2, _LENGTH), generator=generator, device="cpu")
         more = {"decoder_input_ids": ids} if config.is_encoder_decoder else {}
         return {"input_ids": ids, **more}
     if name == "pixel_values":
         given = getattr(config, "image_size", None) or _IMAGE_SIZE
         height, width = (given, given) if isinstance(given, int) else given
         shape = (2, getattr(config, "num_channels", 3), height, width)
-        return {name: torch.randn(shape, generator=generator)}
+        return {name: torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")}
     raise InputError(
         f"{type(model).__name__} takes {name or 'inputs of its own'}, and examples are made of "
         "texts and images alone: fold it in Python, powernorm.fold(model, example_inputs)"

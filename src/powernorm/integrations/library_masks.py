@@ -150,7 +150,9 @@ def _subsampled(part: Any, padding: Tensor, length: int, norm: object) -> Tensor
     if is_traced():  # the part computes with tensors, whose values are not known
         if is_known(length == padding.shape[1]):
             return None
-    elif length != int(part._get_subsampling_output_length(torch.tensor(padding.shape[1]))):
+    elif length != int(
+        part._get_subsampling_output_length(torch.tensor(padding.shape[1], device="cpu"))
+    ):
         return None
     keep: Tensor = part._get_output_attention_mask((~padding).long(), length)
     return keep == 0

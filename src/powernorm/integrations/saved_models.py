@@ -17,6 +17,7 @@ from powernorm.integrations.architectures import config_of, model_class
 from powernorm.integrations.stock_models import save_stock
 from powernorm.json_reading import read_json
 from powernorm.norms.arguments import check_model
+from powernorm.norms.preserved_state import made_like
 from powernorm.runs import CONFIG_FILE, MODEL_FILE
 from powernorm.surgery.loading import fill_model
 from powernorm.surgery.marking import is_pretrained
@@ -139,8 +140,7 @@ def load(folder: str | Path, model: nn.Module | None = None) -> nn.Module:
     if model is not None:
         check_model(model)
         _check_unwrapped(model)
-    # Parameters that are made in there could not be trained.
-    with torch.inference_mode(False):
+    with torch.inference_mode(False) if model is None else made_like(model):
         return _load(path, model)
 
 
@@ -295,7 +295,7 @@ def _built(path: Path, config: Mapping[str, Any], generation: Any = None) -> nn.
         attention = _attention_of(config)
         if attention is not None:
             options["attn_implementation"] = attention
-        with torch.random.fork_rng(devices=[]), filled:
+        with torch.random.fork_rng(devices=[]), torch.device("cpu"), filled:
             built = kind._from_config(read, **options)
         built.tie_weights()
         if generation is not None:

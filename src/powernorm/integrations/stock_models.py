@@ -55,7 +55,7 @@ def save_stock(model: nn.Module, path: Path) -> None:
         stock.save_pretrained(str(path))
     except OSError as error:
         raise InputError(f"{path} cannot be written: {error.strerror}") from error
-    with loading_quietly():
+    with loading_quietly(), torch.device("cpu"):
         loaded = cast(Any, type(model)).from_pretrained(str(path), local_files_only=True)
     verify_stock(model, loaded, original)
 
@@ -75,7 +75,7 @@ def compare_stock(model: nn.Module, path: Path, example_inputs: object) -> tuple
 
     def loaded(like: nn.Module) -> nn.Module:
         dtype = cast(Any, like).dtype
-        with loading_quietly():
+        with loading_quietly(), torch.device("cpu"):
             stock = kind.from_pretrained(str(path), local_files_only=True, dtype=dtype)
         return cast(nn.Module, stock.eval())
 
@@ -104,7 +104,7 @@ def _stock_of(model: nn.Module) -> tuple[Any, nn.Module]:
     kind, given = cast(Any, type(model)), cast(Any, model)
     config = type(given.config).from_dict(config_of(model))
     vars(config).pop(KEY, None)
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         with torch.device("meta"):
             original = kind._from_config(config, dtype=torch.float32)
         if constant_norms(model, original):

@@ -136,8 +136,10 @@ class AdaptedNorm(Norm):
             return super().affine()
         twin = deepcopy(self).to("cpu", torch.float64).eval()
         generator = torch.Generator().manual_seed(0)
-        others = torch.randn(6, self.num_features, generator=generator, dtype=torch.float64) * 8
-        ends = torch.tensor([[0.0], [1.0]], dtype=torch.float64).expand(2, self.num_features)
+        others = torch.empty(6, self.num_features, dtype=torch.float64, device="cpu")
+        others.normal_(0, 8, generator=generator)
+        ends = torch.zeros_like(others[:2])
+        ends[1] = 1
         tokens = torch.cat([ends, others])
         y = twin._of_tokens(tokens)
         shift, scale = y[0], y[1] - y[0]

@@ -58,7 +58,7 @@ def penalty(
     if not terms:
         if layers:
             layers[0].penalty()  # raises, unless its λ are 0
-        return torch.zeros(())
+        return torch.zeros((), dtype=torch.float32, device="cpu")
     total = torch.stack([term.to(terms[0].device) for term in terms]).sum()
     if reduction == "token_sum":
         return total

@@ -222,7 +222,7 @@ class Identity(AffineNorm):
 
     def affine(self) -> tuple[Tensor, Tensor]:
         """Return (γ, β), or (1, 0)."""
-        ones = torch.ones(self.num_features, dtype=torch.float64)
+        ones = torch.ones(self.num_features, dtype=torch.float64, device="cpu")
         scale = ones if self.weight is None else self.weight.double()
         return scale, torch.zeros_like(scale) if self.bias is None else self.bias.double()
 

@@ -9,6 +9,15 @@ from torch import nn
 from powernorm.norms.base import Norm
 
 
+def made_like(model: nn.Module) -> torch.inference_mode:
+    """Return a context in which new tensors are such as the model's, wherever a verb is called.
+
+    It is outside of `torch.inference_mode`: what is made in there cannot be trained. For a model
+    that was itself made in there it is inside, where alone its tensors can be written.
+    """
+    return torch.inference_mode(any(one.is_inference() for one in model.parameters()))
+
+
 @contextmanager
 def preserved_state(model: nn.Module, training: Iterable[nn.Module]) -> Iterator[None]:
     """Put only the modules of `training` in training mode in the block, with gradients off.
@@ -61,4 +70,5 @@ def _restore(module: nn.Module, name: str, before: torch.Tensor) -> None:
         module._buffers[name] = before
     else:
         # In place: an optimizer or a data-parallel wrapper may hold this tensor object.
-        now.copy_(before)
+        with torch.inference_mode(now.is_inference()):
+            now.copy_(before)

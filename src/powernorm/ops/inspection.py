@@ -133,9 +133,15 @@ _OPS: Final[dict[str, Compute]] = {
 
 def _error(compute: Compute, backend: Backend, dtype: torch.dtype, device: torch.device) -> float:
     generator = torch.Generator().manual_seed(0)
-    x, cotangent = (torch.randn(67, 18, generator=generator).to(dtype) for _ in range(2))
-    mask = torch.rand(67, generator=generator) < 0.3
-    affine = [torch.rand(18, generator=generator) + 0.5 for _ in range(2)]
+    x, cotangent = (
+        torch.randn(67, 18, generator=generator, dtype=torch.float32, device="cpu").to(dtype)
+        for _ in range(2)
+    )
+    mask = torch.rand(67, generator=generator, dtype=torch.float32, device="cpu") < 0.3
+    affine = [
+        torch.rand(18, generator=generator, dtype=torch.float32, device="cpu") + 0.5
+        for _ in range(2)
+    ]
     results = []
     for served, kind, place in ((backend, dtype, device), ("eager", torch.float64, "cpu")):
         wide = torch.float64 if kind == torch.float64 else torch.float32

@@ -19,6 +19,7 @@ from powernorm.inspection.rows import NormRow, NormTable, format_rows
 from powernorm.inspection.selection import Side, stacks
 from powernorm.norms import Norm, build_norm
 from powernorm.norms.arguments import check_model
+from powernorm.norms.preserved_state import made_like
 from powernorm.surgery.changes import Changes, modules_around
 from powernorm.surgery.inserted_norms import CHILD, has_one_behind, put_behind
 from powernorm.surgery.marking import mark
@@ -125,7 +126,8 @@ class InsertPlan(NormTable):
             weight = linear.weight
             assert isinstance(weight, torch.Tensor)
             given = {"device": weight.device, "dtype": weight.dtype, **self.options}
-            norms[row.name] = build_norm(self.norm, row.num_features, **given)
+            with made_like(self.model):
+                norms[row.name] = build_norm(self.norm, row.num_features, **given)
             norms[row.name].train(linear.training)
         return Insertion(self, norms, optimizers)
 

@@ -73,8 +73,8 @@ def order_of_calls(
     positions = {name: float(index) for index, name in enumerate(called)}
     mean: dict[str, float] = {}
     for name, layer in layers.items():
-        place = torch.tensor([positions.get(name, last), 1.0], dtype=torch.float64)
-        place = place.to(layer.num_batches_tracked.device)
+        device = layer.num_batches_tracked.device
+        place = torch.tensor([positions.get(name, last), 1.0], dtype=torch.float64, device=device)
         total, size = all_reduce_sum(place, layer.group_name).tolist()
         mean[name] = total / size
     uncalled = [name for name, place in mean.items() if place == last]

@@ -143,10 +143,10 @@ class Solution:
     shifts: dict[Place, Tensor] = field(default_factory=dict)
 
     def at(self, place: Place | None) -> tuple[Tensor, Tensor]:
-        """Return A and B of a place; None stands for no features."""
+        """Return A and B of a place; None is for no features."""
         if place is None:
-            return _ONE, _ZERO
-        return self.scales.get(place, _ONE), self.shifts.get(place, _ZERO)
+            return _number(1), _number(0)
+        return self.scales.get(place, _number(1)), self.shifts.get(place, _number(0))
 
 
 def solve(problem: Problem) -> Solution:
@@ -295,7 +295,6 @@ class _Scales:
                 )
 
 
-_ONE = torch.ones((), dtype=torch.float64)
 _SMALLEST, _LARGEST = 1e-30, 1e30
 
 
@@ -310,7 +309,7 @@ def _inverse(value: Tensor | None) -> Tensor | None:
 
 
 def _wide(value: Tensor | None) -> Tensor:
-    return _ONE if value is None else value
+    return _number(1) if value is None else value
 
 
 def _is_one(value: Tensor | None) -> bool:
@@ -379,10 +378,10 @@ class _Shifts:
             if not all(_equal(shifts[p], self._target(other, shifts)) for p, other in met):
                 self._fail(place)
         # Rounding may have left small remainders of shifts that cancel.
-        return {**shifts, **{place: _ZERO for place, like in met if like is None}}
+        return {**shifts, **{place: _number(0) for place, like in met if like is None}}
 
     def _target(self, like: Place | None, shifts: Mapping[Place, Tensor]) -> Tensor:
-        return _ZERO if like is None else shifts[like]
+        return _number(0) if like is None else shifts[like]
 
     def _fail(self, place: Place) -> None:
         index = nearest_norm(self.problem, place, of_shift=True)
@@ -431,14 +430,14 @@ class _Shifts:
         if place in self.chosen:
             return self.chosen[place]
         if producer is None or isinstance(producer, Weighted | Homogeneous):
-            return _ZERO
+            return _number(0)
         before = shifts[producer.inputs[0]]
         if isinstance(producer, Same):
             return before
         if isinstance(producer, Sum):
             return _total(producer, shifts)
         if not self.problem.folds(producer.index) or producer.index in self.problem.with_bias:
-            return _ZERO
+            return _number(0)
         return self.problem.norms[producer.index].shifted(before)
 
     def _settle(self, place: Place, target: Tensor, shifts: Mapping[Place, Tensor]) -> bool:
@@ -485,12 +484,13 @@ class _Shifts:
         )
 
 
-_ZERO = torch.zeros((), dtype=torch.float64)
+def _number(value: float) -> Tensor:
+    return torch.full((), value, dtype=torch.float64, device="cpu")
 
 
 def _total(relation: Sum, shifts: Mapping[Place, Tensor]) -> Tensor:
     terms = zip(relation.factors, relation.inputs, strict=True)
-    return sum((factor * shifts[place] for factor, place in terms), _ZERO)
+    return sum((factor * shifts[place] for factor, place in terms), _number(0))
 
 
 def _equal(value: Tensor, target: Tensor) -> bool:

@@ -280,7 +280,7 @@ def _as_batch_norm(
         "running_mean": torch.zeros_like(scale),
         # What the root of it and eps is 1 of.
         "running_var": torch.full_like(scale, 1.0 - target.eps),
-        "num_batches_tracked": torch.ones((), dtype=torch.int64),
+        "num_batches_tracked": torch.ones((), dtype=torch.int64, device="cpu"),
     }
     yield from ((name, neutral[name].to(value)) for name, value in own.items())
 
@@ -290,7 +290,7 @@ def _affine(pair: _Pair, num_features: int) -> tuple[Tensor, Tensor]:
     if isinstance(ours, FeatureAffine):
         return ours.weight.detach().double(), ours.bias.detach().double()
     if isinstance(ours, FoldedNorm):
-        ones = torch.ones(num_features, dtype=torch.float64)
+        ones = torch.ones(num_features, dtype=torch.float64, device="cpu")
         return ones, torch.zeros_like(ones)
     assert isinstance(ours, Norm)
     if not ours.is_static:
@@ -321,13 +321,18 @@ def _check_ties(stock: nn.Module, state: dict[str, Tensor]) -> None:
 def _difference(pair: _Pair) -> float:
     """Return how far the two are on random tokens, over the largest value."""
     size = _size(pair.original)
-    like = next((p for p in (*pair.ours.parameters(), *pair.stock.parameters())), torch.ones(1))
+    like = next(
+        (p for p in (*pair.ours.parameters(), *pair.stock.parameters())),
+        torch.ones(1, dtype=torch.float32, device="cpu"),
+    )
     dim = getattr(pair.ours, "feature_dim", LAST)
     if isinstance(pair.ours, FoldedNorm):
         dim = LAST if _batch_norm(pair.stock)[0] is not pair.stock else 1
     generator = torch.Generator().manual_seed(0)
     for positions in ((2, 3), (2, 3, 3), (2, 3, 3, 3)):
-        tokens = torch.randn(*positions, size, generator=generator)
+        tokens = torch.randn(
+            *positions, size, generator=generator, dtype=torch.float32, device="cpu"
+        )
         x = features_back(tokens, dim).contiguous().to(like)
         try:
             ours, stock = pair.ours(x), pair.stock.to(like.dtype)(x)

@@ -274,7 +274,10 @@ def stop_tying(model: nn.Module, changes: Changes) -> None:
 def _rest(norm: nn.Module, rest: Part, model: nn.Module) -> nn.Module:
     own = next(norm.parameters(recurse=False), None)
     candidates = (own, *norm.buffers(recurse=False), *model.parameters())
-    like = next((t for t in candidates if t is not None and t.is_floating_point()), torch.empty(()))
+    like = next(
+        (t for t in candidates if t is not None and t.is_floating_point()),
+        torch.empty((), dtype=torch.float32, device="cpu"),
+    )
     module = rest.build(like)
     module.requires_grad_(own is None or own.requires_grad)
     return module.train(norm.training)

@@ -251,7 +251,10 @@ def _num_hooks(module: nn.Module, tables: Iterable[str]) -> int:
 def a_tensor(model: nn.Module) -> Tensor:
     """Return some floating-point tensor of the model, for norms that have none."""
     tensors = (*model.parameters(), *model.buffers())
-    return next((tensor for tensor in tensors if tensor.is_floating_point()), torch.empty(0))
+    return next(
+        (tensor for tensor in tensors if tensor.is_floating_point()),
+        torch.empty(0, dtype=torch.float32, device="cpu"),
+    )
 
 
 def mode_of(norm: nn.Module) -> bool:

@@ -28,6 +28,7 @@ from powernorm.inspection.selection import (
 )
 from powernorm.norms import Norm, build_norm, check_norm_options
 from powernorm.norms.arguments import check_model
+from powernorm.norms.preserved_state import made_like
 from powernorm.surgery.changes import Changes, drop_later_hooks, hook_ids, share_hooks
 from powernorm.surgery.erasing import erase_padding
 from powernorm.surgery.gates import GatedNorm
@@ -124,11 +125,12 @@ class SwapPlan(NormTable):
                     f"{name} is no longer the module that the plan was made for: plan again"
                 )
         fallback = a_tensor(self.model)
-        replacements = tuple(
-            _Replacement.of(found, successor(found, self.to, self.options, fallback))
-            for found in chosen.values()
-        )
-        return Swap(self, replacements, optimizers)
+        with made_like(self.model):
+            replacements = tuple(
+                _Replacement.of(found, successor(found, self.to, self.options, fallback))
+                for found in chosen.values()
+            )
+            return Swap(self, replacements, optimizers)
 
 
 @dataclass(frozen=True)
@@ -220,9 +222,10 @@ class Swap:
                     f"{one.found.names[0]} is no longer the norm that this swap put there: undo "
                     "what came later first"
                 )
-        for one, kind in zip(self._replacements, self._kinds, strict=True):
-            follow(one.found.module, kind, kind_of(one.new, self.model))
-        self._changes.undo()
+        with made_like(self.model):
+            for one, kind in zip(self._replacements, self._kinds, strict=True):
+                follow(one.found.module, kind, kind_of(one.new, self.model))
+            self._changes.undo()
         for one, before in zip(self._replacements, self._hooks_before, strict=True):
             drop_later_hooks(one.found.module, before)
             one.found.module.train(mode_of(one.new))

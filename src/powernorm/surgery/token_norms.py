@@ -91,7 +91,8 @@ def _without_parameters(norm: nn.Module) -> TokenNorm | None:
     kind = kind_without_parameters(norm)
     if kind is None:
         return None
-    one, zero = torch.ones((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+    one = torch.ones((), dtype=torch.float64, device="cpu")
+    zero = torch.zeros_like(one)
     return TokenNorm(kind, Static(one, zero), "", "", 0.0, LAST, None)
 
 
@@ -101,7 +102,8 @@ def _read(found: FoundNorm, reading: Reading) -> TokenNorm | str:
     given = (one for one in (reading.weight, reading.bias) if one is not None)
     if any(one.is_meta or one.shape != (size,) for one in given):
         return "its weight or bias is not one number per feature"
-    scale, shift = torch.ones(size, dtype=torch.float64), torch.zeros(size, dtype=torch.float64)
+    scale = torch.ones(size, dtype=torch.float64, device="cpu")
+    shift = torch.zeros(size, dtype=torch.float64, device="cpu")
     if reading.weight is not None:
         scale = reading.weight.detach().cpu().double() + reading.offset
     if reading.bias is not None:
@@ -132,13 +134,15 @@ def _is_affine_at_last(norm: nn.Module) -> bool:
         return True
     generator = torch.Generator().manual_seed(0)
     trial = deepcopy(norm).cpu().double().eval()
-    tokens = torch.randn(*_TRIAL, norm.num_features, generator=generator, dtype=torch.float64)
+    tokens = torch.randn(
+        *_TRIAL, norm.num_features, generator=generator, dtype=torch.float64, device="cpu"
+    )
     x = features_back(tokens, norm.feature_dim)
 
     def drawn(like: Tensor | None, neutral: float) -> Tensor:
-        value = torch.full((norm.num_features,), neutral, dtype=torch.float64)
+        value = torch.full((norm.num_features,), neutral, dtype=torch.float64, device="cpu")
         if like is not None:
-            value = torch.rand(norm.num_features, generator=generator, dtype=torch.float64) + 0.5
+            value.uniform_(0.5, 1.5, generator=generator)
         return value
 
     weight, bias = drawn(norm.weight, 1.0), drawn(norm.bias, 0.0)

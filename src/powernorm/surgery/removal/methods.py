@@ -537,7 +537,7 @@ def _mean_deviations(
         deviations = layer.deviations(call.x.double())
         mask = call.padding_mask
         valid = deviations.flatten() if mask is None else deviations[~mask]
-        pair = torch.stack([valid.sum(), torch.tensor(float(valid.numel())).to(valid)])
+        pair = torch.stack([valid.sum(), valid.new_tensor(valid.numel())])
         sums[call.name] = sums.get(call.name, torch.zeros_like(pair)) + pair
 
     with preserved_state(model, layers.values()), observe(layers, on_input=look):
