@@ -178,7 +178,7 @@ def replace(norm: nn.Module) -> None:
 def test_a_counter_that_is_set_by_hand(
     case: Case, is_forward_pending: bool, write: Callable[[nn.Module], None]
 ) -> None:
-    """The layer goes on as a copy, which begins with what it holds."""
+    """The layer continues like a copy of it, which reads its counter at the start."""
     norm = case.build()
     for seed in range(8):
         norm(batch(seed)).sum().backward()

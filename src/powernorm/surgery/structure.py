@@ -27,7 +27,7 @@ from powernorm.surgery.planned_norms import end_watches
 
 
 class _Left(nn.Module):
-    """What is left of a norm; takes a norm's arguments."""
+    """Module that a fold leaves in the place of a norm; takes a norm's arguments."""
 
     def forward(
         self,
@@ -179,7 +179,7 @@ def part_of(name: str, module: nn.Module) -> Part | None:
 
 @dataclass(frozen=True)
 class Structure:
-    """What is left of the norms, and the parameters that folding adds.
+    """Modules that a fold leaves in the places of norms, and the parameters that it adds.
 
     Args:
         norms: what is left of the norms, by name.
