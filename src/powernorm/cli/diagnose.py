@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final, cast
 import typer
 
 from powernorm.cli.launching import INTERRUPTED
+from powernorm.cli.options import TrustCode
 from powernorm.cli.progress import progress_bar
 from powernorm.cli.scores import check_split, scored_folder, scoring_bar
 from powernorm.errors import InputError
@@ -88,6 +89,7 @@ def diagnose(
             "translates the split up to nine times a run.",
         ),
     ] = None,
+    trust_code: TrustCode = False,
 ) -> None:
     """Say whether batch statistics (would) work in a trained model, layer by layer.
 
@@ -95,8 +97,10 @@ def diagnose(
     """
     from powernorm.inspection.devices import checked_device
     from powernorm.integrations.model_sources import check_folder, check_own, is_named
+    from powernorm.norms import named_layers
     from powernorm.runs import DIAGNOSIS_PAGE
 
+    named_layers.trust_code(trust_code)
     if batches < _PASSES:
         raise InputError(f"num_batches is {batches}, expected at least 2: TID compares batches")
     place = checked_device(device)

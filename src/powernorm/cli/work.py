@@ -44,11 +44,14 @@ def work(
 
     from powernorm.lab.engine.progress import ComparisonProgress
     from powernorm.lab.engine.stopping import EXIT_CODE, Stopped, ignore_until_exit
+    from powernorm.lab.working import named_code
     from powernorm.lab.working import work as train_free_runs
 
     if worker is not None:
         _end_with_parent()
         _end_when_asked(folder, worker)
+    elif named := named_code(folder):
+        _say(f"{folder} names code, which is imported: {', '.join(named)}")
     hint = f"powernorm work {folder}"
     if devices > 1:
         hint = f"{hint} {launching.OPTION} {devices}"
