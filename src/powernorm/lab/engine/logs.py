@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from powernorm.lab.data.cache import write_atomically
+from powernorm.files import remove, write
 
 STEP = "step"
 CHECK_SECONDS: Final = 1.0
@@ -55,7 +55,7 @@ class CsvLog:
         for row in kept:
             writer.writerow({name: row.get(name) for name in self._columns})
         with self._writing():
-            write_atomically(self._path, content.getvalue().encode())
+            write(self._path, content.getvalue())
         self._checked_at = time.monotonic()
         self._file = self._path.open("a", newline="", encoding="utf-8")
         self._writer = csv.DictWriter(self._file, self._columns)
@@ -104,9 +104,9 @@ class JsonLinesLog:
         self._path = path
         kept = [] if last_step is None else _lines_until(path, last_step)
         if kept:
-            write_atomically(path, b"".join(kept))
+            write(path, *kept)
         else:
-            path.unlink(missing_ok=True)
+            remove(path)
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Append a row."""

@@ -10,6 +10,7 @@ from typing import Final
 
 import torch
 
+from powernorm.files import check_own, remove
 from powernorm.lab.engine.coordination import WorkerEnd
 from powernorm.lab.engine.stopping import EXIT_CODE
 
@@ -53,9 +54,9 @@ def stop_file(out: Path, name: str) -> Path:
 
 def make_ready(out: Path, name: str) -> None:
     """Forget a worker of that name of an earlier call."""
+    check_own(out / LOG_FOLDER)
     (out / LOG_FOLDER).mkdir(exist_ok=True)
-    log_file(out, name).unlink(missing_ok=True)
-    stop_file(out, name).unlink(missing_ok=True)
+    remove(log_file(out, name), stop_file(out, name))
 
 
 def start_process(
