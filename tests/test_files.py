@@ -12,7 +12,7 @@ from powernorm import InputError
 from powernorm.files import remove, write
 from powernorm.lab.engine.grid_training import compare_grid
 from powernorm.lab.report.document import write_page
-from powernorm.lab.tuning.norm_studies import STORAGE_FILE
+from powernorm.lab.tuning.norm_studies import STORAGE_FILE, open_storage
 from powernorm.lab.tuning.records import take_folder
 
 
@@ -97,3 +97,11 @@ def test_a_tuning_does_not_follow_links(tmp_path: Path, name: str) -> None:
     (tmp_path / "out" / name).symlink_to(victim_in(tmp_path))
     with pytest.raises(InputError, match=f"{name} is a link"):
         take_folder(tmp_path / "out", {}, resume=False, force=False)
+
+
+@pytest.mark.parametrize("name", ["a?b", "a%3Fb#c", "{SCHEMA_VERSION} {x}"])
+def test_the_folder_of_a_tuning_is_no_url(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).mkdir()
+    open_storage(tmp_path / name)
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+    assert (tmp_path / name / STORAGE_FILE).is_file()
