@@ -1,4 +1,4 @@
-"""Files and folders of our own: put in place in one step, and deleted; nothing behind links."""
+"""Files and folders of our own: put in place in one step, deleted and read; not behind links."""
 
 import secrets
 import shutil
@@ -6,9 +6,14 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Final
 
 from powernorm.errors import InputError
+
+MAX_BYTES: Final = 256 * 2**20
+MAX_LINES: Final = 2_000_000
+MAX_LINE_BYTES: Final = 4 * 2**20
+"""Of a log or a table; the largest of ours have a tenth of that."""
 
 
 @contextmanager
@@ -74,3 +79,40 @@ def check_own(*paths: Path) -> None:
             raise InputError(
                 f"{path} is {what}, and powernorm writes and deletes nothing there: remove it"
             )
+
+
+def check_regular(path: Path) -> None:
+    """Check that what a path leads to can be read to an end.
+
+    Raises:
+        InputError: it is a pipe or a device.
+        OSError: nothing is there.
+    """
+    mode = path.stat().st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise InputError(f"{path} is no regular file: remove it")
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a log or a table that a run keeps.
+
+    Raises:
+        InputError: it cannot be read, is no regular file, not UTF-8, or larger than any of ours.
+    """
+    check_own(path)
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
+    fix = "restore it or delete it and run the comparison again with --resume"
+    if len(content) > MAX_BYTES or content.count(b"\n") > MAX_LINES:
+        raise InputError(f"{path}: has more than {MAX_BYTES} bytes or {MAX_LINES} lines; {fix}")
+    if max(map(len, content.split(b"\n"))) > MAX_LINE_BYTES:
+        raise InputError(f"{path}: has a line of more than {MAX_LINE_BYTES} bytes; {fix}")
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{path}: byte {error.start} is not UTF-8, so this is no file of powernorm; {fix}"
+        ) from error

@@ -12,7 +12,7 @@ from powernorm.cli.launching import INTERRUPTED
 from powernorm.cli.options import TrustCode
 from powernorm.cli.progress import progress_bar
 from powernorm.cli.scores import check_split, scored_folder, scoring_bar
-from powernorm.errors import InputError
+from powernorm.errors import InputError, printable
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -208,7 +208,7 @@ def _print_diagnosis(
     from powernorm.integrations.extras import check_extra
     from powernorm.runs import DIAGNOSIS_FILE
 
-    typer.echo(str(report))
+    typer.echo(printable(str(report)))
     if report.evaluation or report.paper:
         _print_evaluation(report)
     if run is not None:
@@ -274,9 +274,9 @@ def _print_overlay(found: "Overlay", out: Path, csv: Path | None) -> None:
         write_overlay_page,
     )
 
-    typer.echo(overlay_table(found.lines).frame.to_string(index=False))
+    typer.echo(printable(overlay_table(found.lines).frame.to_string(index=False)))
     for name, reason in found.left_out.items():
-        typer.echo(f"left out: {name}: {reason}", err=True)
+        typer.echo(printable(f"left out: {name}: {reason}"), err=True)
     typer.echo(f"{found.num_diagnosed} diagnosed now, {found.num_known} before")
     if csv is not None:
         write_overlay_csv(found.lines, csv)

@@ -12,6 +12,7 @@ from typing import Annotated, Final
 import typer
 
 from powernorm.cli import launching
+from powernorm.errors import printable
 
 LOOK_SECONDS: Final = 0.5
 
@@ -51,7 +52,7 @@ def work(
         _end_with_parent()
         _end_when_asked(folder, worker)
     elif named := named_code(folder):
-        _say(f"{folder} names code, which is imported: {', '.join(named)}")
+        _say(printable(f"{folder} names code, which is imported: {', '.join(named)}"))
     hint = f"powernorm work {folder}"
     if devices > 1:
         hint = f"{hint} {launching.OPTION} {devices}"

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from powernorm.errors import InputError
-from powernorm.files import check_own, remove, write
+from powernorm.files import check_own, read_text, remove, write
 from powernorm.lab.engine.folders import (
     check_folder,
     check_same_settings,
@@ -118,10 +118,8 @@ def write_trials(out: Path, rows: Sequence[Mapping[str, Any]], keys: Sequence[st
 
 def history(folder: Path, column: str) -> Limits:
     """Return the values of a column of a run's metrics.csv by step, those that are numbers."""
-    try:
-        text = (folder / METRICS_FILE).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return {}
+    path = folder / METRICS_FILE
+    text = read_text(path) if path.exists() else ""
     found = {}
     for row in csv.DictReader(text.splitlines()):
         with suppress(ValueError):

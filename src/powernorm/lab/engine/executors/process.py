@@ -18,6 +18,8 @@ BAD_INPUT: Final = 2
 """Exit code of `powernorm` after an InputError."""
 COMMAND: Final = [sys.executable, "-m", "powernorm"]
 LOG_FOLDER: Final = "workers"
+_TAIL: Final = 4096
+"""Bytes of a worker's log in which its last line is looked for."""
 
 
 @dataclass(frozen=True)
@@ -109,5 +111,8 @@ def end_of(code: int, log: Path) -> WorkerEnd:
 
 
 def _last_line(log: Path) -> str:
-    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    check_own(log)
+    with log.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
+        lines = file.read().decode("utf-8", errors="replace").strip().splitlines()
     return lines[-1] if lines else f"see {log}"
