@@ -41,7 +41,8 @@ def model() -> nn.Module:
 
 
 def write_checkpoint(path: Path) -> None:
-    save_sealed(checkpoint(), path)
+    with path.open("wb") as file:
+        save_sealed(checkpoint(), file)
 
 
 def write_folded(path: Path) -> None:

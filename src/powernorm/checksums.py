@@ -14,11 +14,11 @@ import json
 import os
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, Final, Literal
 
 from powernorm.errors import InputError
+from powernorm.files import replacing
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -46,19 +46,20 @@ _LENGTH_SIZE: Final = 8
 _CHUNK: Final = 1 << 20
 
 
-def save_sealed(value: Any, path: Path) -> None:
-    """Write what `torch.save` writes, with its sum; not in one step.
+def save_sealed(value: Any, file: BinaryIO) -> None:
+    """Write what `torch.save` writes, with its sum.
 
     Raises:
         OSError: the file cannot be written.
     """
     import torch  # late: the cache is asked by commands that need no torch
 
-    # Straight into a file, torch hides the reason why it cannot be written.
+    # Straight into the file, torch hides the reason why it cannot be written.
     content = io.BytesIO()
     torch.save(value, content)
     seal_archive(content)
-    path.write_bytes(content.getbuffer())
+    file.write(content.getbuffer())
+    file.flush()
 
 
 def save_sealed_tensors(
@@ -78,24 +79,19 @@ def save_sealed_tensors(
     from safetensors import SafetensorError
     from safetensors.torch import save_file
 
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        save_file(dict(tensors), temporary, {**metadata, **SAFETENSORS_SEAL})
-        with temporary.open("r+b") as file:
-            _sort_metadata(file)
-            seal_safetensors(file)
-        # safetensors keeps a file to its owner; others shall read it as they do its neighbors.
-        mask = os.umask(0)
-        os.umask(mask)
-        temporary.chmod(0o666 & ~mask)
-        temporary.replace(path)
+        with replacing(path) as draft:
+            save_file(dict(tensors), draft.name, {**metadata, **SAFETENSORS_SEAL})
+            written = Path(draft.name)
+            # safetensors keeps a file to its owner; others shall read it as they do its neighbors.
+            written.chmod(os.fstat(draft.fileno()).st_mode)
+            with written.open("r+b") as file:
+                _sort_metadata(file)
+                seal_safetensors(file)
     except SafetensorError as error:
         found = re.search(r"os error (\d+)", str(error))
         code = int(found[1]) if found else errno.EIO
         raise OSError(code, os.strerror(code)) from error
-    finally:
-        with suppress(OSError):
-            temporary.unlink()
 
 
 def load_sealed(path: Path, fix: str) -> Any:

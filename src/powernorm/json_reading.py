@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from powernorm.errors import InputError
+from powernorm.files import check_regular
 
 MAX_BYTES: Final = 64 * 2**20
 """Of a file. The largest of ours, subwords of two languages, have a twentieth of that."""
@@ -28,6 +29,7 @@ def read_json(path: Path, fix: str) -> Any:
             of powernorm; the message names file and line.
     """
     try:
+        check_regular(path)
         with path.open("rb") as file:
             content = file.read(MAX_BYTES + 1)
     except OSError as error:

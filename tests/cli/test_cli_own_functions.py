@@ -126,6 +126,7 @@ def test_a_race_and_its_continuation(home: Path, tmp_path: Path) -> None:
     assert powernorm(tmp_path, *raced, "--plan").code == 0
     done = powernorm(tmp_path, "work", "runs")
     assert done.code == 0, done.err
+    assert done.err.startswith("runs names code, which is imported: mine:train\n")
     assert "The race is over after 3 seeds: level within the margin are ln, bn." in done.err
     done = powernorm(tmp_path, *raced, "--resume")
     assert done.code == 0, done.err
@@ -246,14 +247,15 @@ def test_diagnose_and_fold_ask_the_task_for_its_model(home: Path, tmp_path: Path
     shutil.copy(home / "mine.py", tmp_path)
     loading = ("compare", "mine:Loading", "--goal", "loss:min", "--norms", "bn", "--out", "own")
     assert powernorm(tmp_path, *loading, "--quiet").code == 0
-    seen = powernorm(tmp_path, "diagnose", "own/bn-seed0", "--batches", "2")
+    seen = powernorm(tmp_path, "diagnose", "own/bn-seed0", "--batches", "2", "--trust-code")
     assert seen.code == 0, seen.err
     assert (tmp_path / "own/bn-seed0/diagnosis.html").exists()
-    folded = powernorm(tmp_path, "fold", "own/bn-seed0", "--out", "folded")
+    folded = powernorm(tmp_path, "fold", "own/bn-seed0", "--out", "folded", "--trust-code")
     assert folded.code == 0, folded.err
     assert (tmp_path / "folded" / "powernorm.safetensors").exists()
     for command in ("diagnose", "fold", "translate"):
-        said = powernorm(tmp_path, command, home / "runs" / "bn-seed0").refused()
+        run = home / "runs" / "bn-seed0"
+        said = powernorm(tmp_path, command, run, "--trust-code").refused()
         assert re.search("does not say how its model is loaded|function of your own", said), said
 
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from commands import SMALL, Outcome, powernorm
+from commands import SMALL, Outcome, environment, powernorm
 from lab.training.tiny_translation import tiny_translation, write_pairs
 from powernorm.cli.commands import app
 from powernorm.lab.tasks.builtin import compare
@@ -96,18 +99,94 @@ def test_diagnosed_and_folded_in_a_new_process(
 ) -> None:
     home, folder, _ = compared
     run = folder / "own.layers+Running-pre-seed0"
-    outcome = powernorm(home, "diagnose", run, "--batches", "2")
+    outcome = powernorm(home, "diagnose", run, "--batches", "2", "--trust-code")
     assert outcome.code == 0, outcome.err
     assert outcome.out.count("own.layers:Running") == 3
-    outcome = powernorm(home, "fold", run, "--out", tmp_path / "folded")
+    outcome = powernorm(home, "fold", run, "--out", tmp_path / "folded", "--trust-code")
     assert outcome.code == 0, outcome.err
     assert "multiply-add" not in outcome.out
     assert (tmp_path / "folded" / "powernorm.safetensors").is_file()
-    soft = powernorm(home, "fold", folder / "own.layers+Soft-pre-seed0").refused()
+    other = folder / "own.layers+Soft-pre-seed0"
+    soft = powernorm(home, "fold", other, "--trust-code").refused()
     assert "holds no static norm to fold (it holds Soft)" in soft
-    elsewhere = powernorm(tmp_path, "fold", run).refused()
+    elsewhere = powernorm(tmp_path, "fold", run, "--trust-code").refused()
     assert "'own.layers:Running' cannot be loaded" in elsewhere
-    assert "start in the folder that holds it" in elsewhere
+    assert "put its folder on PYTHONPATH" in elsewhere
+
+
+EVIL = """
+from pathlib import Path
+Path("RAN").touch()
+from own.layers import Running as Norm
+from mine import Loading
+"""
+
+
+COMMANDS = {
+    "diagnose": (),
+    "fold": (),
+    "export": ("--out", "a.onnx", "-q"),
+    "remove": ("--out", "removed"),
+    "translate": (),
+}
+
+
+@pytest.mark.parametrize(
+    ("key", "command"),
+    [*(("norm", one) for one in COMMANDS), ("qk_norm_type", "fold"), ("function", "export")],
+)
+def test_a_name_in_a_file_imports_nothing(
+    compared: tuple[Path, Path, Outcome], tmp_path: Path, key: str, command: str
+) -> None:
+    _, folder, _ = compared
+    run = tmp_path / "run"
+    shutil.copytree(folder / "ln-pre-seed0", run)
+    config = json.loads((run / "config.json").read_text())
+    if key == "norm":
+        config["norm"] = "evil:Norm"
+    elif key == "function":
+        config = {"function": {"name": "evil:Loading"}, "task": "evil:Loading", "norm": "ln"}
+    else:
+        config["model"] |= {"qk_norm": "per_head", key: "evil:Norm"}
+    (run / "config.json").write_text(json.dumps(config))
+    (tmp_path / "evil.py").write_text(EVIL)
+    outcome = powernorm(tmp_path, command, "run", *COMMANDS[command])
+    assert not (tmp_path / "RAN").exists()
+    assert "evil" in outcome.refused()
+    assert "--trust-code" in outcome.err
+
+
+def test_a_run_of_another_norm_imports_nothing_when_its_comparison_goes_on(
+    compared: tuple[Path, Path, Outcome], text_file: Path, tmp_path: Path
+) -> None:
+    home, folder, _ = compared
+    out = tmp_path / "out"
+    shutil.copytree(folder, out)
+    config = json.loads((out / "ln-pre-seed0" / "config.json").read_text())
+    (out / "evil+Norm-pre-seed0").mkdir()
+    evil = json.dumps(config | {"norm": "evil:Norm"})
+    (out / "evil+Norm-pre-seed0" / "config.json").write_text(evil)
+    (tmp_path / "evil.py").write_text(EVIL)
+    shutil.copytree(home / "own", tmp_path / "own")
+    powernorm(tmp_path, *command(text_file, "--resume", "--out", str(out)))
+    assert not (tmp_path / "RAN").exists()
+
+
+def test_trusted_names_are_not_searched_in_the_current_folder(
+    compared: tuple[Path, Path, Outcome],
+) -> None:
+    home, folder, _ = compared
+    run = folder / "own.layers+Running-pre-seed0"
+    code = "import sys; sys.path.remove(''); from powernorm.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "fold", str(run), "--trust-code"],
+        capture_output=True,
+        text=True,
+        cwd=home,
+        env=environment(home),
+        check=False,
+    )
+    assert (done.returncode, "'own.layers:Running' cannot be loaded" in done.stderr) == (2, True)
 
 
 def test_swapped_in_a_table(tmp_path: Path) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final, NoReturn, cast
 
-from powernorm.errors import InputError
+from powernorm.errors import InputError, printable
 
 BAD_INPUT: Final = 2
 """Exit code after an InputError or a wrong option."""
@@ -88,7 +88,7 @@ def _run(app: Callable[..., Any]) -> int:
         if isinstance(error, RepeatedInputError):
             leave(LOST_ANOTHER)  # the first process says what is wrong, and how it ended
         who = "" if is_main() else f" in process {os.environ['RANK']}"
-        print(f"error{who}: {' '.join(str(error).split())}", file=sys.stderr)  # noqa: T201
+        print(f"error{who}: {printable(' '.join(str(error).split()))}", file=sys.stderr)  # noqa: T201
         leave(BAD_INPUT)
     except BaseException as error:
         if _is_lost_connection(error):
@@ -146,6 +146,6 @@ def _is_lost_connection(error: BaseException) -> bool:
 
 def _fail(message: str) -> NoReturn:
     _drop_output()
-    # One line, whatever the message quotes from a file.
-    print(f"error: {' '.join(message.split())}", file=sys.stderr)  # noqa: T201
+    # One line of plain text, whatever the message quotes from a file.
+    print(f"error: {printable(' '.join(message.split()))}", file=sys.stderr)  # noqa: T201
     sys.exit(BAD_INPUT)

@@ -12,7 +12,7 @@ import typer
 from typer.core import TyperCommand
 
 from powernorm.cli import completion, launching, options
-from powernorm.errors import InputError
+from powernorm.errors import InputError, printable
 from powernorm.runs import RESULTS_FILE, STUDIES, TASKS
 
 if TYPE_CHECKING:
@@ -399,8 +399,8 @@ def _end_with_failures(folder: Path) -> None:
     first = failed[0]
     typer.echo(
         f"error: {len(failed)} of {len(runs)} runs failed, the first by "
-        f"{first.get('message', 'an error')} ({folder / first['folder']}); the same command with "
-        "--resume tries them again",
+        f"{printable(first.get('message', 'an error'))} ({folder / first['folder']}); the same "
+        "command with --resume tries them again",
         err=True,
     )
     raise typer.Exit(launching.FAILED)

@@ -9,9 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Final, cast
 import typer
 
 from powernorm.cli.launching import INTERRUPTED
+from powernorm.cli.options import TrustCode
 from powernorm.cli.progress import progress_bar
 from powernorm.cli.scores import check_split, scored_folder, scoring_bar
-from powernorm.errors import InputError
+from powernorm.errors import InputError, printable
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -88,6 +89,7 @@ def diagnose(
             "translates the split up to nine times a run.",
         ),
     ] = None,
+    trust_code: TrustCode = False,
 ) -> None:
     """Say whether batch statistics (would) work in a trained model, layer by layer.
 
@@ -95,8 +97,10 @@ def diagnose(
     """
     from powernorm.inspection.devices import checked_device
     from powernorm.integrations.model_sources import check_folder, check_own, is_named
+    from powernorm.norms import named_layers
     from powernorm.runs import DIAGNOSIS_PAGE
 
+    named_layers.trust_code(trust_code)
     if batches < _PASSES:
         raise InputError(f"num_batches is {batches}, expected at least 2: TID compares batches")
     place = checked_device(device)
@@ -204,7 +208,7 @@ def _print_diagnosis(
     from powernorm.integrations.extras import check_extra
     from powernorm.runs import DIAGNOSIS_FILE
 
-    typer.echo(str(report))
+    typer.echo(printable(str(report)))
     if report.evaluation or report.paper:
         _print_evaluation(report)
     if run is not None:
@@ -270,9 +274,9 @@ def _print_overlay(found: "Overlay", out: Path, csv: Path | None) -> None:
         write_overlay_page,
     )
 
-    typer.echo(overlay_table(found.lines).frame.to_string(index=False))
+    typer.echo(printable(overlay_table(found.lines).frame.to_string(index=False)))
     for name, reason in found.left_out.items():
-        typer.echo(f"left out: {name}: {reason}", err=True)
+        typer.echo(printable(f"left out: {name}: {reason}"), err=True)
     typer.echo(f"{found.num_diagnosed} diagnosed now, {found.num_known} before")
     if csv is not None:
         write_overlay_csv(found.lines, csv)

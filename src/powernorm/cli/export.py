@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
+from powernorm.cli.options import TrustCode
 from powernorm.errors import InputError
 
 if TYPE_CHECKING:
@@ -79,6 +80,7 @@ def export(
         typer.Option("--fixed", help="Fix all shapes; else batch and length may vary."),
     ] = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
+    trust_code: TrustCode = False,
 ) -> None:
     """Fold a trained model, write it as ONNX, quantize it, and compare the file with torch.
 
@@ -86,7 +88,9 @@ def export(
     with the ending .json.
     """
     from powernorm.lab.exporting import export_model
+    from powernorm.norms import named_layers
 
+    named_layers.trust_code(trust_code)
     quantization = _quantization(int8=int8, static=static)
     exported = export_model(
         model,

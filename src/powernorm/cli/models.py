@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
+from powernorm.cli.options import TrustCode
 from powernorm.errors import InputError
 
 if TYPE_CHECKING:
@@ -157,6 +158,7 @@ def fold(
             "their stream can be centered.",
         ),
     ] = "keep",
+    trust_code: TrustCode = False,
 ) -> None:
     """Fold the norms of a trained model into its weights, so that none is left at inference.
 
@@ -164,10 +166,12 @@ def fold(
     its class: a Hugging Face folder gives one that from_pretrained loads.
     """
     from powernorm.integrations.model_sources import open_source
+    from powernorm.norms import named_layers
     from powernorm.surgery import plan_fold
     from powernorm.surgery.folding import check_options
     from powernorm.surgery.storage import check_target
 
+    named_layers.trust_code(trust_code)
     check_options(keep, centering, tied)
     if out is not None:
         check_target(out)

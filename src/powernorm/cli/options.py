@@ -107,6 +107,15 @@ Retries = Annotated[
     ),
 ]
 
+TrustCode = Annotated[
+    bool,
+    typer.Option(
+        "--trust-code",
+        help="Import the modules of norms and functions of your own that files of the run name, "
+        "which runs their code; not out of the current folder.",
+    ),
+]
+
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print the results as JSON in place of the table.")
 ]

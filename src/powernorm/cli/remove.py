@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from powernorm.cli.launching import INTERRUPTED
+from powernorm.cli.options import TrustCode
 
 if TYPE_CHECKING:
     from powernorm.lab.removal.removing import Removed
@@ -98,6 +99,7 @@ def remove(
         typer.Option(min=1, metavar="N", help="CPU threads of torch. Small models like 1."),
     ] = None,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
+    trust_code: TrustCode = False,
 ) -> None:
     """Take the norms out of a trained model by a short training, and fold what is left of them.
 
@@ -106,7 +108,9 @@ def remove(
     """
     from powernorm.lab.engine.stopping import EXIT_CODE, Stopped, ignore_until_exit
     from powernorm.lab.removal.removing import remove as remove_norms
+    from powernorm.norms import named_layers
 
+    named_layers.trust_code(trust_code)
     given = {
         "data.other": other,
         "method.name": method,

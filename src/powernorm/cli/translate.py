@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, BinaryIO, Final
 import typer
 
 from powernorm.cli.launching import INTERRUPTED
+from powernorm.cli.options import TrustCode
 from powernorm.errors import InputError
 
 if TYPE_CHECKING:
@@ -47,10 +48,13 @@ def translate(
         ),
     ] = False,
     device: Annotated[str, typer.Option(metavar="auto|cpu|cuda", help="Where to search.")] = "auto",
+    trust_code: TrustCode = False,
 ) -> None:
     """Translate the sentences of standard input, one a line, to standard output."""
     from powernorm.lab.tasks.translation.translator import load_translator
+    from powernorm.norms import named_layers
 
+    named_layers.trust_code(trust_code)
     _check_streams()
     # As the text that comes in, whatever the machine's own encoding is.
     sys.stdout.reconfigure(encoding="utf-8")  # type: ignore[union-attr]

@@ -16,7 +16,8 @@ from typing import Annotated, Final
 
 import typer
 
-from powernorm.errors import InputError
+from powernorm.errors import InputError, printable
+from powernorm.files import check_regular
 from powernorm.runs import MODEL_FILE, RESULTS_FILE
 from powernorm.zip_reading import DAMAGES, open_zip
 
@@ -94,7 +95,7 @@ def check_files(paths: Sequence[Path]) -> Findings:
 
 def _print(findings: Findings) -> None:
     for problem in findings.damaged.values():
-        typer.echo(f"damaged: {' '.join(problem.split())}")
+        typer.echo(f"damaged: {printable(' '.join(problem.split()))}")
     count, older = findings.num_checked, len(findings.without_checksum)
     parts = [f"{count} {'file' if count == 1 else 'files'} checked"]
     parts.append(f"{len(findings.damaged)} damaged")
@@ -134,7 +135,12 @@ def _verify_file(path: Path, findings: Findings) -> None:
     check = _check_of(path)
     if check is not None:
         findings.num_checked += 1
-        _note(path, findings, lambda: check(path))
+        _note(path, findings, partial(_checked, check, path))
+
+
+def _checked(check: Callable[[Path], str | None], path: Path) -> str | None:
+    check_regular(path)
+    return check(path)
 
 
 def _note(path: Path, findings: Findings, check: Callable[[], str | None]) -> None:

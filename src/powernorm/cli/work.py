@@ -12,6 +12,7 @@ from typing import Annotated, Final
 import typer
 
 from powernorm.cli import launching
+from powernorm.errors import printable
 
 LOOK_SECONDS: Final = 0.5
 
@@ -44,11 +45,14 @@ def work(
 
     from powernorm.lab.engine.progress import ComparisonProgress
     from powernorm.lab.engine.stopping import EXIT_CODE, Stopped, ignore_until_exit
+    from powernorm.lab.working import named_code
     from powernorm.lab.working import work as train_free_runs
 
     if worker is not None:
         _end_with_parent()
         _end_when_asked(folder, worker)
+    elif named := named_code(folder):
+        _say(printable(f"{folder} names code, which is imported: {', '.join(named)}"))
     hint = f"powernorm work {folder}"
     if devices > 1:
         hint = f"{hint} {launching.OPTION} {devices}"

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from statistics import fmean
-from typing import Any, Final
+from typing import Final
 
 from powernorm.errors import InputError
+from powernorm.files import write
 from powernorm.inspection.rows import PERCENT, NormRow, NormTable, format_rows
 from powernorm.inspection.selection import Side
 from powernorm.runs import (
@@ -223,14 +225,11 @@ class Diagnosis(NormTable):
         Raises:
             InputError: the file cannot be written.
         """
-        target = Path(path)
-        try:
-            with target.open("w", newline="", encoding="utf-8") as file:
-                writer = csv.DictWriter(file, DIAGNOSIS_COLUMNS, extrasaction="ignore")
-                writer.writeheader()
-                writer.writerows(row.to_record() for row in self.rows)
-        except OSError as error:
-            raise _unwritable(target, error) from error
+        text = io.StringIO(newline="")
+        writer = csv.DictWriter(text, DIAGNOSIS_COLUMNS, extrasaction="ignore")
+        writer.writeheader()
+        writer.writerows(row.to_record() for row in self.rows)
+        _write(Path(path), text.getvalue())
 
     def __str__(self) -> str:
         """Return the main columns, with TID in percent, and the verdict in words."""
@@ -277,11 +276,8 @@ def _without_infinity(record: dict[str, Cell]) -> dict[str, Cell]:
 
 def _write(path: Path, text: str) -> None:
     try:
-        path.write_text(text, encoding="utf-8")
+        write(path, text)
     except OSError as error:
-        raise _unwritable(path, error) from error
-
-
-def _unwritable(path: Path, error: OSError) -> InputError:
-    reason: Any = error.strerror
-    return InputError(f"{path} cannot be written ({reason}): give a path in a folder that can be")
+        raise InputError(
+            f"{path} cannot be written ({error.strerror}): give a path in a folder that can be"
+        ) from error

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from powernorm.errors import InputError
+from powernorm.files import write
 from powernorm.integrations.architectures import config_of, model_class
 from powernorm.integrations.stock_models import save_stock
 from powernorm.json_reading import read_json
@@ -183,7 +184,7 @@ def note_modules(model: nn.Module, folder: Path) -> None:
     if not config.get(KEY):
         noted = {**record.to_dict(), _TRAITS: traits_of(_unwrapped(model))}
         text = json.dumps({**config, KEY: noted}, indent=2, sort_keys=True) + "\n"
-        file.write_text(text, encoding="utf-8")
+        write(file, text)
 
 
 def place_modules(model: nn.Module, folder: Path, config: Mapping[str, Any]) -> None:

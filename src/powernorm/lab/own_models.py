@@ -5,6 +5,7 @@ from pathlib import Path
 from powernorm.integrations.model_sources import ModelWithBatches, checked_pair
 from powernorm.lab.engine.folders import read_json
 from powernorm.lab.engine.tasks import task_of
+from powernorm.norms.named_layers import names_of_files
 from powernorm.runs import CONFIG_FILE
 
 
@@ -14,11 +15,12 @@ def is_own_run(path: Path) -> bool:
     return config.is_file() and "function" in read_json(config)
 
 
+@names_of_files()
 def load_own_run(folder: Path) -> ModelWithBatches:
     """Return what the task of a run loads from its folder.
 
     Raises:
-        InputError: the function cannot be imported, or does not say how its model is loaded.
+        InputError: the task is not imported, or does not say how its model is loaded.
     """
     config = read_json(folder / CONFIG_FILE)
     name = str(config["function"]["name"])

@@ -5,7 +5,7 @@ import os
 import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from functools import partial
@@ -144,6 +144,26 @@ def read_work(out: Path) -> Grid:
     race = Race(**record["race"]) if "race" in record else None
     trial = TrialRules.from_json(record["trial"]) if "trial" in record else None
     return replace(_recorded_grid(out, record), race=race, trial=trial)
+
+
+def named_code(out: Path) -> list[str]:
+    """Return what the file of a comparison's folder has a worker import: norms and a function."""
+    path = out / WORK_FILE
+    record = read_json(path) if path.exists() else {}
+    function = record.get("own", {}).get("function", {})
+    own = [f"{function.get('module') or function.get('script')}:{function.get('name')}"]
+    return [*(own if function else []), *dict.fromkeys(_named_norms(record))]
+
+
+def _named_norms(value: object, key: str = "") -> Iterator[str]:
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from _named_norms(item, name)
+    elif isinstance(value, list):
+        for item in value:
+            yield from _named_norms(item, key)
+    elif isinstance(value, str) and "norm" in key and ":" in value:
+        yield value
 
 
 def _recorded_grid(out: Path, record: Mapping[str, Any]) -> Grid:

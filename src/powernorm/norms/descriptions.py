@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import inspect
 import json
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any, Final
 
 from torch import nn
@@ -15,6 +13,7 @@ from torch import nn
 from powernorm.errors import InputError
 from powernorm.norms.adapted import AdaptedNorm
 from powernorm.norms.base import Norm
+from powernorm.norms.named_layers import loaded_class
 from powernorm.norms.own_layers import build_own, check_own_options
 from powernorm.norms.registry import NORMS, NormInfo, build_norm, short_name
 
@@ -82,7 +81,7 @@ class NormDescription:
         if len(known) < len(self.options):
             raise InputError(f"the options of {self.name} have one of {', '.join(_UNTOLD)}")
         if ":" in self.name:
-            layer = _loaded_class(self.name)
+            layer = loaded_class(self.name)
             check_own_options(self.name, layer, known)
             norm = build_own(self.name, layer, self.num_features, {**known, **more})
         else:
@@ -123,24 +122,6 @@ def _check_json(name: str, options: Mapping[str, Any]) -> None:
 def _source_of(norm: Norm) -> str:
     cls = type(norm.layer if isinstance(norm, AdaptedNorm) else norm)
     return f"{cls.__module__}:{cls.__qualname__}"
-
-
-def _loaded_class(name: str) -> type[nn.Module]:
-    """Return the class of `module:Class` without importing or calling anything.
-
-    A name in a file that anyone may have written is none of a function, nor of what a module has
-    from elsewhere.
-    """
-    module, _, attribute = name.partition(":")
-    found: Any = sys.modules.get(module)
-    for part in attribute.split("."):
-        found = vars(found).get(part) if isinstance(found, ModuleType | type) else None
-    if isinstance(found, type) and issubclass(found, nn.Module) and found.__module__ == module:
-        return found
-    raise InputError(
-        f"the model has the norm {name!r}, which is no class of a module that this process has "
-        f"loaded: `import {module}` first, if you trust it"
-    )
 
 
 def _options_of(norm: Norm, info: NormInfo) -> dict[str, Any]:

@@ -4,7 +4,13 @@ from __future__ import annotations
 
 import importlib
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from types import ModuleType
 from typing import Any, Final
+
+from torch import nn
 
 from powernorm.errors import InputError
 
@@ -12,21 +18,46 @@ GROUP: Final = "powernorm.norms"
 """Group of packages' entry points: `mine = "my.module:MyNorm"` makes `mine` a short name."""
 
 
+_OF_A_FILE: Final = ContextVar("of_a_file", default=False)
+_TRUSTED: Final = ContextVar("trusted", default=False)
+
+
+@contextmanager
+def names_of_files() -> Iterator[None]:
+    """Take names as those of a file that anyone may have written: they import nothing.
+
+    A class of a module that this process has loaded is taken, and after `trust_code` any object.
+    """
+    before = _OF_A_FILE.set(True)
+    try:
+        yield
+    finally:
+        _OF_A_FILE.reset(before)
+
+
+def trust_code(is_trusted: bool) -> None:
+    """Say whether names in files import their modules, though not out of the working directory."""
+    _TRUSTED.set(is_trusted)
+
+
 def imported_layer(name: str) -> Any:
     """Return the layer that `module:attribute` names; see `imported`."""
-    return imported(name, "norm ", "my.module:MyNorm")
+    return imported(name, "norm ", "my.module:MyNorm", nn.Module)
 
 
-def imported(name: str, kind: str = "", example: str = "my.module:train") -> Any:
+def imported(
+    name: str, kind: str = "", example: str = "my.module:train", base: type = object
+) -> Any:
     """Return the object that `module:attribute` names; importing the module runs its code.
 
     The module is searched as by `python -m`, in the working directory first (unless Python runs
-    with `-P`).
+    with `-P`). Inside `names_of_files` nothing is imported.
 
     Args:
         name: of the object.
         kind: what it is to be, for the errors, with a space behind it.
         example: of such a name.
+        base: class that a class named by a file is derived from.
 
     Raises:
         InputError: not of that form, no such module, one that fails, or no such attribute.
@@ -37,28 +68,55 @@ def imported(name: str, kind: str = "", example: str = "my.module:train") -> Any
     if module.endswith(".py"):
         expected = f"{module.removesuffix('.py')}:{attribute}"
         raise InputError(f"{kind}{name!r} names a file: name its module, {expected}")
+    of_a_file = _OF_A_FILE.get()
+    if of_a_file and not _TRUSTED.get():
+        return loaded_class(name, base, kind)
     try:
-        return import_attribute(module, attribute)
+        return _attribute_of(module, attribute, also_here=not of_a_file)
     except Exception as error:  # a user's module may raise anything
         advice = ""
         if isinstance(error, ModuleNotFoundError):
-            advice = ": start in the folder that holds it, or put that on PYTHONPATH"
+            here = "" if of_a_file else "start in the folder that holds it, or "
+            advice = f": {here}put {'its folder' if of_a_file else 'that'} on PYTHONPATH"
         raise InputError(
             f"{kind}{name!r} cannot be loaded ({type(error).__name__}: {error}){advice}"
         ) from error
 
 
-def import_attribute(module_name: str, attribute: str) -> Any:
-    """Return what a module holds under a dotted name; running its code may raise anything.
-
-    The module is also looked for in the working directory, as by `python -m`.
-    """
-    if not sys.flags.safe_path and "" not in sys.path:
+def _attribute_of(module_name: str, attribute: str, *, also_here: bool) -> Any:
+    """Return what a module holds under a dotted name; running its code may raise anything."""
+    if also_here and not sys.flags.safe_path and "" not in sys.path:
         sys.path.insert(0, "")
     found: Any = importlib.import_module(module_name)
     for part in attribute.split("."):
         found = getattr(found, part)
     return found
+
+
+def loaded_class(name: str, base: type = nn.Module, kind: str = "norm ") -> type:
+    """Return the class of `module:Class` without importing or calling anything.
+
+    A name in a file that anyone may have written is none of a function, nor of what a module has
+    from elsewhere.
+
+    Args:
+        name: of the class.
+        base: class that it is derived from.
+        kind: what it is to be, for the error, with a space behind it.
+
+    Raises:
+        InputError: no module that this process has loaded defines such a class.
+    """
+    module, _, attribute = name.partition(":")
+    found: Any = sys.modules.get(module)
+    for part in attribute.split("."):
+        found = vars(found).get(part) if isinstance(found, ModuleType | type) else None
+    if isinstance(found, type) and issubclass(found, base) and found.__module__ == module:
+        return found
+    raise InputError(
+        f"{kind}{name!r} is named by a file and is no class of a module that this process has "
+        f"loaded: `import {module}` first, if you trust it, or give the command --trust-code"
+    )
 
 
 def packaged_names() -> list[str]:

@@ -9,10 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import re
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
@@ -22,6 +20,7 @@ from torch import Tensor, nn
 
 from powernorm.checksums import check_seal, save_sealed_tensors
 from powernorm.errors import InputError
+from powernorm.files import replacing
 from powernorm.json_reading import parse_json
 from powernorm.norms import Norm
 from powernorm.runs import COMPARISON_FILE, CONFIG_FILE, MODEL_FILE, RESULTS_FILE
@@ -112,13 +111,13 @@ def write_model(
         text = json.dumps({**described, "config": page})
     except (TypeError, ValueError) as error:
         raise InputError(f"config has to be JSON: {error}") from error
-    temporary = folder / f".{CONFIG_FILE}.{os.getpid()}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        # First, so that a full disk leaves the folder as it is.
-        temporary.write_text(page, encoding="utf-8")
-        save_sealed_tensors(tensors, folder / MODEL_FILE, {KEY: text, "format": "pt"})
-        temporary.replace(folder / CONFIG_FILE)
+        with replacing(folder / CONFIG_FILE) as file:
+            # First, so that a full disk leaves the folder as it is.
+            file.write(page.encode())
+            file.flush()
+            save_sealed_tensors(tensors, folder / MODEL_FILE, {KEY: text, "format": "pt"})
     except OSError as error:
         raise InputError(f"{folder} cannot be written: {error.strerror}") from error
     except (KeyError, RuntimeError, TypeError, ValueError) as error:
@@ -126,9 +125,6 @@ def write_model(
             f"{type(model).__name__} has a tensor that safetensors cannot hold "
             f"({type(error).__name__}: {error}): use torch.save(model.state_dict(), …)"
         ) from error
-    finally:
-        with suppress(OSError):
-            temporary.unlink()
 
 
 def read_model(folder: Path) -> SavedModel:

@@ -149,9 +149,9 @@ def from_call(number: int, function: Any, failing: Any) -> Any:
 @pytest.mark.parametrize(
     ("owner", "name", "failing"),
     [
-        (Path, "write_bytes", no_space),
+        (checkpoints, "save_sealed", no_space),
         (safetensors.torch, "save_file", no_space_in_safetensors),
-        (checkpoints.shutil, "copyfile", no_space),
+        (checkpoints.shutil, "copyfileobj", no_space),
         (Path, "replace", no_space),
     ],
     ids=["checkpoint", "weights", "copy", "rename"],
@@ -230,12 +230,12 @@ def test_full_disk_elsewhere(pairs: Path, tmp_path: Path, file: str) -> None:
         failing = patch.object(safetensors.torch, "save_file", from_call(4, real, full))
     else:
 
-        def write(path: Path, content: bytes) -> None:
+        def write(path: Path, content: str) -> None:
             if path.name == file:
                 no_space()
-            path.write_bytes(content)
+            path.write_text(content)
 
-        failing = patch.object(folders, "write_atomically", write)
+        failing = patch.object(folders, "write", write)
     with failing, pytest.raises(InputError, match="No space left on device"):
         compare(config, tmp_path)
     (run,) = compare(config, tmp_path, resume=True)["runs"]

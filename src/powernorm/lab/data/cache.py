@@ -4,11 +4,11 @@ import hashlib
 import json
 import logging
 import os
-import tempfile
 from pathlib import Path
 from typing import Any, Final
 
 from powernorm.checksums import Seal, read_sealed, sealed_header
+from powernorm.files import write
 
 LOGGER = logging.getLogger(__name__)
 _OLDER_BEGINS: Final = (b"{", b"PK\x03\x04")
@@ -72,26 +72,6 @@ def write_cached(name: str, content: bytes) -> None:
     folder = cache_folder()
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        write_atomically(folder / name, sealed_header(content), content)
+        write(folder / name, sealed_header(content), content)
     except OSError as error:
         LOGGER.warning("The cache %s cannot be written (%s).", folder, error.strerror)
-
-
-def write_atomically(path: Path, *parts: bytes) -> None:
-    """Write a file of these parts under another name in the same folder and then rename it.
-
-    Raises:
-        OSError: the folder cannot be written.
-    """
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            file.writelines(parts)
-        # mkstemp keeps the file to its owner; others shall read it as they do its neighbors.
-        mask = os.umask(0)
-        os.umask(mask)
-        Path(temporary).chmod(0o666 & ~mask)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from powernorm.checksums import SAFETENSORS_KEY, check_seal, save_sealed_tensors
 from powernorm.errors import InputError
+from powernorm.files import remove
 from powernorm.surgery.storage import separate_tensors
 
 AVERAGE: Final = "average.safetensors"
@@ -44,14 +45,11 @@ class Snapshots:
         if not self.number:
             return
         write_weights(self._folder / f"step-{step}.safetensors", weights)
-        for path in self.paths()[: -self.number]:
-            path.unlink()
+        remove(*self.paths()[: -self.number])
 
     def forget_after(self, step: int) -> None:
         """Delete what a run wrote after the checkpoint from which it goes on."""
-        for path in self.paths():
-            if (step_of(path) or 0) > step:
-                path.unlink()
+        remove(*(path for path in self.paths() if (step_of(path) or 0) > step))
 
     def average(self) -> dict[str, Tensor]:
         """Return the average of the last ones.

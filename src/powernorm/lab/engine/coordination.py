@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, Protocol
 
 from powernorm.errors import InputError
+from powernorm.files import read_text
 from powernorm.lab.engine.comparison_results import Results
 from powernorm.lab.engine.events import (
     Event,
@@ -344,8 +345,8 @@ class _RunWatch:
             if self._written == (stat.st_mtime_ns, stat.st_size):
                 return
             self._written = stat.st_mtime_ns, stat.st_size
-            text = path.read_text(encoding="utf-8")
-        except (FileNotFoundError, UnicodeDecodeError):
+            text = read_text(path)
+        except (FileNotFoundError, InputError):
             return
         whole = text[: text.rfind("\n") + 1]
         for row in csv.DictReader(whole.splitlines()):

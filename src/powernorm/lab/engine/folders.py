@@ -1,14 +1,13 @@
 """Files of runs and comparisons: written in one step, read back, never overwritten by accident."""
 
 import json
-import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, cast
 
 from powernorm.errors import InputError
+from powernorm.files import check_own, remove, write
 from powernorm.json_reading import read_json_object
-from powernorm.lab.data.cache import write_atomically
 from powernorm.lab.engine.leases import LEASE_FILE, LOCK_FILE
 from powernorm.runs import (
     CHECKPOINTS_FOLDER,
@@ -42,7 +41,7 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
     """
     text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     try:
-        write_atomically(path, text.encode())
+        write(path, text)
     except OSError as error:
         raise InputError(
             f"{path} cannot be written ({error.strerror}): give a folder that can be with --out"
@@ -52,7 +51,7 @@ def write_json(path: Path, value: Mapping[str, Any]) -> None:
 def write_rows(path: Path, rows: Sequence[Sequence[str]]) -> None:
     """Write a file of cells between tabs in one step; white space in cells becomes spaces."""
     lines = ("\t".join(" ".join(cell.split()) for cell in row) for row in rows)
-    write_atomically(path, ("\n".join(lines) + "\n").encode())
+    write(path, "\n".join(lines) + "\n")
 
 
 def read_json(path: Path) -> dict[str, Any]:
@@ -107,15 +106,10 @@ def prepare_folder(out: Path, *, resume: bool, force: bool) -> None:
     """
     check_folder(out, resume=resume, force=force)
     if force:
-        for path in find_runs(out):
-            shutil.rmtree(path)
-        for path in _results_in(out):
-            path.unlink()
-        (out / WORK_FILE).unlink(missing_ok=True)
+        remove(*find_runs(out), *_results_in(out), out / WORK_FILE)
     try:
         for name in (RESULTS_FILE, COMPARISON_FILE):
-            for unfinished in out.glob(f".{name}.*"):
-                unfinished.unlink()
+            remove(*out.glob(f".{name}.*"))
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(
@@ -130,24 +124,18 @@ def _results_in(out: Path) -> list[Path]:
 
 def remove_unfinished(folder: Path, *, is_over: bool = False) -> None:
     """Delete what a killed process was writing in a run's folder; of one that is over its lease."""
+    check_own(folder, folder / CHECKPOINTS_FOLDER)
     drafts = [*folder.glob(".*"), *(folder / CHECKPOINTS_FOLDER).glob(".*")]
     leases = [folder / name for name in KEPT] if is_over else []
-    for path in [*(path for path in drafts if path.name not in KEPT), *leases]:
-        if path.is_file():
-            path.unlink()
+    remove(*(path for path in drafts if path.name not in KEPT and path.is_file()), *leases)
 
 
 def clear_unless_resumable(folder: Path) -> None:
     """Delete what a run left that never reached a checkpoint; a resumable one stays as it is."""
     if not folder.is_dir() or (folder / CHECKPOINTS_FOLDER / LAST).exists():
         return
-    for path in folder.iterdir():
-        if path.name in KEPT:
-            continue
-        if path.is_dir():
-            shutil.rmtree(path)
-        else:
-            path.unlink()
+    check_own(folder)
+    remove(*(path for path in folder.iterdir() if path.name not in KEPT))
 
 
 def check_same_settings(folder: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:

@@ -22,6 +22,7 @@ from typing import Final
 from filelock import FileLock, Timeout
 
 from powernorm.errors import InputError
+from powernorm.files import check_own, remove, write
 from powernorm.json_reading import read_json_object
 
 LEASE_FILE: Final = "lease.json"
@@ -85,6 +86,7 @@ class Lease:
         self.folder = folder
         # What `release` leaves behind no trace of, the innermost first, where it is empty by then.
         self._made = [path for path in (folder, *folder.parents) if not path.exists()]
+        check_own(folder / LOCK_FILE)
         self._lock = FileLock(folder / LOCK_FILE, timeout=LOCK_SECONDS)
         self._lifetime = lifetime
         self._over = threading.Event()
@@ -134,12 +136,12 @@ class Lease:
         with suppress(LeaseLostError, OSError, InputError), self.writing():
             path = self.folder / LEASE_FILE
             if forget:
-                path.unlink()
+                remove(path)
             else:
                 _write(path, Owner(**{**asdict(self.owner), "released": True}))
         if forget:
             with suppress(OSError):
-                (self.folder / LOCK_FILE).unlink()
+                remove(self.folder / LOCK_FILE)
                 for path in self._made:
                     path.rmdir()
 
@@ -227,9 +229,7 @@ def read_owner(folder: Path) -> Owner | None:
 
 
 def _write(path: Path, owner: Owner) -> None:
-    draft = path.with_suffix(".draft")
-    draft.write_text(json.dumps(asdict(owner), indent=2) + "\n", encoding="utf-8")
-    draft.replace(path)
+    write(path, json.dumps(asdict(owner), indent=2) + "\n")
 
 
 def _machine() -> str:

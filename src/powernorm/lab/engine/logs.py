@@ -11,7 +11,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Final, Self
 
-from powernorm.lab.data.cache import write_atomically
+from powernorm.files import read_text, remove, write
 
 STEP = "step"
 CHECK_SECONDS: Final = 1.0
@@ -55,7 +55,7 @@ class CsvLog:
         for row in kept:
             writer.writerow({name: row.get(name) for name in self._columns})
         with self._writing():
-            write_atomically(self._path, content.getvalue().encode())
+            write(self._path, content.getvalue())
         self._checked_at = time.monotonic()
         self._file = self._path.open("a", newline="", encoding="utf-8")
         self._writer = csv.DictWriter(self._file, self._columns)
@@ -104,9 +104,9 @@ class JsonLinesLog:
         self._path = path
         kept = [] if last_step is None else _lines_until(path, last_step)
         if kept:
-            write_atomically(path, b"".join(kept))
+            write(path, *kept)
         else:
-            path.unlink(missing_ok=True)
+            remove(path)
 
     def write(self, row: Mapping[str, Any]) -> None:
         """Append a row."""
@@ -142,23 +142,22 @@ class MergedLog:
 def _rows_until(path: Path, last_step: float) -> list[dict[str, str]]:
     if not path.exists():
         return []
-    with path.open(newline="", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
+    rows = list(csv.DictReader(io.StringIO(read_text(path), newline="")))
     # A row that was cut off while it was written may have lost digits of its step.
     whole = [row for row in rows if None not in row and None not in row.values()]
     return [row for row in whole if row[STEP].isdigit() and int(row[STEP]) <= last_step]
 
 
-def _lines_until(path: Path, last_step: int) -> list[bytes]:
+def _lines_until(path: Path, last_step: int) -> list[str]:
     if not path.exists():
         return []
-    lines = path.read_bytes().splitlines(keepends=True)
+    lines = io.StringIO(read_text(path), newline="")
     return [line for line in lines if 0 <= _step_of(line) <= last_step]
 
 
-def _step_of(line: bytes) -> int:
+def _step_of(line: str) -> int:
     """Return the step of a row; -1 for one that was cut off while it was written."""
     try:
-        return int(json.loads(line)[STEP]) if line.endswith(b"\n") else -1
+        return int(json.loads(line)[STEP]) if line.endswith("\n") else -1
     except (ValueError, KeyError, TypeError):
         return -1

@@ -14,6 +14,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from powernorm.errors import printable
 from powernorm.lab.engine.events import (
     DataPrepared,
     Event,
@@ -176,7 +177,7 @@ class ComparisonProgress:
             self._bar.refresh()
 
     def _print(self, line: str) -> None:
-        self._console.print(line, highlight=False, soft_wrap=True)
+        self._console.print(printable(line), highlight=False, soft_wrap=True)
 
 
 def _summary(result: RunResult, *, skipped: bool) -> str:

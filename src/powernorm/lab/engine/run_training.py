@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from powernorm.errors import InputError
+from powernorm.files import check_own, remove
 from powernorm.lab.engine.comparison_results import Results
 from powernorm.lab.engine.events import Listener, Notice, RunEnded
 from powernorm.lab.engine.folders import (
@@ -103,6 +104,7 @@ class RunTraining:
             InputError: something is wrong that other runs would meet, too.
         """
         folder = self._out / line.folder(seed)
+        check_own(folder, folder / CHECKPOINTS_FOLDER)
         # A training function may have taken the signals, or left them to wait.
         self._stop.install()
         self._stop.defer(until_asked=False)
@@ -249,7 +251,7 @@ def forget_comparison(out: Path) -> None:
     """
     if not find_runs(out):
         for name in (RESULTS_FILE, COMPARISON_FILE, WORK_FILE):
-            (out / name).unlink(missing_ok=True)
+            remove(out / name)
 
 
 def remove_rests(out: Path, results: Mapping[str, RunResult]) -> None:

@@ -5,7 +5,7 @@ import sys
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final, Protocol, runtime_checkable
+from typing import Any, BinaryIO, Final, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -123,13 +123,13 @@ def restore_gradients(thing: Any, gradients: Mapping[str, Tensor]) -> None:
             parameter.grad = None if found is None else found.to(parameter.device)
 
 
-def write_checkpoint(path: Path, content: Mapping[str, Any]) -> None:
-    """Write a checkpoint with its checksum; the caller renames it into place.
+def write_checkpoint(file: BinaryIO, content: Mapping[str, Any]) -> None:
+    """Write a checkpoint with its checksum.
 
     Raises:
         OSError: the file cannot be written.
     """
-    save_sealed({"format": FORMAT, **content}, path)
+    save_sealed({"format": FORMAT, **content}, file)
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:

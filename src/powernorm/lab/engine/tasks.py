@@ -154,7 +154,7 @@ def task_of(what: Task | TrainingFunction | str) -> Task:
     Raises:
         InputError: it cannot be imported or is something else.
     """
-    found: Any = imported(what) if isinstance(what, str) else what
+    found: Any = imported(what, base=Task) if isinstance(what, str) else what
     if isinstance(found, type) and issubclass(found, Task):
         found = found()
     if isinstance(found, Task):

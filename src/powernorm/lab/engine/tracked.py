@@ -1,6 +1,7 @@
 """What a run tracks, and the checkpoint that its states are kept in."""
 
 from collections.abc import Mapping
+from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from powernorm.errors import InputError
+from powernorm.files import replacing
 from powernorm.lab.engine.folders import LAST
 from powernorm.lab.engine.logs import Writing
 from powernorm.lab.engine.processes import gather, is_main, num_processes, on_main, rank
@@ -136,16 +138,13 @@ class Tracked:
 
     def _put_in_place(self, content: Mapping[str, Any]) -> None:
         folder = self._folder / CHECKPOINTS_FOLDER
-        draft = folder / f".{LAST}"
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            write_checkpoint(draft, content)
-            with self._writing():
-                draft.replace(folder / LAST)
+            with ExitStack() as leased, replacing(folder / LAST) as file:
+                write_checkpoint(file, content)
+                leased.enter_context(self._writing())
         except OSError as error:
             raise InputError(
                 f"{folder} cannot be written ({error.strerror or error}): make room, then go on "
                 "with --resume; the checkpoint before this one is whole"
             ) from error
-        finally:
-            draft.unlink(missing_ok=True)

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 import powernorm
 from powernorm.errors import InputError
+from powernorm.files import remove as remove_files
 from powernorm.inspection.devices import Device, checked_device
 from powernorm.inspection.examples import as_call
 from powernorm.integrations.folded_pretrained import copy_companions, load_whole
@@ -441,9 +442,4 @@ def _begin(
 
 def _delete(folder: Path) -> None:
     """Delete what a removal wrote into its folder, and nothing else."""
-    for name in _OWN:
-        target = folder / name
-        if target.is_dir():
-            shutil.rmtree(target)
-        else:
-            target.unlink(missing_ok=True)
+    remove_files(*(folder / name for name in _OWN))

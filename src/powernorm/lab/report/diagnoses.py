@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any, Final, Literal, cast
 
 from powernorm.errors import InputError
+from powernorm.files import read_text
 from powernorm.json_reading import parse_json
 from powernorm.lab.report.json_files import JsonObject, read_object
-from powernorm.lab.report.logs import read_text
 from powernorm.runs import (
     DIAGNOSIS_COLUMNS,
     PLACEMENTS,

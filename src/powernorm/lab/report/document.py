@@ -7,6 +7,7 @@ from pathlib import Path
 from markupsafe import Markup
 
 from powernorm.errors import InputError
+from powernorm.files import write
 from powernorm.lab.report import templates
 
 SectionParts = tuple[str, str, Sequence[Markup]]
@@ -53,16 +54,11 @@ def write_page(page: str, target: Path) -> Path:
     Raises:
         InputError: it cannot be written there.
     """
-    # A reader never sees half a page, also when the writer is killed.
-    draft = target.with_suffix(".html.partial")
     try:
-        draft.write_text(page, encoding="utf-8")
-        draft.replace(target)
+        write(target, page)
     except OSError as error:
         raise InputError(
             f"{target} cannot be written ({error.strerror}): give the name of a file in a folder "
             "that can be"
         ) from error
-    finally:
-        draft.unlink(missing_ok=True)
     return target

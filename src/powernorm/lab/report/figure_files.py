@@ -7,6 +7,7 @@ from typing import Final
 from xml.etree import ElementTree
 
 from powernorm.errors import InputError
+from powernorm.files import write
 from powernorm.runs import REPORT_FILE
 
 _SVG: Final = "http://www.w3.org/2000/svg"
@@ -45,7 +46,7 @@ def save_figures(page: Path, folder: Path) -> Mapping[Path, str]:
         for name, picture in _figures(text):
             folder.mkdir(parents=True, exist_ok=True)
             target = folder / f"{name}.svg"
-            target.write_bytes(ElementTree.tostring(picture, "utf-8", xml_declaration=True))
+            write(target, ElementTree.tostring(picture, "utf-8", xml_declaration=True))
             written[target] = picture.get("aria-label", "")
     except OSError as error:
         raise InputError(

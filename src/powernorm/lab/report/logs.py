@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Final
 
 from powernorm.errors import InputError
+from powernorm.files import read_text
 from powernorm.lab.report.magnitudes import bounded
 from powernorm.lab.report.records import MetricRow, NormSample
 from powernorm.runs import METRICS_COLUMNS, NORMS_COLUMNS
@@ -17,24 +18,6 @@ _FIRST_NORMS_COLUMNS: Final = NORMS_COLUMNS[: NORMS_COLUMNS.index("num_nonfinite
 
 _TEXT_COLUMNS: Final = frozenset({"layer", "norm"})
 """Of `norms.csv`."""
-
-
-def read_text(path: Path) -> str:
-    """The text of a file.
-
-    Raises:
-        InputError: it cannot be opened or is not UTF-8.
-    """
-    try:
-        with path.open(encoding="utf-8", newline="") as stream:
-            return stream.read()
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"{path}: byte {error.start} is not UTF-8, so this is no file of powernorm; "
-            "restore it or delete it and run the comparison again with --resume"
-        ) from error
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
 
 
 def read_metrics(path: Path) -> list[MetricRow]:

@@ -3,8 +3,8 @@
 from collections.abc import Mapping
 from math import isfinite, isnan
 from typing import Final
-from unicodedata import category
 
+from powernorm.errors import printable as printable
 from powernorm.lab.report.paired import PairedGap
 from powernorm.lab.report.records import ShownStatus
 from powernorm.lab.report.summary import Gap, Spread
@@ -25,22 +25,6 @@ STATUS_WORDS: Final[Mapping[ShownStatus, str]] = {
     "pruned": "given up",
     "unfinished": "unfinished",
 }
-
-
-def printable(text: str) -> str:
-    """The text with control characters made visible.
-
-    They could move a terminal's cursor, XML forbids them, and a lone surrogate cannot be written.
-
-    >>> printable("a" + chr(27) + "[2J")
-    'a�[2J'
-    """
-    return "".join(
-        "\N{REPLACEMENT CHARACTER}"
-        if category(character)[0] == "C" and character != "\n"
-        else character
-        for character in text
-    )
 
 
 def setting_text(value: object) -> str:

@@ -1,6 +1,7 @@
 """The page of several diagnoses side by side."""
 
 import csv
+import io
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -8,6 +9,7 @@ from typing import Any, Final
 from markupsafe import Markup
 
 from powernorm.errors import InputError
+from powernorm.files import write
 from powernorm.lab.report import numerals, overlays
 from powernorm.lab.report.diagnosis_words import average
 from powernorm.lab.report.document import Article, SectionParts, document, write_page
@@ -51,15 +53,13 @@ def write_overlay_csv(lines: Iterable[Line], target: Path) -> None:
     Raises:
         InputError: the file cannot be written.
     """
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, ("model", *DIAGNOSIS_COLUMNS), extrasaction="ignore")
+    writer.writeheader()
+    for record in (record for line in lines for record in line.diagnoses):
+        writer.writerows({"model": record["model"], **_counted(row)} for row in record["layers"])
     try:
-        with target.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.DictWriter(file, ("model", *DIAGNOSIS_COLUMNS), extrasaction="ignore")
-            writer.writeheader()
-            for line in lines:
-                for record in line.diagnoses:
-                    writer.writerows(
-                        {"model": record["model"], **_counted(row)} for row in record["layers"]
-                    )
+        write(target, text.getvalue())
     except OSError as error:
         raise InputError(
             f"{target} cannot be written ({error.strerror}): give a path in a folder that can be"

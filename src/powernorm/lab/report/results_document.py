@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from powernorm.errors import InputError
+from powernorm.files import write
 from powernorm.lab.report import numerals
 from powernorm.lab.report.changes import changes_sentence, changes_table
 from powernorm.lab.report.claims import WORDS, Claim, claims
@@ -136,7 +137,7 @@ def _with_results(page: Path, comparisons: Sequence[Comparison]) -> str:
 
 def _write_page(page: Path, text: str) -> None:
     try:
-        page.write_text(text, encoding="utf-8")
+        write(page, text)
     except OSError as error:
         raise InputError(
             f"{page} cannot be written ({error.strerror}): give a file in a folder that exists"

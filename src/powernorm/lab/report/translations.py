@@ -7,7 +7,7 @@ from typing import Final
 from markupsafe import Markup
 
 from powernorm.errors import InputError
-from powernorm.lab.report.logs import read_text
+from powernorm.files import read_text
 from powernorm.lab.report.records import Comparison, Run, Translation
 from powernorm.lab.report.templates import part
 from powernorm.runs import TRANSLATIONS_COLUMNS, TRANSLATIONS_FILE

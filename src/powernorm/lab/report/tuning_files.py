@@ -7,8 +7,8 @@ from math import isfinite
 from pathlib import Path
 from typing import Literal, cast
 
+from powernorm.files import read_text
 from powernorm.lab.report.json_files import JsonObject
-from powernorm.lab.report.logs import read_text
 from powernorm.runs import TRIALS_COLUMNS, ChosenTrial, Goal, NormTuning, TuningRecord
 
 

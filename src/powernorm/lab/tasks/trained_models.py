@@ -20,6 +20,7 @@ from powernorm.lab.tasks.translation.vocabulary_files import SUBWORDS
 from powernorm.lab.training.batches import RunData
 from powernorm.lab.training.checkpoints import BEST, EARLY, read_checkpoint
 from powernorm.lab.training.task import Sizes, TaskModel
+from powernorm.norms.named_layers import names_of_files
 from powernorm.runs import CHECKPOINTS_FOLDER, CONFIG_FILE, MODEL_FILE
 from powernorm.surgery.records import KEY
 
@@ -53,6 +54,7 @@ class TrainedModel:
         return task_of(config).example_inputs(config, _sizes(self.settings))
 
 
+@names_of_files()
 def load_trained(path: Path) -> TrainedModel:
     """Build the model of a run and load its weights.
 
@@ -61,7 +63,8 @@ def load_trained(path: Path) -> TrainedModel:
             where there is one, else the best) or one of its checkpoints.
 
     Raises:
-        InputError: there is no such run, or a file of it is damaged.
+        InputError: there is no such run, a file of it is damaged, or it names a norm of your own
+            whose module is not imported.
     """
     if not path.exists():
         raise InputError(
@@ -121,6 +124,7 @@ def _read(checkpoint: Path) -> tuple[dict[str, Tensor], int | None]:
     return content["weights"], int(content["step"])
 
 
+@names_of_files()
 def load_folded_run(path: Path) -> TrainedModel:
     """Build the folded model that `powernorm fold` wrote.
 
@@ -204,6 +208,7 @@ def training_batches(
     return [batches.batch(position).inputs() for position in range(num_batches)]
 
 
+@names_of_files()
 def run_config(settings: Mapping[str, Any]) -> ComparisonSettings:
     """Return the configuration of a run, as a comparison of one norm and seed."""
     seed, norm = settings["seed"], str(settings["norm"])

@@ -3,7 +3,7 @@
 import shutil
 import warnings
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import Any, Final
 
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from powernorm.checksums import load_sealed, save_sealed
 from powernorm.errors import InputError
+from powernorm.files import replacing
 from powernorm.lab.engine.averaging import Snapshots
 from powernorm.lab.engine.folders import LAST
 from powernorm.lab.engine.leases import Lease
@@ -65,18 +66,16 @@ class Checkpoints:
         """
         if not is_main():
             return
-        temporary = self._folder / f".{LAST}"
-        with _writing(self._folder):
-            save_sealed({"format": FORMAT, **content}, temporary)
-            with self._leased():
-                if validated:
-                    self._snapshots.keep(content["step"], content["weights"])
-                if is_best:
-                    copy = self._folder / f".{BEST}"
-                    shutil.copyfile(temporary, copy)
-                    copy.replace(self._folder / BEST)
-                # At the end, so that it never is ahead of the rest.
-                temporary.replace(self._folder / LAST)
+        # It takes its place at the end, so that it never is ahead of the rest.
+        with _writing(self._folder), ExitStack() as leased, replacing(self._folder / LAST) as file:
+            save_sealed({"format": FORMAT, **content}, file)
+            leased.enter_context(self._leased())
+            if validated:
+                self._snapshots.keep(content["step"], content["weights"])
+            if is_best:
+                file.seek(0)
+                with replacing(self._folder / BEST) as copy:
+                    shutil.copyfileobj(file, copy)
 
     def save_early(self, content: Mapping[str, Any]) -> None:
         """Write early.ckpt, for a diagnosis at that time.
@@ -86,10 +85,8 @@ class Checkpoints:
         """
         if not is_main():
             return
-        temporary = self._folder / f".{EARLY}"
-        with _writing(self._folder):
-            save_sealed({"format": FORMAT, **content}, temporary)
-            temporary.replace(self._folder / EARLY)
+        with _writing(self._folder), replacing(self._folder / EARLY) as file:
+            save_sealed({"format": FORMAT, **content}, file)
 
     def _leased(self) -> AbstractContextManager[None]:
         return nullcontext() if self._lease is None else self._lease.writing()
@@ -102,9 +99,6 @@ def _writing(folder: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         yield
     except OSError as error:
-        for path in folder.glob(".*"):
-            with suppress(OSError):
-                path.unlink()
         reason = error.strerror or str(error)
         raise InputError(
             f"{folder} cannot be written ({reason}): make room, then go on with --resume; the "

@@ -10,6 +10,7 @@ import optuna
 from optuna.importance import get_param_importances
 from optuna.samplers import TPESampler
 from optuna.trial import FrozenTrial, Trial, TrialState
+from sqlalchemy.engine import URL
 
 from powernorm.lab.engine.trials import Limits, median_limits
 from powernorm.lab.tuning.ranges import Space
@@ -49,7 +50,10 @@ class Asked:
 def open_storage(folder: Path) -> optuna.storages.BaseStorage:
     """Return the storage in a tuning's folder; it is made where there is none."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
-    return optuna.storages.RDBStorage(f"sqlite:///{folder.absolute() / STORAGE_FILE}")
+    place = URL.create("sqlite", database=str(folder.absolute() / STORAGE_FILE))
+    # Optuna takes the URL for a template.
+    url = place.render_as_string().replace("{", "{{").replace("}", "}}")
+    return optuna.storages.RDBStorage(url)
 
 
 class NormStudy:

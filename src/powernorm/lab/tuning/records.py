@@ -3,7 +3,6 @@
 import csv
 import io
 import json
-import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from math import isfinite
@@ -11,7 +10,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from powernorm.errors import InputError
-from powernorm.lab.data.cache import write_atomically
+from powernorm.files import check_own, read_text, remove, write
 from powernorm.lab.engine.folders import (
     check_folder,
     check_same_settings,
@@ -53,6 +52,7 @@ def take_folder(
         InputError: it holds another tuning, or runs of something else.
     """
     path = out / TUNING_FILE
+    check_own(out / TRIALS_FOLDER, out / STORAGE_FILE)
     if not path.exists():
         check_folder(out, resume=False, force=force)
         prepare_folder(out, resume=False, force=force)
@@ -65,9 +65,7 @@ def take_folder(
     check_folder(out, resume=resume, force=force)
     if force:
         prepare_folder(out, resume=False, force=True)
-        shutil.rmtree(out / TRIALS_FOLDER, ignore_errors=True)
-        for name in (STORAGE_FILE, TRIALS_FILE, TUNING_FILE):
-            (out / name).unlink(missing_ok=True)
+        remove(*(out / name for name in (TRIALS_FOLDER, STORAGE_FILE, TRIALS_FILE, TUNING_FILE)))
         return None
     record = read_json(path)
     check_same_tuning(out, record["identity"], identity)
@@ -115,15 +113,13 @@ def write_trials(out: Path, rows: Sequence[Mapping[str, Any]], keys: Sequence[st
     writer = csv.DictWriter(text, [*TRIALS_COLUMNS, *keys], lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    write_atomically(out / TRIALS_FILE, text.getvalue().encode())
+    write(out / TRIALS_FILE, text.getvalue())
 
 
 def history(folder: Path, column: str) -> Limits:
     """Return the values of a column of a run's metrics.csv by step, those that are numbers."""
-    try:
-        text = (folder / METRICS_FILE).read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return {}
+    path = folder / METRICS_FILE
+    text = read_text(path) if path.exists() else ""
     found = {}
     for row in csv.DictReader(text.splitlines()):
         with suppress(ValueError):
@@ -140,7 +136,7 @@ def last_step(folder: Path) -> int | None:
 
 def forget_checkpoints(folder: Path) -> None:
     """Delete the weights of a trial that is over; its logs and its result stay."""
-    shutil.rmtree(folder / CHECKPOINTS_FOLDER, ignore_errors=True)
+    remove(folder / CHECKPOINTS_FOLDER)
 
 
 def trial_row(

@@ -1,6 +1,5 @@
 """The trials of all norms, round by round, and the comparison of the best."""
 
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -10,6 +9,7 @@ from typing import Final
 import optuna
 
 from powernorm.errors import InputError
+from powernorm.files import remove
 from powernorm.lab.engine.coordination import Executor
 from powernorm.lab.engine.events import Listener, Notice
 from powernorm.lab.engine.executors.choice import Workers
@@ -293,7 +293,7 @@ class Tuning:
         ]
         for folder in find_runs(self._out):
             if read_json(folder / CONFIG_FILE).get("norm") in changed:
-                shutil.rmtree(folder)
+                remove(folder)
                 self._listener(
                     Notice(f"{folder.name} is trained anew: more trials found better settings")
                 )

@@ -10,6 +10,7 @@ from typing import Final
 
 import torch
 
+from powernorm.files import check_own, remove
 from powernorm.lab.engine.coordination import WorkerEnd
 from powernorm.lab.engine.stopping import EXIT_CODE
 
@@ -17,6 +18,8 @@ BAD_INPUT: Final = 2
 """Exit code of `powernorm` after an InputError."""
 COMMAND: Final = [sys.executable, "-m", "powernorm"]
 LOG_FOLDER: Final = "workers"
+_TAIL: Final = 4096
+"""Bytes of a worker's log in which its last line is looked for."""
 
 
 @dataclass(frozen=True)
@@ -53,9 +56,9 @@ def stop_file(out: Path, name: str) -> Path:
 
 def make_ready(out: Path, name: str) -> None:
     """Forget a worker of that name of an earlier call."""
+    check_own(out / LOG_FOLDER)
     (out / LOG_FOLDER).mkdir(exist_ok=True)
-    log_file(out, name).unlink(missing_ok=True)
-    stop_file(out, name).unlink(missing_ok=True)
+    remove(log_file(out, name), stop_file(out, name))
 
 
 def start_process(
@@ -108,5 +111,8 @@ def end_of(code: int, log: Path) -> WorkerEnd:
 
 
 def _last_line(log: Path) -> str:
-    lines = log.read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    check_own(log)
+    with log.open("rb") as file:
+        file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL))
+        lines = file.read().decode("utf-8", errors="replace").strip().splitlines()
     return lines[-1] if lines else f"see {log}"

@@ -1,0 +1,118 @@
+"""Files and folders of our own: put in place in one step, deleted and read; not behind links."""
+
+import secrets
+import shutil
+import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import BinaryIO, Final
+
+from powernorm.errors import InputError
+
+MAX_BYTES: Final = 256 * 2**20
+MAX_LINES: Final = 2_000_000
+MAX_LINE_BYTES: Final = 4 * 2**20
+"""Of a log or a table; the largest of ours have a tenth of that."""
+
+
+@contextmanager
+def replacing(path: Path) -> Iterator[BinaryIO]:
+    """Give a new file in the same folder, which in the end takes the place of `path` in one step.
+
+    Where the block raises, what was there stays.
+
+    Raises:
+        InputError: a link or something else that is no file is in its place.
+        OSError: the folder cannot be written.
+    """
+    check_own(path)
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        with draft.open("x+b") as file:  # which follows no link
+            yield file
+        draft.replace(path)
+    except BaseException:
+        draft.unlink(missing_ok=True)
+        raise
+
+
+def write(path: Path, *parts: bytes | str) -> None:
+    """Write a file of these parts, texts in UTF-8, in one step.
+
+    Raises:
+        InputError: a link or something else that is no file is in its place.
+        OSError: the folder cannot be written.
+    """
+    with replacing(path) as file:
+        file.writelines(part.encode() if isinstance(part, str) else part for part in parts)
+
+
+def remove(*paths: Path) -> None:
+    """Delete files, and folders with what they hold, where they are there.
+
+    Raises:
+        InputError: one is a link or a device; none is deleted.
+        OSError: it cannot be deleted.
+    """
+    check_own(*paths)
+    for path in paths:
+        if path.is_dir():
+            shutil.rmtree(path)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def check_own(*paths: Path) -> None:
+    """Check that paths are regular files or folders, or nothing.
+
+    Raises:
+        InputError: one is a link or a device.
+    """
+    for path in paths:
+        try:
+            mode = path.lstat().st_mode
+        except FileNotFoundError:
+            continue
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            what = "a link" if stat.S_ISLNK(mode) else "no regular file"
+            raise InputError(
+                f"{path} is {what}, and powernorm writes and deletes nothing there: remove it"
+            )
+
+
+def check_regular(path: Path) -> None:
+    """Check that what a path leads to can be read to an end.
+
+    Raises:
+        InputError: it is a pipe or a device.
+        OSError: nothing is there.
+    """
+    mode = path.stat().st_mode
+    if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        raise InputError(f"{path} is no regular file: remove it")
+
+
+def read_text(path: Path) -> str:
+    """Return the text of a log or a table that a run keeps.
+
+    Raises:
+        InputError: it cannot be read, is no regular file, not UTF-8, or larger than any of ours.
+    """
+    check_own(path)
+    try:
+        with path.open("rb") as file:
+            content = file.read(MAX_BYTES + 1)
+    except OSError as error:
+        raise InputError(f"{path}: cannot be read ({error.strerror})") from error
+    fix = "restore it or delete it and run the comparison again with --resume"
+    if len(content) > MAX_BYTES or content.count(b"\n") > MAX_LINES:
+        raise InputError(f"{path}: has more than {MAX_BYTES} bytes or {MAX_LINES} lines; {fix}")
+    if max(map(len, content.split(b"\n"))) > MAX_LINE_BYTES:
+        raise InputError(f"{path}: has a line of more than {MAX_LINE_BYTES} bytes; {fix}")
+    try:
+        return content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{path}: byte {error.start} is not UTF-8, so this is no file of powernorm; {fix}"
+        ) from error
