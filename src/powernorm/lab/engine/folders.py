@@ -26,6 +26,8 @@ MAX_DIFFERENCES: Final = 5
 LAST: Final = "last.ckpt"
 """The checkpoint that a run goes on from."""
 KEPT: Final = frozenset({LEASE_FILE, LOCK_FILE})
+_DRAFTS: Final = (f".{CONFIG_FILE}.", "lease.draft")
+"""What a killed process may leave before a folder is a run's."""
 IGNORED: Final = frozenset(
     {"data.path", "function.file", "function.sha256", "training.num_workers"}
 )
@@ -68,11 +70,33 @@ def find_runs(out: Path) -> list[Path]:
     """Return the run folders of a comparison, by name."""
     if not out.is_dir():
         return []
-    return sorted(
-        path
-        for path in out.iterdir()
-        if (path / CONFIG_FILE).is_file() and not (path / MODEL_FILE).is_file()
-    )
+    return sorted(path for path in out.iterdir() if _is_run(path))
+
+
+def _is_run(path: Path) -> bool:
+    return (path / CONFIG_FILE).is_file() and not (path / MODEL_FILE).is_file()
+
+
+def check_place(folder: Path) -> None:
+    """Refuse a place for a run where somebody keeps other files.
+
+    Raises:
+        InputError: it is a file, or a folder that is no run's and holds files; the message names
+            them.
+    """
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise InputError(f"{folder} is a file, and a run is to go there: move it away")
+    names = [] if _is_run(folder) else sorted(path.name for path in folder.iterdir())
+    # A process may have been killed between its lease and its first file.
+    foreign = [name for name in names if name not in KEPT and not name.startswith(_DRAFTS)]
+    if foreign:
+        more = "" if len(foreign) <= MAX_DIFFERENCES else " and more"
+        raise InputError(
+            f"{folder} is no run and holds {', '.join(foreign[:MAX_DIFFERENCES])}{more}: move that "
+            "away, or give another --out"
+        )
 
 
 def check_folder(out: Path, *, resume: bool, force: bool) -> None:
@@ -108,7 +132,7 @@ def prepare_folder(out: Path, *, resume: bool, force: bool) -> None:
     check_folder(out, resume=resume, force=force)
     if force:
         for path in find_runs(out):
-            shutil.rmtree(path)
+            delete_run(path)
         for path in _results_in(out):
             path.unlink()
         (out / WORK_FILE).unlink(missing_ok=True)
@@ -138,10 +162,25 @@ def remove_unfinished(folder: Path, *, is_over: bool = False) -> None:
 
 
 def clear_unless_resumable(folder: Path) -> None:
-    """Delete what a run left that never reached a checkpoint; a resumable one stays as it is."""
-    if not folder.is_dir() or (folder / CHECKPOINTS_FOLDER / LAST).exists():
-        return
-    for path in folder.iterdir():
+    """Delete what a run left that never reached a checkpoint; a resumable one stays as it is.
+
+    Raises:
+        InputError: as `check_place`.
+    """
+    check_place(folder)
+    if folder.is_dir() and not (folder / CHECKPOINTS_FOLDER / LAST).exists():
+        _empty(folder)
+
+
+def delete_run(folder: Path) -> None:
+    """Delete the folder of a run."""
+    _empty(folder)
+    shutil.rmtree(folder)
+
+
+def _empty(folder: Path) -> None:
+    """Delete what a run left, its settings last: without them what is left would be nobody's."""
+    for path in sorted(folder.iterdir(), key=lambda path: path.name == CONFIG_FILE):
         if path.name in KEPT:
             continue
         if path.is_dir():

@@ -1,6 +1,5 @@
 """The trials of all norms, round by round, and the comparison of the best."""
 
-import shutil
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -13,7 +12,7 @@ from powernorm.errors import InputError
 from powernorm.lab.engine.coordination import Executor
 from powernorm.lab.engine.events import Listener, Notice
 from powernorm.lab.engine.executors.choice import Workers
-from powernorm.lab.engine.folders import find_runs, read_json, read_result
+from powernorm.lab.engine.folders import delete_run, find_runs, read_json, read_result
 from powernorm.lab.engine.grid import Grid
 from powernorm.lab.engine.grid_training import compare_grid
 from powernorm.lab.engine.leases import Lease, check_free
@@ -293,7 +292,7 @@ class Tuning:
         ]
         for folder in find_runs(self._out):
             if read_json(folder / CONFIG_FILE).get("norm") in changed:
-                shutil.rmtree(folder)
+                delete_run(folder)
                 self._listener(
                     Notice(f"{folder.name} is trained anew: more trials found better settings")
                 )
