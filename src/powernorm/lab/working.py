@@ -275,6 +275,8 @@ def write_shared_results(grid: Grid, out: Path, *, is_last: bool = False) -> Non
             finally:
                 lease.release(forget=is_last)
         except (LeaseHeldError, LeaseLostError):
+            if not is_last:  # who has it writes what is known, and so does this one in the end
+                return
             told = read_json(out / RESULTS_FILE)["runs"]
             if told == results.told(results.read())["runs"]:
                 return
