@@ -6,16 +6,20 @@ that names it.
 
 import errno
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
+from types import FrameType
 from typing import Any, Final, NoReturn, cast
 
 from powernorm.errors import InputError
 
 BAD_INPUT: Final = 2
 """Exit code after an InputError or a wrong option."""
+INTERRUPTED: Final = 130
+"""Exit code after Ctrl-C, as the shells have it."""
 PIPE_CLOSED: Final = 141
 """Exit code where nobody reads the output any more, such as `| head`: 128 + SIGPIPE, as the shells
 have it. The signal itself stays off: it would end a training that writes to another process."""
@@ -30,28 +34,55 @@ def main() -> NoReturn:
     # else too, spinning makes small models several times slower. Read when torch is loaded.
     if "bench" not in sys.argv[1:2]:  # which measures what a user's own program would see
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    interrupts = _noted_interrupts()
     try:
         from powernorm.cli.commands import app
 
         code = _run(app)
         sys.stdout.flush()  # while errors of that can still be told
-    except InputError as error:
-        _fail(str(error))
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
     except BrokenPipeError:
         _drop_output()
         sys.exit(PIPE_CLOSED)
-    except OSError as error:
-        if error.errno not in _FULL or error.filename is not None:
+    except Exception as error:
+        if interrupts:
+            sys.exit(INTERRUPTED)
+        line = _line_of(error)
+        if line is None:
             raise
-        _fail(f"the output cannot be written ({error.strerror}): make room, or give another place")
-    except ModuleNotFoundError as error:
+        _fail(line)
+    sys.exit(code)
+
+
+def _noted_interrupts() -> list[int]:
+    """Return what gets an item with every Ctrl-C that is to interrupt Python.
+
+    A package that is being imported may turn it into an error of its own.
+    """
+    noted: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        noted.append(number)
+        signal.default_int_handler(number, frame)
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, note)
+    return noted
+
+
+def _line_of(error: Exception) -> str | None:
+    """Return what is said of an error that is not a defect of powernorm; None of one that is."""
+    if isinstance(error, InputError):
+        return str(error)
+    if isinstance(error, OSError) and error.errno in _FULL and error.filename is None:
+        return f"the output cannot be written ({error.strerror}): make room, or give another place"
+    if isinstance(error, ModuleNotFoundError):
         from powernorm.integrations.extras import explained
 
         named = explained(error, "this command")
-        if named is None:
-            raise
-        _fail(str(named))
-    sys.exit(code)
+        return None if named is None else str(named)
+    return None
 
 
 def _open_closed_streams() -> None:
@@ -80,6 +111,8 @@ def _run(app: Callable[..., Any]) -> int:
         return _called(app)
     try:
         leave(_called(app))
+    except KeyboardInterrupt:
+        leave(INTERRUPTED)
     except SystemExit as error:
         leave(error.code if isinstance(error.code, int) else 1)
     except InputError as error:
@@ -111,6 +144,8 @@ def _called(app: Callable[..., Any]) -> int:
     usage_error = cast("type[Any]", typer.BadParameter.__base__)
     try:
         return int(app(prog_name="powernorm", standalone_mode=False) or 0)
+    except typer.Abort:  # of older ones a Ctrl-C
+        return INTERRUPTED
     except SystemExit as error:
         if isinstance(error.__context__, BrokenPipeError):
             # The library of the command line ends silently, but as if the command had failed.

@@ -12,6 +12,7 @@ from typing import Annotated, Final
 import typer
 
 from powernorm.cli import launching
+from powernorm.cli.ends import end_with_failures, interruptible
 
 LOOK_SECONDS: Final = 0.5
 
@@ -43,7 +44,6 @@ def work(
     from rich.console import Console
 
     from powernorm.lab.engine.progress import ComparisonProgress
-    from powernorm.lab.engine.stopping import EXIT_CODE, Stopped, ignore_until_exit
     from powernorm.lab.working import work as train_free_runs
 
     if worker is not None:
@@ -54,29 +54,22 @@ def work(
         hint = f"{hint} {launching.OPTION} {devices}"
         named = [] if worker is None else ["--worker", worker]
         arguments = ["work", str(folder), *named, *(["--quiet"] if quiet else [])]
-        raise typer.Exit(launching.launch(devices, arguments, hint))
+        code = launching.launch(devices, arguments, hint)
+        if not code and worker is None:
+            end_with_failures(folder, "`powernorm compare`")
+        raise typer.Exit(code)
     console = Console(stderr=True)
     is_shown = not quiet and launching.is_main()
-    try:
-        with ComparisonProgress(console) if is_shown else nullcontext() as shown:
-            num_failed = train_free_runs(folder, worker=worker, on_event=shown)
-    except KeyboardInterrupt:
-        _say(f"interrupted; go on with: {hint}")
-        raise typer.Exit(launching.INTERRUPTED) from None
-    except Stopped as end:
-        ignore_until_exit()
-        _say(f"stopped ({end}); go on with: {hint}")
-        raise typer.Exit(EXIT_CODE) from None
+    with (
+        interruptible(folder, hint),
+        ComparisonProgress(console) if is_shown else nullcontext() as shown,
+    ):
+        num_failed = train_free_runs(folder, worker=worker, on_event=shown)
     if worker is None and launching.is_main():
         failed = f" ({num_failed} failed: `compare … --resume` tries them again)" * bool(num_failed)
         typer.echo(f"no run is left{failed}; the table: powernorm report {folder}")
         if num_failed and not launching.is_launched():
             raise typer.Exit(launching.FAILED)
-
-
-def _say(message: str) -> None:
-    if not launching.is_launched():  # else who started this process says it, once
-        typer.echo(message, err=True)
 
 
 def _end_with_parent() -> None:

@@ -1,4 +1,4 @@
-"""Files that are not a run's stay, and what cannot be used is refused before anything is trained."""
+"""Files that are not a run's stay; what cannot be used is refused before the training."""
 
 from __future__ import annotations
 
