@@ -70,6 +70,13 @@ def take_folder(
             (out / name).unlink(missing_ok=True)
         return None
     record = read_json(path)
+    kinds = {"identity": dict, "norms": dict, "compared": dict, "round_size": int}
+    wrong = [key for key, kind in kinds.items() if not isinstance(record.get(key), kind)]
+    if wrong:
+        raise InputError(
+            f"{path} is damaged ({', '.join(wrong)}): put a copy of it in its place, or begin anew "
+            "with --force"
+        )
     check_same_tuning(out, record["identity"], identity)
     return record
 

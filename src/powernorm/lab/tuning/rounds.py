@@ -22,6 +22,7 @@ from powernorm.lab.tuning.norm_studies import (
     NUM_RANDOM,
     Asked,
     NormStudy,
+    naming_storage,
     open_storage,
     rounds_left,
 )
@@ -128,29 +129,35 @@ class Tuning:
     def _begin(self, *, resume: bool, force: bool) -> None:
         """Take up the tuning in the folder, or begin one."""
         old = records.take_folder(self._out, self._identity, resume=resume, force=force)
+        known: dict[str, int] = {}
         if old is not None:
             self._round_size = old["round_size"]
             self._compared = dict(old["compared"])
-            known = max((len(norm["curve"]) for norm in old["norms"].values()), default=0)
-            if known > self._budget.num_trials:
+            known = {norm: len(one["curve"]) for norm, one in old["norms"].items()}
+            most = max(known.values(), default=0)
+            if most > self._budget.num_trials:
                 raise InputError(
-                    f"{self._out} has {known} trials of a norm already: give --trials {known} or "
+                    f"{self._out} has {most} trials of a norm already: give --trials {most} or "
                     "more, or another --out"
                 )
         self._read_results()
-        storage = open_storage(self._out)
-        self._studies = [
-            NormStudy(
-                storage,
-                norm,
-                self._goal,
-                space,
-                untuned_values(self._subject, norm, space),
-                self._seed,
-            )
-            for norm, space in self._spaces.items()
-        ]
-        self._write()
+        with naming_storage(self._out):
+            storage = open_storage(self._out)
+            self._studies = [
+                NormStudy(
+                    storage,
+                    norm,
+                    self._goal,
+                    space,
+                    untuned_values(self._subject, norm, space),
+                    self._seed,
+                )
+                for norm, space in self._spaces.items()
+            ]
+            for study in self._studies:
+                if len(study.trials()) < known.get(study.norm, 0):
+                    raise ValueError(f"it lacks trials of {study.norm}")
+            self._write()
 
     def search(self) -> None:
         """Train all trials.
