@@ -15,8 +15,7 @@ from powernorm.lab.engine.run import Run
 
 
 def train(run: Run, *, steps: int = 2) -> dict[str, Any]:
-    run.build_norm(4)
-    run.track()
+    run.track(norm=run.build_norm(4))
     for step, _ in run.steps([None] * steps):
         run.log(step, train_loss=1.0)
     return {"loss": 1.0}
@@ -78,3 +77,26 @@ def test_a_deletion_that_was_interrupted_can_be_repeated(
         with pytest.raises(KeyboardInterrupt):
             compared(tmp_path, **{option: True})
     assert [one.status for one in compared(tmp_path, **{option: True}).runs] == ["finished"] * 2
+
+
+def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
+    """Of another seed, norm and comparison; a whole folder can be moved."""
+    compared(tmp_path / "a", seeds=2)
+    compared(tmp_path / "b", settings={"steps": 3})
+    last = tmp_path / "a" / "bn-seed0" / "checkpoints" / "last.ckpt"
+    own = last.read_bytes()
+    others = {
+        tmp_path / "a" / "bn-seed1": "seed 1, not 0",
+        tmp_path / "a" / "ln-seed0": "norm ln, not bn",
+        tmp_path / "b" / "bn-seed0": "settings [0-9a-f]+, not",
+    }
+    for folder, words in others.items():
+        shutil.copy(folder / "checkpoints" / "last.ckpt", last)
+        with pytest.raises(InputError, match=rf"last.ckpt is of another run \(.*{words}"):
+            lab.saved_states(last.parents[1])
+        (last.parents[1] / "result.json").unlink(missing_ok=True)
+        with pytest.raises(InputError, match="is of another run"):
+            compared(tmp_path / "a", seeds=2, resume=True)
+    last.write_bytes(own)
+    (tmp_path / "a").rename(tmp_path / "c")
+    assert set(lab.saved_states(tmp_path / "c" / "bn-seed0")) == {"norm"}

@@ -1,5 +1,6 @@
 """Files of runs and comparisons: written in one step, read back, never overwritten by accident."""
 
+import hashlib
 import json
 import shutil
 from collections.abc import Mapping, Sequence
@@ -208,6 +209,45 @@ def check_same_settings(folder: Path, old: Mapping[str, Any], new: Mapping[str, 
         raise InputError(
             f"{folder} was made with other settings ({', '.join(differing[:MAX_DIFFERENCES])}"
             f"{more}): use the same ones, another --out, or --force to delete it"
+        )
+
+
+def owner_of(folder: Path) -> dict[str, Any]:
+    """Return whose the checkpoints of a run's folder are; empty where it says no settings."""
+    path = folder / CONFIG_FILE
+    if not path.is_file():
+        return {}
+    config = read_json(path)
+    settings = {key: value for key, value in _flat(config).items() if key not in IGNORED}
+    packed = json.dumps(settings, sort_keys=True).encode()
+    return {
+        "comparison": config.get("task"),
+        "norm": config.get("label") or config.get("norm"),
+        "seed": config.get("seed"),
+        "settings": hashlib.sha256(packed).hexdigest(),
+    }
+
+
+def check_owner(checkpoint: Path, owner: Mapping[str, Any] | None) -> None:
+    """Check that a checkpoint is of the run in whose folder it lies.
+
+    Args:
+        checkpoint: its file.
+        owner: what it says itself; None and empty say nothing.
+
+    Raises:
+        InputError: it was copied from another run; the message names both.
+    """
+    here = owner_of(checkpoint.parent.parent)
+    if owner and here and dict(owner) != here:
+        differing = [
+            f"{key} {owner.get(key)}, not {value}"
+            for key, value in here.items()
+            if owner.get(key) != value
+        ]
+        raise InputError(
+            f"{checkpoint} is of another run ({'; '.join(differing)}): put the run's own "
+            "checkpoint there, or remove the run's folder to train it anew"
         )
 
 

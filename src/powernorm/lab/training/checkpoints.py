@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from powernorm.checksums import load_sealed, save_sealed
 from powernorm.errors import InputError
 from powernorm.lab.engine.averaging import Snapshots
-from powernorm.lab.engine.folders import LAST
+from powernorm.lab.engine.folders import LAST, check_owner, owner_of
 from powernorm.lab.engine.leases import Lease
 from powernorm.lab.engine.processes import is_main
 from powernorm.norms.buffers import is_optional_key
@@ -67,7 +67,7 @@ class Checkpoints:
             return
         temporary = self._folder / f".{LAST}"
         with _writing(self._folder):
-            save_sealed({"format": FORMAT, **content}, temporary)
+            save_sealed(self._named(content), temporary)
             with self._leased():
                 if validated:
                     self._snapshots.keep(content["step"], content["weights"])
@@ -88,8 +88,11 @@ class Checkpoints:
             return
         temporary = self._folder / f".{EARLY}"
         with _writing(self._folder):
-            save_sealed({"format": FORMAT, **content}, temporary)
+            save_sealed(self._named(content), temporary)
             temporary.replace(self._folder / EARLY)
+
+    def _named(self, content: Mapping[str, Any]) -> dict[str, Any]:
+        return {"format": FORMAT, "run": owner_of(self._folder.parent), **content}
 
     def _leased(self) -> AbstractContextManager[None]:
         return nullcontext() if self._lease is None else self._lease.writing()
@@ -116,7 +119,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     """Return the contents of a checkpoint, by the names of `CONTENT`.
 
     Raises:
-        InputError: the file is damaged or is none of ours.
+        InputError: the file is damaged, is none of ours, or is another run's than its folder.
     """
     try:
         with warnings.catch_warnings():
@@ -125,6 +128,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         if {"state_dict", "global_step", "loops"} <= set(content):
             content = _of_the_trainer(content)
         if set(content) >= CONTENT:
+            check_owner(path, content.get("run"))
             return dict(content)
         reason = "it holds something else"
     except InputError:
