@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import signal
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +12,11 @@ import pytest
 
 from powernorm import lab
 from powernorm.errors import InputError
+from powernorm.lab import comparing
 from powernorm.lab.engine import folders
+from powernorm.lab.engine.executors.choice import Workers
 from powernorm.lab.engine.run import Run
+from powernorm.lab.engine.stopping import Stopped
 
 
 def train(run: Run, *, steps: int = 2) -> dict[str, Any]:
@@ -100,3 +105,30 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
     last.write_bytes(own)
     (tmp_path / "a").rename(tmp_path / "c")
     assert set(lab.saved_states(tmp_path / "c" / "bn-seed0")) == {"norm"}
+
+
+def test_a_signal_while_workers_are_started_is_a_schedulers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ray has taken SIGTERM by then."""
+
+    class Executor:
+        closed = False
+
+        def close(self) -> None:
+            self.closed = True
+
+    executor = Executor()
+
+    def start(*_: object) -> Executor:
+        signal.signal(signal.SIGTERM, lambda *_: sys.exit(15))
+        return executor
+
+    def shown(*_: object) -> Any:
+        signal.raise_signal(signal.SIGTERM)
+
+    monkeypatch.setattr(Workers, "start_executor", start)
+    monkeypatch.setattr(comparing, "shown", shown)
+    with pytest.raises(Stopped):
+        compared(tmp_path, executor="ray")
+    assert executor.closed
