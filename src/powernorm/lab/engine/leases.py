@@ -97,6 +97,9 @@ class Lease:
             with self._locked():
                 self.owner = self._take()
         except OSError as error:
+            for path in self._made:
+                with suppress(OSError):
+                    path.rmdir()
             raise InputError(
                 f"{folder} cannot be written ({error.strerror or error}): give a folder that can "
                 "be with --out"
