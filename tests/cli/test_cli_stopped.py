@@ -74,3 +74,59 @@ def test_the_second_of_two_commands_is_refused_and_the_first_is_not_harmed(tmp_p
     assert first.returncode == 0, err
     runs = json.loads((tmp_path / "runs" / "results.json").read_text())["runs"]
     assert [run["status"] for run in runs] == ["finished"] * 2
+
+
+@pytest.mark.parametrize("raised", ["KeyboardInterrupt", "ImportError('half')", "SystemError"])
+@pytest.mark.parametrize("command", ["norms", "compare", "tune", "remove", "work"])
+def test_ctrl_c_while_torch_is_imported(tmp_path: Path, raised: str, command: str) -> None:
+    """A package that is being imported may make another error of it."""
+    (tmp_path / "torch.py").write_text(
+        "import signal\n"
+        f"try:\n    signal.raise_signal(signal.SIGINT)\n"
+        f"except KeyboardInterrupt:\n    raise {raised}\n"
+    )
+    more = {"compare": ("lm",), "tune": ("lm",), "remove": ("m:m", "--out", "o"), "work": ("o",)}
+    done = powernorm(tmp_path, command, *more.get(command, ()), fresh=True)
+    assert (done.code, done.out, done.err) == (130, "", "")
+
+
+INTERRUPTED = """
+import signal
+
+
+def train(run, *, learning_rate: float = 1e-2, steps: int = 1):
+    run.build_norm(4)
+    if run.folder.name == "bn-trial1-seed1000":
+        try:
+            signal.raise_signal(signal.SIGINT)
+        except KeyboardInterrupt:
+            raise ImportError("half of a package") from None
+    return {"valid_loss": learning_rate, "test_loss": learning_rate}
+
+
+def failing(run, *, learning_rate: float = 1e-2, steps: int = 1):
+    run.build_norm(4)
+    if not run.is_trial:
+        raise ValueError("boom")
+    return {"valid_loss": learning_rate, "test_loss": learning_rate}
+"""
+TUNED = (
+    *("--goal", "test_loss:min", "--norms", "ln,bn", "--trials", "2", "--out", "runs", "-q"),
+    *("--search", "learning_rate=log:1e-4:1", "--device", "cpu"),
+)
+
+
+def test_a_tuning_ends_by_ctrl_c_whatever_a_trial_makes_of_it(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(INTERRUPTED)
+    done = powernorm(tmp_path, "tune", "mine:train", *TUNED)
+    assert done.code == 130, done.err
+    assert done.err.splitlines()[-1].startswith("interrupted: runs keeps what is over")
+    trial = json.loads((tmp_path / "runs/trials/bn-trial1-seed1000/result.json").read_text())
+    assert trial["status"] == "interrupted"
+
+
+def test_a_tuning_whose_runs_fail_fails(tmp_path: Path) -> None:
+    (tmp_path / "mine.py").write_text(INTERRUPTED)
+    done = powernorm(tmp_path, "tune", "mine:failing", *TUNED)
+    assert done.code == 1, done.err
+    assert done.err.splitlines()[-1].startswith("error: 2 of 2 runs failed, the first by ValueErr")

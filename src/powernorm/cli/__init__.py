@@ -4,54 +4,102 @@ The commands are in `powernorm.cli.commands`, imported late, so that a missing e
 that names it.
 """
 
+import codecs
 import errno
+import io
+import json
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from types import FrameType
 from typing import Any, Final, NoReturn, cast
 
 from powernorm.errors import InputError, printable
 
 BAD_INPUT: Final = 2
 """Exit code after an InputError or a wrong option."""
+INTERRUPTED: Final = 130
+"""Exit code after Ctrl-C, as the shells have it."""
+_SHOWN: Final = 200
+"""Letters of a path in an error."""
 PIPE_CLOSED: Final = 141
 """Exit code where nobody reads the output any more, such as `| head`: 128 + SIGPIPE, as the shells
 have it. The signal itself stays off: it would end a training that writes to another process."""
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
-"""Of a stream that cannot be written to; files that cannot be have an InputError of their own."""
+"""Of a stream that cannot be written to."""
+_NO_PLACE: Final = (
+    *_FULL,
+    *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP),
+)
+"""Of a file that cannot be written, or looked for; most have an InputError of their own."""
 
 
 def main() -> NoReturn:
     """Runs the command line and exits: 0 done, 2 bad input, 130 interrupted, 141 pipe closed."""
     _open_closed_streams()
+    _escape_what_cannot_be_shown()
     # Waiting OpenMP threads shall sleep, not spin: on a machine whose cores are busy with something
     # else too, spinning makes small models several times slower. Read when torch is loaded.
     if "bench" not in sys.argv[1:2]:  # which measures what a user's own program would see
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    interrupts = _noted_interrupts()
     try:
         from powernorm.cli.commands import app
 
         code = _run(app)
         sys.stdout.flush()  # while errors of that can still be told
-    except InputError as error:
-        _fail(str(error))
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)
     except BrokenPipeError:
         _drop_output()
         sys.exit(PIPE_CLOSED)
-    except OSError as error:
-        if error.errno not in _FULL or error.filename is not None:
+    except Exception as error:
+        if interrupts:
+            sys.exit(INTERRUPTED)
+        line = _line_of(error)
+        if line is None:
             raise
-        _fail(f"the output cannot be written ({error.strerror}): make room, or give another place")
-    except ModuleNotFoundError as error:
+        _fail(line)
+    _drop_output()
+    sys.exit(code)
+
+
+def _noted_interrupts() -> list[int]:
+    """Return what gets an item with every Ctrl-C that is to interrupt Python.
+
+    A package that is being imported may turn it into an error of its own.
+    """
+    noted: list[int] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        noted.append(number)
+        signal.default_int_handler(number, frame)
+
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, note)
+    return noted
+
+
+def _line_of(error: Exception) -> str | None:
+    """Return what is said of an error that is not a defect of powernorm; None of one that is."""
+    if isinstance(error, InputError):
+        return str(error)
+    if isinstance(error, OSError) and error.filename is not None and error.errno in _NO_PLACE:
+        name = str(error.filename)
+        shown = name if len(name) <= _SHOWN else f"{name[:_SHOWN]}…"
+        return f"{shown} cannot be used ({error.strerror}): give another place"
+    if isinstance(error, OSError) and error.filename is None and error.errno in _FULL:
+        return f"the output cannot be written ({error.strerror}): make room, or give another place"
+    if isinstance(error, ModuleNotFoundError):
         from powernorm.integrations.extras import explained
 
         named = explained(error, "this command")
-        if named is None:
-            raise
-        _fail(str(named))
-    sys.exit(code)
+        return None if named is None else str(named)
+    return None
 
 
 def _open_closed_streams() -> None:
@@ -64,12 +112,25 @@ def _open_closed_streams() -> None:
             setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115
 
 
+def _escape_what_cannot_be_shown() -> None:
+    """Let the output have escapes as of JSON for what its encoding has no letters for."""
+
+    def escaped(error: UnicodeError) -> tuple[str, int]:
+        assert isinstance(error, UnicodeEncodeError)
+        return json.dumps(error.object[error.start : error.end])[1:-1], error.end
+
+    codecs.register_error("powernorm", escaped)
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="powernorm")
+
+
 def _drop_output() -> None:
     """Throw away what could not be written, or Python would try again in the end and say so."""
-    try:
-        sys.stdout.flush()
-    except OSError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    for stream in (sys.stdout, sys.stderr):
+        try:
+            stream.flush()
+        except OSError:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
 def _run(app: Callable[..., Any]) -> int:
@@ -80,6 +141,8 @@ def _run(app: Callable[..., Any]) -> int:
         return _called(app)
     try:
         leave(_called(app))
+    except KeyboardInterrupt:
+        leave(INTERRUPTED)
     except SystemExit as error:
         leave(error.code if isinstance(error.code, int) else 1)
     except InputError as error:
@@ -111,6 +174,8 @@ def _called(app: Callable[..., Any]) -> int:
     usage_error = cast("type[Any]", typer.BadParameter.__base__)
     try:
         return int(app(prog_name="powernorm", standalone_mode=False) or 0)
+    except typer.Abort:  # of older ones a Ctrl-C
+        return INTERRUPTED
     except SystemExit as error:
         if isinstance(error.__context__, BrokenPipeError):
             # The library of the command line ends silently, but as if the command had failed.
@@ -146,6 +211,8 @@ def _is_lost_connection(error: BaseException) -> bool:
 
 def _fail(message: str) -> NoReturn:
     _drop_output()
-    # One line of plain text, whatever the message quotes from a file.
-    print(f"error: {printable(' '.join(message.split()))}", file=sys.stderr)  # noqa: T201
+    with suppress(OSError):  # the errors may be on a full disk, too
+        # One line of plain text, whatever the message quotes from a file.
+        print(f"error: {printable(' '.join(message.split()))}", file=sys.stderr)  # noqa: T201
+    _drop_output()
     sys.exit(BAD_INPUT)

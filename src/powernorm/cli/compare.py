@@ -1,9 +1,8 @@
 """`powernorm compare`: training, here or in several processes, and its report."""
 
-import shlex
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, nullcontext, redirect_stdout
+from collections.abc import Mapping
+from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,7 +11,8 @@ import typer
 from typer.core import TyperCommand
 
 from powernorm.cli import completion, launching, options
-from powernorm.errors import InputError, printable
+from powernorm.cli.ends import end_with_failures, interruptible, resuming_command
+from powernorm.errors import InputError
 from powernorm.runs import RESULTS_FILE, STUDIES, TASKS
 
 if TYPE_CHECKING:
@@ -165,7 +165,7 @@ def compare(
         else:
             _train(what, folder, shown, recipe, workers, race, resume=resume, force=force)
     if not launching.is_launched():  # else who started this process looks
-        _end_with_failures(folder)
+        end_with_failures(folder)
 
 
 def named_settings(
@@ -388,24 +388,6 @@ def _train(
         typer.echo((folder / RESULTS_FILE).read_text(encoding="utf-8"), nl=False)
 
 
-def _end_with_failures(folder: Path) -> None:
-    """Leave with an exit code of its own where runs failed, after the table that says so, too."""
-    from powernorm.lab.engine.folders import read_json
-
-    runs = read_json(folder / RESULTS_FILE)["runs"]
-    failed = [run for run in runs if run["status"] == "failed"]
-    if not failed:
-        return
-    first = failed[0]
-    typer.echo(
-        f"error: {len(failed)} of {len(runs)} runs failed, the first by "
-        f"{printable(first.get('message', 'an error'))} ({folder / first['folder']}); the same "
-        "command with --resume tries them again",
-        err=True,
-    )
-    raise typer.Exit(launching.FAILED)
-
-
 def _train_in_processes(what: "Grid | ComparisonSettings", devices: int) -> int:
     """Start this command again in several processes and return their exit code."""
     if launching.is_launched():
@@ -417,7 +399,7 @@ def _train_in_processes(what: "Grid | ComparisonSettings", devices: int) -> int:
     if isinstance(what, ComparisonSettings):
         # Before each process would find it.
         check_norms(what)
-    return launching.launch(devices, _without_devices(sys.argv[1:]), _resuming_command())
+    return launching.launch(devices, _without_devices(sys.argv[1:]), resuming_command())
 
 
 def _without_devices(arguments: list[str]) -> list[str]:
@@ -431,40 +413,3 @@ def _without_devices(arguments: list[str]) -> list[str]:
         else:
             kept.append(argument)
     return kept
-
-
-@contextmanager
-def interruptible(folder: Path) -> Iterator[None]:
-    """Say after Ctrl-C or a scheduler's signal what is kept and how it goes on, and leave."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        _say_how_to_go_on("interrupted", folder)
-        raise typer.Exit(launching.INTERRUPTED) from None
-    except BaseException as error:
-        from powernorm.lab.engine.stopping import EXIT_CODE, Stopped, ignore_until_exit
-
-        if not isinstance(error, Stopped):
-            raise
-        ignore_until_exit()
-        _say_how_to_go_on(f"stopped ({error})", folder)
-        raise typer.Exit(EXIT_CODE) from None
-
-
-def _say_how_to_go_on(what: str, folder: Path) -> None:
-    if launching.is_launched():
-        return  # who started this process says it, once
-    if folder.exists():
-        typer.echo(
-            f"{what}: {folder} keeps the runs that are over and the last checkpoint; "
-            f"go on with: {_resuming_command()}",
-            err=True,
-        )
-    else:
-        typer.echo(f"{what}: nothing was trained yet; start the command again", err=True)
-
-
-def _resuming_command() -> str:
-    """Return this command as the one that goes on with what it left."""
-    kept = (part for part in sys.argv[1:] if part not in ("--force", "--resume"))
-    return f"{shlex.join(['powernorm', *kept])} --resume"

@@ -1,13 +1,11 @@
 """`powernorm remove`: LayerNorm and RMSNorm out of a trained model."""
 
-import shlex
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from powernorm.cli.launching import INTERRUPTED
+from powernorm.cli.ends import interruptible
 from powernorm.cli.options import TrustCode
 
 if TYPE_CHECKING:
@@ -106,7 +104,6 @@ def remove(
     Ctrl-C, SIGTERM and SIGUSR1 leave a checkpoint; the same command with --resume goes on from it,
     exactly as if it had not been interrupted. In Python: powernorm.remove(model, out).
     """
-    from powernorm.lab.engine.stopping import EXIT_CODE, Stopped, ignore_until_exit
     from powernorm.lab.removal.removing import remove as remove_norms
     from powernorm.norms import named_layers
 
@@ -120,7 +117,7 @@ def remove(
         "seed": seed or None,
     }
     changes = [f"{key}={value}" for key, value in given.items() if value is not None]
-    try:
+    with interruptible(out):
         removed = remove_norms(
             model,
             out,
@@ -132,20 +129,7 @@ def remove(
             stock=stock,
             quiet=quiet,
         )
-    except KeyboardInterrupt:
-        typer.echo(f"interrupted; go on with: {_resuming_command()}", err=True)
-        raise typer.Exit(INTERRUPTED) from None
-    except Stopped as end:
-        ignore_until_exit()
-        typer.echo(f"stopped ({end}); go on with: {_resuming_command()}", err=True)
-        raise typer.Exit(EXIT_CODE) from None
     _print_removed(removed)
-
-
-def _resuming_command() -> str:
-    """Return the command that goes on with this one."""
-    kept = (part for part in sys.argv[1:] if part not in ("--force", "--resume"))
-    return f"{shlex.join(['powernorm', *kept])} --resume"
 
 
 def _print_removed(removed: "Removed") -> None:

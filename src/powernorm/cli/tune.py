@@ -10,12 +10,12 @@ import typer
 from powernorm.cli import options
 from powernorm.cli.compare import (
     built_in_settings,
-    interruptible,
     named_settings,
     parsed_executor_options,
     parsed_seeds,
     refuse,
 )
+from powernorm.cli.ends import end_with_failures, interruptible
 from powernorm.errors import InputError
 from powernorm.runs import RESULTS_FILE, TASKS
 
@@ -176,6 +176,7 @@ def tune(
         )
     if as_json:
         typer.echo((folder / RESULTS_FILE).read_text(encoding="utf-8"), nl=False)
+    end_with_failures(folder)
 
 
 def _built_in(

@@ -12,6 +12,7 @@ from typing import Annotated, Final
 import typer
 
 from powernorm.cli import launching
+from powernorm.cli.ends import end_with_failures, interruptible
 from powernorm.errors import printable
 
 LOOK_SECONDS: Final = 0.5
@@ -44,43 +45,36 @@ def work(
     from rich.console import Console
 
     from powernorm.lab.engine.progress import ComparisonProgress
-    from powernorm.lab.engine.stopping import EXIT_CODE, Stopped, ignore_until_exit
     from powernorm.lab.working import named_code
     from powernorm.lab.working import work as train_free_runs
 
     if worker is not None:
         _end_with_parent()
         _end_when_asked(folder, worker)
-    elif named := named_code(folder):
-        _say(printable(f"{folder} names code, which is imported: {', '.join(named)}"))
+    elif not launching.is_launched() and (named := named_code(folder)):
+        found = f"{folder} names code, which is imported: {', '.join(named)}"
+        typer.echo(printable(found), err=True)
     hint = f"powernorm work {folder}"
     if devices > 1:
         hint = f"{hint} {launching.OPTION} {devices}"
-        named = [] if worker is None else ["--worker", worker]
-        arguments = ["work", str(folder), *named, *(["--quiet"] if quiet else [])]
-        raise typer.Exit(launching.launch(devices, arguments, hint))
+        by_name = [] if worker is None else ["--worker", worker]
+        arguments = ["work", str(folder), *by_name, *(["--quiet"] if quiet else [])]
+        code = launching.launch(devices, arguments, hint)
+        if not code and worker is None:
+            end_with_failures(folder, "`powernorm compare`")
+        raise typer.Exit(code)
     console = Console(stderr=True)
     is_shown = not quiet and launching.is_main()
-    try:
-        with ComparisonProgress(console) if is_shown else nullcontext() as shown:
-            num_failed = train_free_runs(folder, worker=worker, on_event=shown)
-    except KeyboardInterrupt:
-        _say(f"interrupted; go on with: {hint}")
-        raise typer.Exit(launching.INTERRUPTED) from None
-    except Stopped as end:
-        ignore_until_exit()
-        _say(f"stopped ({end}); go on with: {hint}")
-        raise typer.Exit(EXIT_CODE) from None
+    with (
+        interruptible(folder, hint),
+        ComparisonProgress(console) if is_shown else nullcontext() as shown,
+    ):
+        num_failed = train_free_runs(folder, worker=worker, on_event=shown)
     if worker is None and launching.is_main():
         failed = f" ({num_failed} failed: `compare … --resume` tries them again)" * bool(num_failed)
         typer.echo(f"no run is left{failed}; the table: powernorm report {folder}")
         if num_failed and not launching.is_launched():
             raise typer.Exit(launching.FAILED)
-
-
-def _say(message: str) -> None:
-    if not launching.is_launched():  # else who started this process says it, once
-        typer.echo(message, err=True)
 
 
 def _end_with_parent() -> None:

@@ -4,7 +4,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +19,7 @@ from powernorm.lab.engine.grid_training import compare_grid
 from powernorm.lab.engine.leases import Lease
 from powernorm.lab.engine.processes import is_first_process
 from powernorm.lab.engine.progress import ComparisonProgress
-from powernorm.lab.engine.stopping import Stopped
+from powernorm.lab.engine.stopping import Stop, Stopped
 from powernorm.lab.engine.tasks import Task, TrainingFunction
 from powernorm.lab.own_grid import NORMS, Direction, checked_norms, checked_seeds, own_grid
 from powernorm.lab.recipes import (
@@ -174,24 +173,26 @@ def compare_and_show(
     """Train, show what happens, write the page and print the table; see `compare`."""
     known = (notes or notes_of(what)) if isinstance(what, ComparisonSettings) else None
     work = _work_record(what, race, is_needed=workers.are_used)
-    executor = _executor(what, folder, workers) if workers.are_used else None
-    train = partial(
-        _train,
-        what,
-        folder,
-        work=work,
-        executor=executor,
-        race=race,
-        resume=resume,
-        force=force,
-        notes=known,
-    )
-    try:
-        with shown(folder, progress) as listener:
-            train(on_event=listener)
-    finally:
-        if executor is not None:
-            executor.close()
+    stop = Stop()
+    with stop.watching():
+        executor = _executor(what, folder, workers) if workers.are_used else None
+        stop.install()  # Ray takes the signals, too
+        try:
+            with shown(folder, progress) as listener:
+                _train(
+                    what,
+                    folder,
+                    work=work,
+                    executor=executor,
+                    race=race,
+                    resume=resume,
+                    force=force,
+                    notes=known,
+                    on_event=listener,
+                )
+        finally:
+            if executor is not None:
+                executor.close()
     return show_comparison(folder, table=table)
 
 

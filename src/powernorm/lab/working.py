@@ -7,11 +7,19 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final
+from typing import Annotated, Any, Final, Literal, TypeVar
+
+from annotated_types import Len
+from pydantic import (
+    NonNegativeInt,
+    PositiveInt,
+    TypeAdapter,
+    ValidationError,
+)
 
 from powernorm.errors import InputError
 from powernorm.lab.engine.comparison_results import Results
@@ -140,19 +148,21 @@ def read_work(out: Path) -> Grid:
             f"{out} holds no {WORK_FILE}, which says what to train: begin it by "
             "`powernorm compare … --plan`"
         )
-    record = read_json(path)
-    race = Race(**record["race"]) if "race" in record else None
-    trial = TrialRules.from_json(record["trial"]) if "trial" in record else None
-    return replace(_recorded_grid(out, record), race=race, trial=trial)
+    record = _checked(_Work, path, read_json(path))
+    trial = None if record.trial is None else _trial(path, record.trial)
+    return replace(_recorded_grid(out, record), race=record.race, trial=trial)
 
 
 def named_code(out: Path) -> list[str]:
     """Return what the file of a comparison's folder has a worker import: norms and a function."""
     path = out / WORK_FILE
-    record = read_json(path) if path.exists() else {}
-    function = record.get("own", {}).get("function", {})
-    own = [f"{function.get('module') or function.get('script')}:{function.get('name')}"]
-    return [*(own if function else []), *dict.fromkeys(_named_norms(record))]
+    if not path.exists():
+        return []
+    record = read_json(path)
+    own = _checked(_Work, path, record).own
+    function = [] if own is None else [own.function]
+    names = [f"{one.module or one.script}:{one.name}" for one in function]
+    return [*names, *dict.fromkeys(_named_norms(record))]
 
 
 def _named_norms(value: object, key: str = "") -> Iterator[str]:
@@ -166,34 +176,123 @@ def _named_norms(value: object, key: str = "") -> Iterator[str]:
         yield value
 
 
-def _recorded_grid(out: Path, record: Mapping[str, Any]) -> Grid:
-    if "comparison" in record:
+def _trial(path: Path, value: Any) -> TrialRules:
+    try:
+        return TrialRules.from_json(value)
+    except (KeyError, TypeError, AttributeError, ValueError) as error:
+        raise _damaged(path, f"trial: {type(error).__name__} {error}") from error
+
+
+@dataclass(frozen=True)
+class _Function:
+    """Where a worker finds a function: a module or a script, and a name in it."""
+
+    name: str
+    module: str | None = None
+    script: str | None = None
+
+    def __post_init__(self) -> None:
+        if (self.module is None) == (self.script is None):
+            raise ValueError("neither a module nor a script")
+
+
+@dataclass(frozen=True)
+class _OwnWork:
+    """What work.json says of a function of the user's own."""
+
+    function: _Function
+    norms: list[str]
+    seeds: Annotated[list[NonNegativeInt], Len(1)]
+    goal: dict[str, str]
+    settings: dict[str, Any]
+    norm_options: dict[str, dict[str, Any]]
+    device: str
+    num_threads: PositiveInt | None
+    variants: list[OwnVariant]
+
+
+@dataclass(frozen=True)
+class _Work:
+    """The contents of work.json."""
+
+    format: Literal[1]
+    comparison: dict[str, Any] | None = None
+    """Settings of a built-in task; else there is `own`."""
+    own: _OwnWork | None = None
+    path: list[str] = field(default_factory=list)
+    """Where modules are imported from."""
+    race: Race | None = None
+    trial: Any = None
+
+    def __post_init__(self) -> None:
+        if (self.comparison is None) == (self.own is None):
+            raise ValueError("neither a built-in task nor a function")
+
+
+@dataclass(frozen=True)
+class _Goal:
+    metric: str
+    direction: Literal["min", "max"]
+
+
+@dataclass(frozen=True)
+class _Head:
+    """What a worker needs of comparison.json."""
+
+    goal: _Goal
+
+
+_Read = TypeVar("_Read")
+
+
+def _checked(kind: type[_Read], path: Path, value: Any) -> _Read:
+    """Return what a JSON file holds as a dataclass.
+
+    Raises:
+        InputError: something is missing or of another type.
+    """
+    try:
+        return TypeAdapter(kind).validate_python(value)
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(map(str, first["loc"]))
+        raise _damaged(path, f"{where}: {first['msg']}" if where else first["msg"]) from error
+
+
+def _damaged(path: Path, what: str) -> InputError:
+    return InputError(
+        f"{path} is damaged ({what}): write it anew by `powernorm compare … --plan --resume`"
+    )
+
+
+def _recorded_grid(out: Path, record: _Work) -> Grid:
+    if record.own is None:
         # Workers of a user's own function need none of the built-in tasks.
         from powernorm.lab.tasks.builtin import Notes, grid_of
         from powernorm.lab.tasks.settings import settings_from
 
-        goal = read_json(out / COMPARISON_FILE)["goal"]
-        notes = Notes(goal["metric"], goal["direction"])
-        return grid_of(settings_from(record["comparison"]), notes)
-    own = record["own"]
-    sys.path += [part for part in record["path"] if part not in sys.path and Path(part).exists()]
+        path = out / COMPARISON_FILE
+        goal = _checked(_Head, path, read_json(path)).goal
+        return grid_of(settings_from(record.comparison or {}), Notes(goal.metric, goal.direction))
+    own = record.own
+    sys.path += [part for part in record.path if part not in sys.path and Path(part).exists()]
     return own_grid(
-        _imported(own["function"]),
-        norms=own["norms"],
-        seeds=own["seeds"],
-        goal=own["goal"],
-        settings=own["settings"],
-        norm_options=own["norm_options"],
-        device=own["device"],
-        num_threads=own["num_threads"],
-        variants=[OwnVariant(**variant) for variant in own.get("variants", [])],
+        _imported(own.function),
+        norms=own.norms,
+        seeds=own.seeds,
+        goal=own.goal,
+        settings=own.settings,
+        norm_options=own.norm_options,
+        device=own.device,
+        num_threads=own.num_threads,
+        variants=own.variants,
     )
 
 
-def _imported(where: Mapping[str, str]) -> Task | TrainingFunction:
-    if "module" in where:
-        return task_of(f"{where['module']}:{where['name']}")
-    path = Path(where["script"])
+def _imported(where: _Function) -> Task | TrainingFunction:
+    if where.script is None:
+        return task_of(f"{where.module}:{where.name}")
+    path = Path(where.script)
     specification = importlib.util.spec_from_file_location(SCRIPT, path)
     if specification is None or specification.loader is None or not path.is_file():
         raise InputError(f"{path} cannot be imported: is it on this machine, too?")
@@ -201,8 +300,10 @@ def _imported(where: Mapping[str, str]) -> Task | TrainingFunction:
     sys.modules[SCRIPT] = module
     specification.loader.exec_module(module)
     found: Any = module
-    for part in where["name"].split("."):
-        found = getattr(found, part)
+    for part in where.name.split("."):
+        found = getattr(found, part, None)
+    if found is None:
+        raise InputError(f"{path} has no {where.name}: is it the same file on this machine?")
     return task_of(found)
 
 
@@ -295,6 +396,8 @@ def write_shared_results(grid: Grid, out: Path, *, is_last: bool = False) -> Non
             finally:
                 lease.release(forget=is_last)
         except (LeaseHeldError, LeaseLostError):
+            if not is_last:  # who has it writes what is known, and so does this one in the end
+                return
             told = read_json(out / RESULTS_FILE)["runs"]
             if told == results.told(results.read())["runs"]:
                 return

@@ -160,7 +160,7 @@ class CarrierNorm(StatefulNorm):
     def follow_counter(self, own_step: bool = False) -> None:
         """Read the counter again if other code has written or replaced the buffer.
 
-        Loaders do that, data-parallel wrappers that broadcast buffers, and users who set it to zero.
+        Loaders do that, data-parallel wrappers that broadcast buffers, and users by hand.
         The layer's own steps are known, so that nothing is read back from the device for them.
 
         Raises:

@@ -8,13 +8,16 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
+from collections.abc import Iterator
 from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from powernorm.errors import InputError
+from powernorm.lab.engine import leases
 from powernorm.lab.engine.leases import (
     LEASE_FILE,
     LOCK_FILE,
@@ -24,6 +27,15 @@ from powernorm.lab.engine.leases import (
     read_owner,
 )
 
+LOCKER = """
+import sys, time
+from pathlib import Path
+from powernorm.lab.engine.leases import Lease
+lease = Lease(Path(sys.argv[1]))
+with lease.writing():
+    print(lease.owner.number, flush=True)
+    time.sleep(60)
+"""
 HOLDER = """
 import sys, time
 from pathlib import Path
@@ -34,10 +46,10 @@ time.sleep(60)
 """
 
 
-def holder(folder: Path) -> subprocess.Popen[str]:
+def holder(folder: Path, code: str = HOLDER) -> subprocess.Popen[str]:
     """A process that holds the lease of a folder."""
     process = subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(folder)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None
     assert process.stdout.readline()
@@ -131,4 +143,64 @@ def test_a_damaged_lease_is_named(tmp_path: Path, content: str) -> None:
     (tmp_path / LEASE_FILE).write_text(content)
     with pytest.raises(InputError, match=f"{LEASE_FILE}.*remove it"):
         Lease(tmp_path)
-    assert (tmp_path / LOCK_FILE).exists()
+    assert [path.name for path in tmp_path.iterdir()] == [LEASE_FILE]
+
+
+@pytest.fixture
+def suspended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[str]]:
+    """A process that was suspended long ago while it wrote in the folder."""
+    monkeypatch.setattr(leases, "LOCK_SECONDS", 0.2)
+    process = holder(tmp_path, LOCKER)
+    process.send_signal(signal.SIGSTOP)
+    old = time.time() - 61
+    os.utime(tmp_path / LEASE_FILE, (old, old))
+    yield process
+    process.kill()
+    process.communicate()
+
+
+@pytest.mark.usefixtures("suspended")
+def test_the_lock_of_a_suspended_process_is_as_its_lease(tmp_path: Path) -> None:
+    """So that a worker takes another run; an error would end it."""
+    with pytest.raises(LeaseHeldError, match=r"has been locked .* or let it go on"):
+        Lease(tmp_path)
+
+
+def test_an_owner_lives_on_and_waits_while_another_is_suspended_in_its_lock(
+    tmp_path: Path, suspended: subprocess.Popen[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    elsewhere = tmp_path / "elsewhere"
+    lease = Lease(elsewhere, lifetime=0.4)
+    (elsewhere / LOCK_FILE).unlink()
+    os.link(tmp_path / LOCK_FILE, elsewhere / LOCK_FILE)
+    before = (elsewhere / LEASE_FILE).stat().st_mtime
+    threading.Timer(1, suspended.kill).start()
+    with lease.writing():
+        assert (elsewhere / LEASE_FILE).stat().st_mtime > before
+    assert "has been locked" in caplog.text
+    lease.release()
+
+
+def test_who_cannot_have_a_lease_does_not_take_the_lock_from_its_owner(tmp_path: Path) -> None:
+    process = holder(tmp_path, LOCKER)
+    try:
+        started = time.monotonic()
+        with pytest.raises(LeaseHeldError, match=f"process {process.pid}"):
+            Lease(tmp_path)
+        assert time.monotonic() - started < leases.LOCK_SECONDS / 2
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_sign_of_life_by_a_clock_that_is_ahead_ages_from_when_it_is_seen(tmp_path: Path) -> None:
+    Lease(tmp_path).release()
+    pretend(tmp_path, key="other", host="elsewhere", machine="elsewhere", pid=1, released=False)
+    ahead = time.time() + 3600
+    os.utime(tmp_path / LEASE_FILE, (ahead, ahead))
+    with pytest.raises(LeaseHeldError, match="last sign of life 0 s ago"):
+        Lease(tmp_path, lifetime=0.3)
+    time.sleep(0.4)
+    lease = Lease(tmp_path, lifetime=0.3)
+    assert lease.owner.number == 2
+    lease.release()

@@ -338,7 +338,7 @@ def test_checkpoints_of_another_recipe(
     before = (folder / "last.ckpt").read_bytes()
     shutil.copyfile(others / "last.ckpt", folder / "last.ckpt")
     message = refusal(config, out)
-    assert f"{folder / 'last.ckpt'} holds the weights of another model" in message
+    assert f"{folder / 'last.ckpt'} is of another run" in message
     (folder / "last.ckpt").write_bytes(before)
     for path in others.glob("step-*"):
         shutil.copyfile(path, folder / path.name)
@@ -353,7 +353,7 @@ def test_best_checkpoint_of_another_recipe(pairs: Path, tmp_path: Path) -> None:
     best = folder / "checkpoints" / "best.ckpt"
     shutil.copyfile(tmp_path / "other" / "bn-pre-seed0" / "checkpoints" / "best.ckpt", best)
     message = refusal(tiny_translation(pairs), tmp_path / "one")
-    assert f"{best} holds the weights of another model" in message
+    assert f"{best} is of another run" in message
     best.unlink()
     assert f"{best} is not a checkpoint" in refusal(tiny_translation(pairs), tmp_path / "one")
 

@@ -5,9 +5,12 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import shutil
+import sqlite3
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -325,3 +328,34 @@ def test_folders_of_others_are_refused_and_kept(whole: Path, tmp_path: Path) -> 
     tuned(out, trials=1, force=True)
     assert len(rows_of(out)) == 2
     assert len(list((out / "trials").glob("*/result.json"))) == 2
+
+
+@pytest.mark.parametrize(
+    ("name", "damage"),
+    [
+        ("optuna.db", lambda path: path.write_bytes(path.read_bytes()[:20000])),
+        ("optuna.db", lambda path: path.write_text("nonsense")),
+        ("optuna.db", lambda path: path.unlink()),
+        ("optuna.db", lambda path: changed(path, "DELETE FROM study_directions")),
+        ("optuna.db", lambda path: changed(path, "UPDATE trials SET state = 'text'")),
+        ("optuna.db", lambda path: changed(path, "UPDATE trials SET datetime_start = -7")),
+        ("tuning.json", lambda path: path.write_text('{"norms": []}')),
+    ],
+)
+def test_what_is_damaged_is_named_in_one_line(
+    whole: Path, tmp_path: Path, name: str, damage: Callable[[Path], object]
+) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(whole, out)
+    damage(out / name)
+    with pytest.raises(InputError) as caught:
+        tuned(out, seeds=2, trials=8, resume=True)
+    assert re.fullmatch(
+        rf"{out / name} is damaged \(.+\): put a copy .+ --force", str(caught.value)
+    )
+
+
+def changed(path: Path, command: str) -> None:
+    with closing(sqlite3.connect(path)) as connection:
+        connection.execute(command)
+        connection.commit()

@@ -184,7 +184,7 @@ def counts(norm: FrozenDeviationNorm) -> tuple[int, int]:
 
 
 def test_averages_of_a_bfloat16_module_are_in_float32() -> None:
-    """An average in bfloat16 would not move where batches change it by less than half its last digit."""
+    """An average in bfloat16 would not move by less than half its last digit."""
     wide = training_layer(momentum=0.01)
     narrow = copy.deepcopy(wide).bfloat16()
     for seed in range(300):

@@ -1,5 +1,6 @@
 """Files of runs and comparisons: written in one step, read back, never overwritten by accident."""
 
+import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,6 +26,8 @@ MAX_DIFFERENCES: Final = 5
 LAST: Final = "last.ckpt"
 """The checkpoint that a run goes on from."""
 KEPT: Final = frozenset({LEASE_FILE, LOCK_FILE})
+_DRAFTS: Final = (f".{CONFIG_FILE}.", "lease.draft")
+"""What a killed process may leave before a folder is a run's."""
 IGNORED: Final = frozenset(
     {"data.path", "function.file", "function.sha256", "training.num_workers"}
 )
@@ -67,11 +70,33 @@ def find_runs(out: Path) -> list[Path]:
     """Return the run folders of a comparison, by name."""
     if not out.is_dir():
         return []
-    return sorted(
-        path
-        for path in out.iterdir()
-        if (path / CONFIG_FILE).is_file() and not (path / MODEL_FILE).is_file()
-    )
+    return sorted(path for path in out.iterdir() if _is_run(path))
+
+
+def _is_run(path: Path) -> bool:
+    return (path / CONFIG_FILE).is_file() and not (path / MODEL_FILE).is_file()
+
+
+def check_place(folder: Path) -> None:
+    """Refuse a place for a run where somebody keeps other files.
+
+    Raises:
+        InputError: it is a file, or a folder that is no run's and holds files; the message names
+            them.
+    """
+    if not folder.exists():
+        return
+    if not folder.is_dir():
+        raise InputError(f"{folder} is a file, and a run is to go there: move it away")
+    names = [] if _is_run(folder) else sorted(path.name for path in folder.iterdir())
+    # A process may have been killed between its lease and its first file.
+    foreign = [name for name in names if name not in KEPT and not name.startswith(_DRAFTS)]
+    if foreign:
+        more = "" if len(foreign) <= MAX_DIFFERENCES else " and more"
+        raise InputError(
+            f"{folder} is no run and holds {', '.join(foreign[:MAX_DIFFERENCES])}{more}: move that "
+            "away, or give another --out"
+        )
 
 
 def check_folder(out: Path, *, resume: bool, force: bool) -> None:
@@ -106,7 +131,9 @@ def prepare_folder(out: Path, *, resume: bool, force: bool) -> None:
     """
     check_folder(out, resume=resume, force=force)
     if force:
-        remove(*find_runs(out), *_results_in(out), out / WORK_FILE)
+        for path in find_runs(out):
+            delete_run(path)
+        remove(*_results_in(out), out / WORK_FILE)
     try:
         for name in (RESULTS_FILE, COMPARISON_FILE):
             remove(*out.glob(f".{name}.*"))
@@ -131,11 +158,27 @@ def remove_unfinished(folder: Path, *, is_over: bool = False) -> None:
 
 
 def clear_unless_resumable(folder: Path) -> None:
-    """Delete what a run left that never reached a checkpoint; a resumable one stays as it is."""
-    if not folder.is_dir() or (folder / CHECKPOINTS_FOLDER / LAST).exists():
-        return
+    """Delete what a run left that never reached a checkpoint; a resumable one stays as it is.
+
+    Raises:
+        InputError: as `check_place`.
+    """
+    check_place(folder)
+    if folder.is_dir() and not (folder / CHECKPOINTS_FOLDER / LAST).exists():
+        _empty(folder)
+
+
+def delete_run(folder: Path) -> None:
+    """Delete the folder of a run."""
+    _empty(folder)
+    remove(folder)
+
+
+def _empty(folder: Path) -> None:
+    """Delete what a run left, its settings last: without them what is left would be nobody's."""
     check_own(folder)
-    remove(*(path for path in folder.iterdir() if path.name not in KEPT))
+    paths = sorted(folder.iterdir(), key=lambda path: path.name == CONFIG_FILE)
+    remove(*(path for path in paths if path.name not in KEPT))
 
 
 def check_same_settings(folder: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
@@ -157,6 +200,45 @@ def check_same_settings(folder: Path, old: Mapping[str, Any], new: Mapping[str, 
         raise InputError(
             f"{folder} was made with other settings ({', '.join(differing[:MAX_DIFFERENCES])}"
             f"{more}): use the same ones, another --out, or --force to delete it"
+        )
+
+
+def owner_of(folder: Path) -> dict[str, Any]:
+    """Return whose the checkpoints of a run's folder are; empty where it says no settings."""
+    path = folder / CONFIG_FILE
+    if not path.is_file():
+        return {}
+    config = read_json(path)
+    settings = {key: value for key, value in _flat(config).items() if key not in IGNORED}
+    packed = json.dumps(settings, sort_keys=True).encode()
+    return {
+        "comparison": config.get("task"),
+        "norm": config.get("label") or config.get("norm"),
+        "seed": config.get("seed"),
+        "settings": hashlib.sha256(packed).hexdigest(),
+    }
+
+
+def check_owner(checkpoint: Path, owner: Mapping[str, Any] | None) -> None:
+    """Check that a checkpoint is of the run in whose folder it lies.
+
+    Args:
+        checkpoint: its file.
+        owner: what it says itself; None and empty say nothing.
+
+    Raises:
+        InputError: it was copied from another run; the message names both.
+    """
+    here = owner_of(checkpoint.parent.parent)
+    if owner and here and dict(owner) != here:
+        differing = [
+            f"{key} {owner.get(key)}, not {value}"
+            for key, value in here.items()
+            if owner.get(key) != value
+        ]
+        raise InputError(
+            f"{checkpoint} is of another run ({'; '.join(differing)}): put the run's own "
+            "checkpoint there, or remove the run's folder to train it anew"
         )
 
 

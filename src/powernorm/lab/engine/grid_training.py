@@ -11,6 +11,7 @@ from powernorm.lab.engine.coordination import Executor, coordinate
 from powernorm.lab.engine.events import Listener, Notice, RunEnded, ignore
 from powernorm.lab.engine.folders import (
     check_folder,
+    check_place,
     check_same_settings,
     find_runs,
     prepare_folder,
@@ -185,7 +186,12 @@ class _Comparison:
         )
 
     def _check_old_runs(self) -> None:
-        """Check that all runs that are there had these settings."""
+        """Check that all runs that are there had these settings, and that there is a place for all.
+
+        Before anything is trained: of the last run, too.
+        """
+        for line, run_seed in self._grid.runs():
+            check_place(self._out / line.folder(run_seed))
         fingerprint = self._grid.task.fingerprint(self._data)
         changed: FunctionRecord | None = None
         for folder in find_runs(self._out):

@@ -8,6 +8,7 @@ holds a short lock of the file system and refuses an owner that has lost the lea
 """
 
 import json
+import logging
 import os
 import socket
 import threading
@@ -25,6 +26,7 @@ from powernorm.errors import InputError
 from powernorm.files import check_own, remove, write
 from powernorm.json_reading import read_json_object
 
+LOGGER = logging.getLogger(__name__)
 LEASE_FILE: Final = "lease.json"
 LOCK_FILE: Final = ".lock"
 LIFETIME: Final = 60.0
@@ -92,9 +94,14 @@ class Lease:
         self._over = threading.Event()
         try:
             folder.mkdir(parents=True, exist_ok=True)
+            # The owner needs the lock: nobody else shall have it without hope, or be suspended so.
+            _check_free(folder, read_owner(folder), lifetime)
             with self._locked():
                 self.owner = self._take()
         except OSError as error:
+            for path in self._made:
+                with suppress(OSError):
+                    path.rmdir()
             raise InputError(
                 f"{folder} cannot be written ({error.strerror or error}): give a folder that can "
                 "be with --out"
@@ -106,24 +113,35 @@ class Lease:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Hold the short lock while the block puts files into place.
+        """Hold the short lock while the block puts files into place; it waits for the lock.
 
         Raises:
             LeaseLostError: another process has the lease by now; nothing may be written.
         """
-        with self._locked():
-            found = read_owner(self.folder)
-            if found is None or found.key != self.owner.key:
-                if found is None:
-                    raise LeaseLostError(
-                        f"{self.folder / LEASE_FILE} is gone, because the folder was deleted or "
-                        "another process has finished it: this one stops and writes nothing more"
-                    )
-                raise LeaseLostError(
-                    f"{self.folder} was taken over by {found} while this process gave no sign of "
-                    f"life for {self._lifetime:.0f} s: this one stops and writes nothing more"
-                )
+        while True:
+            try:
+                self._lock.acquire()
+                break
+            except Timeout:  # such as of a process that is suspended, which must not end this one
+                LOGGER.warning("%s; this process waits.", self._words())
+        try:
+            self._check_owner()
             yield
+        finally:
+            self._lock.release()
+
+    def _check_owner(self) -> None:
+        found = read_owner(self.folder)
+        if found is None:
+            raise LeaseLostError(
+                f"{self.folder / LEASE_FILE} is gone, because the folder was deleted or another "
+                "process has finished it: this one stops and writes nothing more"
+            )
+        if found.key != self.owner.key:
+            raise LeaseLostError(
+                f"{self.folder} was taken over by {found} while this process gave no sign of life "
+                f"for {self._lifetime:.0f} s: this one stops and writes nothing more"
+            )
 
     def release(self, *, forget: bool = False) -> None:
         """Give the lease back, where it still is this one's.
@@ -133,7 +151,8 @@ class Lease:
         """
         self._over.set()
         self._thread.join()
-        with suppress(LeaseLostError, OSError, InputError), self.writing():
+        with suppress(OSError, InputError), self._locked():
+            self._check_owner()
             path = self.folder / LEASE_FILE
             if forget:
                 remove(path)
@@ -164,10 +183,10 @@ class Lease:
             # A disk that is full or away for a moment costs a heartbeat, not the run.
             with suppress(OSError, InputError):
                 try:
-                    with self.writing():
-                        os.utime(self.folder / LEASE_FILE)
+                    self._check_owner()
                 except LeaseLostError:
                     return
+                os.utime(self.folder / LEASE_FILE)
 
     @contextmanager
     def _locked(self) -> Iterator[None]:
@@ -175,10 +194,13 @@ class Lease:
             with self._lock:
                 yield
         except Timeout as error:
-            raise InputError(
-                f"{self.folder / LOCK_FILE} has been locked for {LOCK_SECONDS:.0f} s: end the "
-                "process that holds it, or remove the file if there is none"
-            ) from error
+            raise LeaseHeldError(self._words()) from error
+
+    def _words(self) -> str:
+        return (
+            f"{self.folder / LOCK_FILE} has been locked for {LOCK_SECONDS:.0f} s: end the process "
+            "that holds it or let it go on, or remove the file if there is none"
+        )
 
 
 def check_free(folder: Path) -> None:
@@ -197,10 +219,13 @@ def is_alive(folder: Path, owner: Owner) -> bool:
 def _check_free(folder: Path, owner: Owner | None, lifetime: float) -> None:
     if owner is None or owner.is_gone:
         return
-    age = _age(folder)
+    try:
+        age = _age(folder)
+    except FileNotFoundError:  # given back in this moment
+        return
     if age < lifetime:
         raise LeaseHeldError(
-            f"{folder} is being written by {owner}, last sign of life {max(age, 0.0):.0f} s ago: "
+            f"{folder} is being written by {owner}, last sign of life {age:.0f} s ago: "
             "wait for it, end it, or give another --out"
         )
 
@@ -209,7 +234,12 @@ def _age(folder: Path) -> float:
     """Return the seconds since the last sign of life, both by the clock of the file system."""
     now = folder / LOCK_FILE
     now.touch()
-    return now.stat().st_mtime - (folder / LEASE_FILE).stat().st_mtime
+    lease = folder / LEASE_FILE
+    age = now.stat().st_mtime - lease.stat().st_mtime
+    if age < 0:
+        # By a clock that is ahead. From here on it ages; an owner that lives gives another sign.
+        os.utime(lease, (now.stat().st_atime, now.stat().st_mtime))
+    return max(age, 0.0)
 
 
 def read_owner(folder: Path) -> Owner | None:

@@ -1,5 +1,6 @@
 """Progress of a comparison in the terminal, or line by line where there is none."""
 
+from contextlib import suppress
 from types import TracebackType
 from typing import Final, Self, assert_never
 
@@ -82,10 +83,15 @@ class ComparisonProgress:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._bar.stop()
+        with suppress(OSError):
+            self._bar.stop()
 
     def __call__(self, event: Event) -> None:
-        """Show an event."""
+        """Show an event, where there is room: a full disk behind it must not end the training."""
+        with suppress(OSError):
+            self._show(event)
+
+    def _show(self, event: Event) -> None:
         match event:
             case DataPrepared():
                 self._show_data(event)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from powernorm.checksums import load_sealed, save_sealed
 from powernorm.errors import InputError
-from powernorm.lab.engine.folders import LAST
+from powernorm.lab.engine.folders import LAST, check_owner
 from powernorm.runs import CHECKPOINTS_FOLDER
 
 FORMAT: Final = 1
@@ -136,7 +136,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     """Return the contents of a checkpoint that `write_checkpoint` wrote.
 
     Raises:
-        InputError: the file is damaged or is none of ours.
+        InputError: the file is damaged, is none of ours, or is another run's than its folder.
     """
     try:
         content = load_sealed(path, _FIX)
@@ -146,6 +146,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         raise InputError(f"{path} is no checkpoint ({type(error).__name__}): {_FIX}") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT or "states" not in content:
         raise InputError(f"{path} is no checkpoint of a training function: {_FIX}")
+    check_owner(path, content.get("run"))
     return content
 
 

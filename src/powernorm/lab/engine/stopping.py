@@ -60,7 +60,7 @@ class Stop:
             return
         before = {number: signal.getsignal(number) for number in (*SIGNALS, signal.SIGINT)}
         self.install()
-        if before[signal.SIGINT] is signal.default_int_handler:
+        if callable(before[signal.SIGINT]):  # not ignored, as in a script's background
             signal.signal(signal.SIGINT, self._interrupt)
         try:
             yield

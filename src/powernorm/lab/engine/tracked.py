@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from powernorm.errors import InputError
 from powernorm.files import replacing
-from powernorm.lab.engine.folders import LAST
+from powernorm.lab.engine.folders import LAST, owner_of
 from powernorm.lab.engine.logs import Writing
 from powernorm.lab.engine.processes import gather, is_main, num_processes, on_main, rank
 from powernorm.lab.engine.state import (
@@ -141,7 +141,7 @@ class Tracked:
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with ExitStack() as leased, replacing(folder / LAST) as file:
-                write_checkpoint(file, content)
+                write_checkpoint(file, {"run": owner_of(self._folder), **content})
                 leased.enter_context(self._writing())
         except OSError as error:
             raise InputError(

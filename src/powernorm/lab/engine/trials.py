@@ -49,7 +49,13 @@ class TrialRules:
 
     @classmethod
     def from_json(cls, record: Mapping[str, Any]) -> Self:
-        """Return the rules of what `to_json` returned, also from a JSON file."""
+        """Return the rules of what `to_json` returned, also from a JSON file.
+
+        Raises:
+            KeyError, TypeError, AttributeError, ValueError: it is something else.
+        """
+        if record["goal"]["direction"] not in ("min", "max"):
+            raise ValueError(f"direction {record['goal']['direction']}")
         goal = Goal(metric=record["goal"]["metric"], direction=record["goal"]["direction"])
         limits = {
             norm: {int(step): float(limit) for step, limit in one.items()}

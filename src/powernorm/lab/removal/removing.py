@@ -160,7 +160,12 @@ def remove(
     on_device = checked_device(device)
     _check_folder(folder, resume=resume, force=force)
     stop = Stop()
-    with stop.watching(), own_generators(), threads(wanted.training.num_threads):
+    with (
+        stop.watching(),
+        stop.never_hidden(),
+        own_generators(),
+        threads(wanted.training.num_threads),
+    ):
         original = open_original(model, wanted.data, wanted.seed)
         _check_stock(original, stock=stock)
         lease = Lease(folder)

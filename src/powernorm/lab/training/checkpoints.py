@@ -13,7 +13,7 @@ from powernorm.checksums import load_sealed, save_sealed
 from powernorm.errors import InputError
 from powernorm.files import replacing
 from powernorm.lab.engine.averaging import Snapshots
-from powernorm.lab.engine.folders import LAST
+from powernorm.lab.engine.folders import LAST, check_owner, owner_of
 from powernorm.lab.engine.leases import Lease
 from powernorm.lab.engine.processes import is_main
 from powernorm.norms.buffers import is_optional_key
@@ -68,7 +68,7 @@ class Checkpoints:
             return
         # It takes its place at the end, so that it never is ahead of the rest.
         with _writing(self._folder), ExitStack() as leased, replacing(self._folder / LAST) as file:
-            save_sealed({"format": FORMAT, **content}, file)
+            save_sealed(self._named(content), file)
             leased.enter_context(self._leased())
             if validated:
                 self._snapshots.keep(content["step"], content["weights"])
@@ -86,7 +86,10 @@ class Checkpoints:
         if not is_main():
             return
         with _writing(self._folder), replacing(self._folder / EARLY) as file:
-            save_sealed({"format": FORMAT, **content}, file)
+            save_sealed(self._named(content), file)
+
+    def _named(self, content: Mapping[str, Any]) -> dict[str, Any]:
+        return {"format": FORMAT, "run": owner_of(self._folder.parent), **content}
 
     def _leased(self) -> AbstractContextManager[None]:
         return nullcontext() if self._lease is None else self._lease.writing()
@@ -110,7 +113,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     """Return the contents of a checkpoint, by the names of `CONTENT`.
 
     Raises:
-        InputError: the file is damaged or is none of ours.
+        InputError: the file is damaged, is none of ours, or is another run's than its folder.
     """
     try:
         with warnings.catch_warnings():
@@ -119,6 +122,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         if {"state_dict", "global_step", "loops"} <= set(content):
             content = _of_the_trainer(content)
         if set(content) >= CONTENT:
+            check_owner(path, content.get("run"))
             return dict(content)
         reason = "it holds something else"
     except InputError:

@@ -1,7 +1,8 @@
 """The trials of each norm in Optuna's storage: asked for, told, and looked at."""
 
 import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -12,6 +13,7 @@ from optuna.samplers import TPESampler
 from optuna.trial import FrozenTrial, Trial, TrialState
 from sqlalchemy.engine import URL
 
+from powernorm.errors import InputError
 from powernorm.lab.engine.trials import Limits, median_limits
 from powernorm.lab.tuning.ranges import Space
 from powernorm.runs import Goal
@@ -56,6 +58,21 @@ def open_storage(folder: Path) -> optuna.storages.BaseStorage:
     return optuna.storages.RDBStorage(url)
 
 
+@contextmanager
+def naming_storage(folder: Path) -> Iterator[None]:
+    """Turn what Optuna raises of a damaged storage into an error that says what to do."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:  # whatever a damaged file makes Optuna and its database raise
+        first_line = str(error).partition("\n")[0]
+        raise InputError(
+            f"{folder / STORAGE_FILE} is damaged ({type(error).__name__}: {first_line}): put a "
+            "copy of it in its place, or begin anew with --force"
+        ) from error
+
+
 class NormStudy:
     """The trials of one norm.
 
@@ -92,6 +109,7 @@ class NormStudy:
             direction="minimize" if goal["direction"] == "min" else "maximize",
             load_if_exists=True,
         )
+        _ = self._study.direction  # raises where a damaged file has none
         if not self._study.get_trials(deepcopy=False):
             self._study.enqueue_trial(dict(untuned))
 

@@ -68,6 +68,13 @@ def take_folder(
         remove(*(out / name for name in (TRIALS_FOLDER, STORAGE_FILE, TRIALS_FILE, TUNING_FILE)))
         return None
     record = read_json(path)
+    kinds = {"identity": dict, "norms": dict, "compared": dict, "round_size": int}
+    wrong = [key for key, kind in kinds.items() if not isinstance(record.get(key), kind)]
+    if wrong:
+        raise InputError(
+            f"{path} is damaged ({', '.join(wrong)}): put a copy of it in its place, or begin anew "
+            "with --force"
+        )
     check_same_tuning(out, record["identity"], identity)
     return record
 

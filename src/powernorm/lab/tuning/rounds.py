@@ -9,11 +9,10 @@ from typing import Final
 import optuna
 
 from powernorm.errors import InputError
-from powernorm.files import remove
 from powernorm.lab.engine.coordination import Executor
 from powernorm.lab.engine.events import Listener, Notice
 from powernorm.lab.engine.executors.choice import Workers
-from powernorm.lab.engine.folders import find_runs, read_json, read_result
+from powernorm.lab.engine.folders import delete_run, find_runs, read_json, read_result
 from powernorm.lab.engine.grid import Grid
 from powernorm.lab.engine.grid_training import compare_grid
 from powernorm.lab.engine.leases import Lease, check_free
@@ -23,6 +22,7 @@ from powernorm.lab.tuning.norm_studies import (
     NUM_RANDOM,
     Asked,
     NormStudy,
+    naming_storage,
     open_storage,
     rounds_left,
 )
@@ -129,29 +129,35 @@ class Tuning:
     def _begin(self, *, resume: bool, force: bool) -> None:
         """Take up the tuning in the folder, or begin one."""
         old = records.take_folder(self._out, self._identity, resume=resume, force=force)
+        known: dict[str, int] = {}
         if old is not None:
             self._round_size = old["round_size"]
             self._compared = dict(old["compared"])
-            known = max((len(norm["curve"]) for norm in old["norms"].values()), default=0)
-            if known > self._budget.num_trials:
+            known = {norm: len(one["curve"]) for norm, one in old["norms"].items()}
+            most = max(known.values(), default=0)
+            if most > self._budget.num_trials:
                 raise InputError(
-                    f"{self._out} has {known} trials of a norm already: give --trials {known} or "
+                    f"{self._out} has {most} trials of a norm already: give --trials {most} or "
                     "more, or another --out"
                 )
         self._read_results()
-        storage = open_storage(self._out)
-        self._studies = [
-            NormStudy(
-                storage,
-                norm,
-                self._goal,
-                space,
-                untuned_values(self._subject, norm, space),
-                self._seed,
-            )
-            for norm, space in self._spaces.items()
-        ]
-        self._write()
+        with naming_storage(self._out):
+            storage = open_storage(self._out)
+            self._studies = [
+                NormStudy(
+                    storage,
+                    norm,
+                    self._goal,
+                    space,
+                    untuned_values(self._subject, norm, space),
+                    self._seed,
+                )
+                for norm, space in self._spaces.items()
+            ]
+            for study in self._studies:
+                if len(study.trials()) < known.get(study.norm, 0):
+                    raise ValueError(f"it lacks trials of {study.norm}")
+            self._write()
 
     def search(self) -> None:
         """Train all trials.
@@ -293,7 +299,7 @@ class Tuning:
         ]
         for folder in find_runs(self._out):
             if read_json(folder / CONFIG_FILE).get("norm") in changed:
-                remove(folder)
+                delete_run(folder)
                 self._listener(
                     Notice(f"{folder.name} is trained anew: more trials found better settings")
                 )

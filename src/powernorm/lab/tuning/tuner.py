@@ -176,7 +176,8 @@ def tune_and_show(
             "powernorm tune trains each run in one process: leave torchrun out, and give --jobs"
         )
     spaces = spaces_of(subject, *parse_search(search))
-    with shown(folder, progress) as listener, Stop().watching():
+    stop = Stop()
+    with shown(folder, progress) as listener, stop.watching(), stop.never_hidden():
         tuning = Tuning(subject, folder.absolute(), budget, spaces, workers, listener or ignore)
         with tuning.holding(resume=resume, force=force):
             tuning.search()

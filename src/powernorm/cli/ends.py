@@ -1,0 +1,78 @@
+"""How commands that train end: interrupted, stopped by a scheduler, or with runs that failed."""
+
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import typer
+
+from powernorm.cli import launching
+from powernorm.errors import printable
+from powernorm.runs import RESULTS_FILE
+
+
+@contextmanager
+def interruptible(folder: Path, command: str | None = None) -> Iterator[None]:
+    """Say after Ctrl-C or a scheduler's signal what is kept and how it goes on, and leave.
+
+    Args:
+        folder: that keeps it.
+        command: that goes on; None is this one with `--resume`.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        _say_how_to_go_on("interrupted", folder, command)
+        raise typer.Exit(launching.INTERRUPTED) from None
+    except BaseException as error:
+        from powernorm.lab.engine.stopping import EXIT_CODE, Stopped, ignore_until_exit
+
+        if not isinstance(error, Stopped):
+            raise
+        ignore_until_exit()
+        _say_how_to_go_on(f"stopped ({error})", folder, command)
+        raise typer.Exit(EXIT_CODE) from None
+
+
+def end_with_failures(folder: Path, command: str = "the same command") -> None:
+    """Leave with an exit code of its own where runs failed, after the table that says so, too.
+
+    Args:
+        folder: of the comparison.
+        command: that tries them again, without `--resume`.
+    """
+    from powernorm.lab.engine.folders import read_json
+
+    runs = read_json(folder / RESULTS_FILE)["runs"]
+    failed = [run for run in runs if run["status"] == "failed"]
+    if not failed:
+        return
+    first = failed[0]
+    typer.echo(
+        f"error: {len(failed)} of {len(runs)} runs failed, the first by "
+        f"{printable(first.get('message', 'an error'))} ({folder / first['folder']}); {command} with "
+        "--resume tries them again",
+        err=True,
+    )
+    raise typer.Exit(launching.FAILED)
+
+
+def resuming_command() -> str:
+    """Return this command as the one that goes on with what it left."""
+    kept = (part for part in sys.argv[1:] if part not in ("--force", "--resume"))
+    return f"{shlex.join(['powernorm', *kept])} --resume"
+
+
+def _say_how_to_go_on(what: str, folder: Path, command: str | None) -> None:
+    if launching.is_launched():
+        return  # who started this process says it, once
+    if folder.exists():
+        typer.echo(
+            f"{what}: {folder} keeps what is over and the last checkpoint; "
+            f"go on with: {command or resuming_command()}",
+            err=True,
+        )
+    else:
+        typer.echo(f"{what}: nothing was trained yet; start the command again", err=True)

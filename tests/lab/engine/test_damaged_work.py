@@ -1,0 +1,94 @@
+"""A work.json that is damaged is one line that names it, whatever is wrong."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from own_training import tiny_grid
+
+from powernorm import lab
+from powernorm.errors import InputError
+from powernorm.lab.comparing import plan
+from powernorm.lab.engine.trials import TrialRules
+from powernorm.lab.working import read_work, work_record
+
+VALUES = (None, -1, "text", [[]], {"text": {}})
+
+
+def damaged(value: Any) -> Iterator[Any]:
+    """A JSON value with each part of it in turn missing or another one."""
+    yield from (other for other in VALUES if other != value)
+    if isinstance(value, dict):
+        for key in value:
+            yield {name: one for name, one in value.items() if name != key}
+            yield from ({**value, key: other} for other in damaged(value[key]))
+    elif isinstance(value, list):
+        for index in range(len(value)):
+            for other in damaged(value[index]):
+                yield [*value[:index], other, *value[index + 1 :]]
+
+
+def is_one_line(folder: Path) -> bool:
+    """Whether the folder is refused in one line; what is still sound is read."""
+    try:
+        read_work(folder)
+    except InputError as error:
+        return "\n" not in str(error)
+    return False
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    plan(tiny_grid(seeds=[0, 1]), tmp_path)
+    grid = tiny_grid()
+    rules = TrialRules({"metric": "loss", "direction": "min"}, {"ln": {3: 0.5}})
+    record = {**work_record(grid, lab.Race(), rules), "path": []}
+    (tmp_path / "work.json").write_text(json.dumps(record))
+    return tmp_path
+
+
+@pytest.mark.parametrize("kind", ["own", "built in"])
+def test_any_part_of_it(kind: str, own: Path, tmp_path: Path) -> None:
+    path = own / "work.json"
+    record = json.loads(path.read_text())
+    if kind == "built in":
+        plan(lab.recipe("lm", "smoke"), tmp_path / "lm")
+        path = tmp_path / "lm" / "work.json"
+        record = json.loads(path.read_text())
+    assert not is_one_line(path.parent)
+    refused = 0
+    for other in damaged(record):
+        path.write_text(json.dumps(other))
+        refused += is_one_line(path.parent)
+    assert refused > 50
+    for text in ("", "{", "\x00", "nonsense", json.dumps(record)[:-9]):
+        path.write_text(text)
+        with pytest.raises(InputError, match=re.escape(str(path))):
+            read_work(path.parent)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"own": None}, "neither a built-in task nor a function"),
+        ({"format": 7}, "format: Input should be 1"),
+        ({"race": {"confidence": 3}}, "race: Value error, a race with confidence 3"),
+        ({"trial": {"goal": {}}}, "trial: KeyError 'direction'"),
+    ],
+)
+def test_the_message_names_the_file_the_place_and_the_mend(
+    own: Path, change: dict[str, Any], words: str
+) -> None:
+    path = own / "work.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    with pytest.raises(InputError) as caught:
+        read_work(own)
+    said = str(caught.value)
+    assert said.startswith(f"{path} is damaged (")
+    assert words in said
+    assert said.endswith("write it anew by `powernorm compare … --plan --resume`")
