@@ -13,7 +13,7 @@ from powernorm.errors import InputError
 MAX_BYTES: Final = 256 * 2**20
 MAX_LINES: Final = 2_000_000
 MAX_LINE_BYTES: Final = 4 * 2**20
-"""Of a log or a table; the largest of ours have a tenth of that."""
+"""Bounds of a log or a table; the largest of ours have a tenth of that."""
 
 
 @contextmanager

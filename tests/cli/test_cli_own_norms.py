@@ -13,7 +13,9 @@ from typer.testing import CliRunner
 
 from commands import SMALL, Outcome, environment, powernorm
 from lab.training.tiny_translation import tiny_translation, write_pairs
+from powernorm.checksums import load_sealed, save_sealed
 from powernorm.cli.commands import app
+from powernorm.lab.engine.folders import owner_of
 from powernorm.lab.tasks.builtin import compare
 
 LAYERS = """
@@ -149,6 +151,10 @@ def test_a_name_in_a_file_imports_nothing(
     else:
         config["model"] |= {"qk_norm": "per_head", key: "evil:Norm"}
     (run / "config.json").write_text(json.dumps(config))
+    for path in (run / "checkpoints").glob("*.ckpt"):
+        content = {**load_sealed(path, ""), "run": owner_of(run)}
+        with path.open("wb") as file:
+            save_sealed(content, file)
     (tmp_path / "evil.py").write_text(EVIL)
     outcome = powernorm(tmp_path, command, "run", *COMMANDS[command])
     assert not (tmp_path / "RAN").exists()

@@ -30,12 +30,12 @@ PIPE_CLOSED: Final = 141
 """Exit code where nobody reads the output any more, such as `| head`: 128 + SIGPIPE, as the shells
 have it. The signal itself stays off: it would end a training that writes to another process."""
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
-"""Of a stream that cannot be written to."""
+"""Errors of a stream that cannot be written to."""
 _NO_PLACE: Final = (
     *_FULL,
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP),
 )
-"""Of a file that cannot be written, or looked for; most have an InputError of their own."""
+"""Errors of a file that cannot be written, or looked for; most have an InputError of their own."""
 
 
 def main() -> NoReturn:

@@ -52,8 +52,8 @@ def end_with_failures(folder: Path, command: str = "the same command") -> None:
     first = failed[0]
     typer.echo(
         f"error: {len(failed)} of {len(runs)} runs failed, the first by "
-        f"{printable(first.get('message', 'an error'))} ({folder / first['folder']}); {command} with "
-        "--resume tries them again",
+        f"{printable(first.get('message', 'an error'))} ({folder / first['folder']}); {command} "
+        "with --resume tries them again",
         err=True,
     )
     raise typer.Exit(launching.FAILED)

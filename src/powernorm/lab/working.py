@@ -184,7 +184,7 @@ def _trial(path: Path, value: Any) -> TrialRules:
 
 
 @dataclass(frozen=True)
-class _Function:
+class _FunctionPlace:
     """Where a worker finds a function: a module or a script, and a name in it."""
 
     name: str
@@ -198,9 +198,9 @@ class _Function:
 
 @dataclass(frozen=True)
 class _OwnWork:
-    """What work.json says of a function of the user's own."""
+    """Function of the user, as work.json describes it."""
 
-    function: _Function
+    function: _FunctionPlace
     norms: list[str]
     seeds: Annotated[list[NonNegativeInt], Len(1)]
     goal: dict[str, str]
@@ -237,7 +237,7 @@ class _Goal:
 
 @dataclass(frozen=True)
 class _Head:
-    """What a worker needs of comparison.json."""
+    """Part of comparison.json that a worker needs."""
 
     goal: _Goal
 
@@ -289,7 +289,7 @@ def _recorded_grid(out: Path, record: _Work) -> Grid:
     )
 
 
-def _imported(where: _Function) -> Task | TrainingFunction:
+def _imported(where: _FunctionPlace) -> Task | TrainingFunction:
     if where.script is None:
         return task_of(f"{where.module}:{where.name}")
     path = Path(where.script)

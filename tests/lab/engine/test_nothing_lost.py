@@ -55,7 +55,7 @@ def test_a_file_in_the_place_of_a_run_is_refused(tmp_path: Path) -> None:
 def test_what_a_process_left_that_was_killed_early_is_no_obstacle(tmp_path: Path) -> None:
     begun = tmp_path / "bn-seed0"
     begun.mkdir()
-    for name in (".lock", "lease.draft", ".config.json.a1b2"):
+    for name in (".lock", ".lease.json.0a1b", ".config.json.a1b2"):
         (begun / name).write_text("")
     compared(tmp_path)
     assert not (begun / ".config.json.a1b2").exists()
@@ -85,7 +85,7 @@ def test_a_deletion_that_was_interrupted_can_be_repeated(
 
 
 def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
-    """Of another seed, norm and comparison; a whole folder can be moved."""
+    """One of another seed, norm or comparison; a whole folder can be moved."""
     compared(tmp_path / "a", seeds=2)
     compared(tmp_path / "b", settings={"steps": 3})
     last = tmp_path / "a" / "bn-seed0" / "checkpoints" / "last.ckpt"

@@ -26,8 +26,8 @@ MAX_DIFFERENCES: Final = 5
 LAST: Final = "last.ckpt"
 """The checkpoint that a run goes on from."""
 KEPT: Final = frozenset({LEASE_FILE, LOCK_FILE})
-_DRAFTS: Final = (f".{CONFIG_FILE}.", "lease.draft")
-"""What a killed process may leave before a folder is a run's."""
+_DRAFTS: Final = (f".{CONFIG_FILE}.", f".{LEASE_FILE}.")
+"""Files that a killed process may leave before a folder is a run's."""
 IGNORED: Final = frozenset(
     {"data.path", "function.file", "function.sha256", "training.num_workers"}
 )
@@ -82,12 +82,14 @@ def check_place(folder: Path) -> None:
 
     Raises:
         InputError: it is a file, or a folder that is no run's and holds files; the message names
-            them.
+            them; or it or one of them is a link.
     """
+    check_own(folder)
     if not folder.exists():
         return
     if not folder.is_dir():
         raise InputError(f"{folder} is a file, and a run is to go there: move it away")
+    check_own(*folder.iterdir())
     names = [] if _is_run(folder) else sorted(path.name for path in folder.iterdir())
     # A process may have been killed between its lease and its first file.
     foreign = [name for name in names if name not in KEPT and not name.startswith(_DRAFTS)]
