@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
+import zipfile
 from pathlib import Path
 
 import pytest
 
+import powernorm
 from lab.own_training import tiny_grid
 from powernorm import InputError
 from powernorm.files import remove, write
@@ -105,3 +109,33 @@ def test_the_folder_of_a_tuning_is_no_url(tmp_path: Path, name: str) -> None:
     open_storage(tmp_path / name)
     assert [path.name for path in tmp_path.iterdir()] == [name]
     assert (tmp_path / name / STORAGE_FILE).is_file()
+
+
+IN_A_ZIP = """
+import powernorm
+from powernorm.lab.recipes.files import named_recipe
+from powernorm.lab.recipes.paper_statistics import printed_statistics
+from powernorm.lab.recipes.studies.sizes import presets_of
+from powernorm.lab.report.templates import part
+
+assert ".zip" in powernorm.__file__
+assert named_recipe("lm", "demo").settings.task == "lm"
+assert printed_statistics()
+assert "demo" in presets_of("lm", "scales")
+assert "<p" in part("paragraph", "text", kind="note")
+"""
+
+
+def test_recipes_and_templates_are_found_in_a_zip(tmp_path: Path) -> None:
+    folder = Path(powernorm.__file__).parent
+    with zipfile.ZipFile(tmp_path / "p.zip", "w") as archive:
+        for path in folder.rglob("*"):
+            if path.suffix in (".py", ".toml", ".html", ".css", ".js"):
+                archive.write(path, path.relative_to(folder.parent))
+    done = subprocess.run(
+        [sys.executable, "-c", IN_A_ZIP],
+        env={**os.environ, "PYTHONPATH": str(tmp_path / "p.zip"), "TMPDIR": str(tmp_path)},
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in tmp_path.iterdir()] == ["p.zip"]

@@ -1,10 +1,15 @@
 """Files and folders of our own: put in place in one step, deleted and read; not behind links."""
 
+import atexit
 import secrets
 import shutil
 import stat
+import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import cache
+from importlib import resources
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import BinaryIO, Final
 
@@ -116,3 +121,25 @@ def read_text(path: Path) -> str:
         raise InputError(
             f"{path}: byte {error.start} is not UTF-8, so this is no file of powernorm; {fix}"
         ) from error
+
+
+@cache
+def package_folder(package: str) -> Path:
+    """Return the folder of a package's files; from a zip they are copied for this process."""
+    found = resources.files(package)
+    if isinstance(found, Path):
+        return found
+    folder = Path(tempfile.mkdtemp(prefix="powernorm-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    _copy(found, folder)
+    return folder
+
+
+def _copy(source: Traversable, folder: Path) -> None:
+    for item in source.iterdir():
+        target = folder / item.name
+        if item.is_dir():
+            target.mkdir()
+            _copy(item, target)
+        elif target.suffix != ".py":
+            target.write_bytes(item.read_bytes())

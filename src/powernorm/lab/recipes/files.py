@@ -35,6 +35,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import AllowInfNan
 
 from powernorm.errors import InputError
+from powernorm.files import package_folder
 from powernorm.lab.recipes.paper_results import PaperResult
 from powernorm.lab.settings.comparison import ComparisonSettings
 from powernorm.lab.settings.overrides import build
@@ -46,7 +47,7 @@ EMBEDDED: Final = "embedded"
 """Needs no data of one's own."""
 _SIZES: Final = ("smoke", "demo", "full")
 """Listed first, in this order."""
-_FOLDERS: Final = Path(__file__).parents[1] / "tasks"
+_FOLDERS: Final = package_folder("powernorm.lab.tasks")
 _NEITHER_SETTING: Final = ("task", "extends", "about", "results")
 
 

@@ -3,12 +3,12 @@
 import tomllib
 from collections.abc import Collection, Iterator, Mapping
 from functools import cache
-from pathlib import Path
 from typing import Any, Final
 
+from powernorm.files import package_folder
 from powernorm.runs import PaperStatistic
 
-_FILE: Final = Path(__file__).with_name("wang2022_statistics.toml")
+_FILE: Final = package_folder("powernorm.lab.recipes") / "wang2022_statistics.toml"
 SOURCE: Final = "Wang et al. 2022"
 """The paper, as the sources of its results begin."""
 

@@ -3,15 +3,15 @@
 from base64 import b64encode
 from functools import lru_cache
 from hashlib import sha256
-from pathlib import Path
 from typing import Final
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
+from powernorm.files import package_folder
 from powernorm.lab.report.numerals import printable
 
-_FOLDER: Final = Path(__file__).parent / "templates"
+_FOLDER: Final = package_folder("powernorm.lab.report") / "templates"
 
 
 def part(name: str, *values: object, **named: object) -> Markup:

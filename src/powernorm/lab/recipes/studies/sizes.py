@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from powernorm.errors import InputError
+from powernorm.files import package_folder
 from powernorm.lab.recipes.files import (
     Recipe,
     changed_recipe,
@@ -33,7 +34,7 @@ from powernorm.lab.recipes.files import (
 )
 from powernorm.lab.settings.comparison import ComparisonSettings
 
-_FOLDERS: Final = Path(__file__).parents[2] / "tasks"
+_FOLDERS: Final = package_folder("powernorm.lab.tasks")
 _EVERY: Final = "all"
 _OWN: Final = ("rows", "penalty_unit")
 
