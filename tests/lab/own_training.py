@@ -47,6 +47,7 @@ def train(
 ) -> dict[str, Any]:
     """Train, and return the accuracy on what was not trained on."""
     model = run.swap(Classifier()).to(run.device)
+    called = run.wrap(model)
     optimizer = torch.optim.AdamW(model.parameters(), learning_rate)
     schedule = torch.optim.lr_scheduler.LinearLR(optimizer, total_iters=steps)
     run.track(model=model, optimizer=optimizer, schedule=schedule)
@@ -64,7 +65,7 @@ def train(
     run.evaluate_every(10, evaluate)
     run.average(2)
     for step, (inputs, targets) in run.steps(loader, checkpoint_every=checkpoint_every):
-        loss = F.cross_entropy(model(inputs), targets)
+        loss = F.cross_entropy(called(inputs), targets)
         (loss + run.penalty(num_tokens=len(targets))).backward()
         optimizer.step()
         schedule.step()
