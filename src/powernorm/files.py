@@ -77,7 +77,7 @@ def check_own(*paths: Path) -> None:
     for path in paths:
         try:
             mode = path.lstat().st_mode
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             continue
         if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
             what = "a link" if stat.S_ISLNK(mode) else "no regular file"

@@ -271,7 +271,7 @@ STAYING: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], dict[str
     "a function": (
         lambda: nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WIDTH), Functional()),
         vectors,
-        {"2.forward": "its forward calls torch.nn.functional.rms_norm"},
+        {"2.norm_call0": "make it a module by powernorm.modularize"},
     ),
     "no weight": (
         lambda: nn.Sequential(
