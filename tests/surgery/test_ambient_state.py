@@ -201,7 +201,7 @@ STATIC: dict[str, Act] = {
 """Verbs for a model with static norms."""
 
 VERBS = (*NEW, *STATIC)
-MEASURING = (*tuple(STATIC)[1:9], "match_teacher", "diagnose", "forward")
+MEASURING = (*tuple(STATIC)[1:9], "diagnose", "forward")
 """Verbs that run the model as it is called: under autocast it computes less precisely."""
 
 

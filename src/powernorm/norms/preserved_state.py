@@ -1,7 +1,7 @@
 """Running a model without changing its state."""
 
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 import torch
 from torch import nn
@@ -16,6 +16,18 @@ def made_like(model: nn.Module) -> torch.inference_mode:
     that was itself made in there it is inside, where alone its tensors can be written.
     """
     return torch.inference_mode(any(one.is_inference() for one in model.parameters()))
+
+
+@contextmanager
+def by_itself(model: nn.Module) -> Iterator[None]:
+    """Leave out inference mode and autocast, whose casts would be taken for the model's own."""
+    kinds = {tensor.device.type for tensor in (*model.parameters(), *model.buffers())}
+    with ExitStack() as stack:
+        stack.enter_context(made_like(model))
+        for kind in filter(torch.amp.is_autocast_available, kinds):
+            if torch.is_autocast_enabled(kind):
+                stack.enter_context(torch.autocast(kind, enabled=False))
+        yield
 
 
 @contextmanager

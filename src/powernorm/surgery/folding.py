@@ -5,8 +5,7 @@ Static norms fold away. Of norms of each token the weight and bias fold, and the
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -21,7 +20,7 @@ from powernorm.inspection.examples import Examples, as_calls
 from powernorm.inspection.finder import FoundNorm, find_norms
 from powernorm.inspection.rows import NormRow, NormTable, format_rows
 from powernorm.norms import ProgressiveRepBatchNorm, TaperNorm
-from powernorm.norms.preserved_state import made_like
+from powernorm.norms.preserved_state import by_itself
 from powernorm.surgery.changes import Changes, parameter_like, slot_of, tensors_of
 from powernorm.surgery.fold_solver import (
     Centering,
@@ -148,7 +147,7 @@ class FoldPlan(NormTable):
             )
         self._check_unchanged()
         errors: tuple[Errors, ...] = ()
-        with _by_itself(self.model):
+        with by_itself(self.model):
             if verify:
                 errors = differences(self.model, self._fold_into, self.examples)
                 check(errors)
@@ -247,18 +246,6 @@ def _set(
         changes.set_tensor(*slot_of(model, name), tensor)
 
 
-@contextmanager
-def _by_itself(model: nn.Module) -> Iterator[None]:
-    """Leave out inference mode and autocast, whose casts would be taken for the model's own."""
-    kinds = {tensor.device.type for tensor in (*model.parameters(), *model.buffers())}
-    with ExitStack() as stack:
-        stack.enter_context(made_like(model))
-        for kind in filter(torch.amp.is_autocast_available, kinds):
-            if torch.is_autocast_enabled(kind):
-                stack.enter_context(torch.autocast(kind, enabled=False))
-        yield
-
-
 def plan_fold(
     model: nn.Module,
     example_inputs: object,
@@ -323,7 +310,7 @@ def plan_fold(
             f"{type(model).__name__} is on the meta device and has no values to fold: load its "
             "weights first"
         )
-    with _by_itself(model):
+    with by_itself(model):
         return _plan(model, examples, example_inputs, keep, centering, tied, wrapper)
 
 

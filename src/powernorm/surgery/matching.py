@@ -21,7 +21,7 @@ from powernorm.inspection.rows import NormRow, NormTable
 from powernorm.norms import BatchStatisticsNorm
 from powernorm.norms.arguments import check_function, check_model
 from powernorm.norms.feature_dims import features_last, has_dim
-from powernorm.norms.preserved_state import made_like, preserved_state
+from powernorm.norms.preserved_state import by_itself, preserved_state
 from powernorm.norms.registry import short_name
 from powernorm.ops.moments import Moments
 from powernorm.ops.processes import all_reduce_sum
@@ -121,7 +121,7 @@ def match_teacher(
     _check_own(model, layers, teacher)
     run = forward or call_model
     fitted: dict[str, _Fit] = {}
-    with made_like(model), preserved_state(model, layers.values()), preserved_state(teacher, ()):
+    with by_itself(model), preserved_state(model, layers.values()), preserved_state(teacher, ()):
         before = {name: deepcopy(dict(layer.named_parameters())) for name, layer in layers.items()}
         try:
             for name in _order(model, layers, batches, run):
