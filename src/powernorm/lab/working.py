@@ -261,7 +261,7 @@ def _checked(kind: type[_Read], path: Path, value: Any) -> _Read:
 
 def _damaged(path: Path, what: str) -> InputError:
     return InputError(
-        f"{path} is damaged ({what}): write it anew by `powernorm compare … --plan --resume`"
+        f"{path} is damaged ({what}): write it again by `powernorm compare … --plan --resume`"
     )
 
 

@@ -91,4 +91,4 @@ def test_the_message_names_the_file_the_place_and_the_mend(
     said = str(caught.value)
     assert said.startswith(f"{path} is damaged (")
     assert words in said
-    assert said.endswith("write it anew by `powernorm compare … --plan --resume`")
+    assert said.endswith("write it again by `powernorm compare … --plan --resume`")

@@ -234,7 +234,7 @@ class Tuning:
         if len(failed) == len(self._results) == len(asked):
             raise InputError(
                 f"every trial failed, the first one by {failed[0].get('message', 'an error')}: "
-                f"mend it, then begin anew with --force (see {self._trials})"
+                f"correct it, then begin again with --force (see {self._trials})"
             )
 
     def _folder(self, grid: Grid, norm: str, number: int) -> Path:
