@@ -36,6 +36,18 @@ def test_what_verify_finds_is_plain_text_and_a_pipe_is_not_waited_for(tmp_path: 
     assert ESCAPE not in found.out + found.err
 
 
+def test_tables_of_modules_are_plain_text(tmp_path: Path) -> None:
+    (tmp_path / "theirs.py").write_text(
+        "import torch\n"
+        "model = torch.nn.Sequential()\n"
+        f"model.add_module({'norm' + ESCAPE!r}, torch.nn.LayerNorm(4))\n"
+    )
+    swapped = powernorm(tmp_path, "swap", "theirs:model", fresh=True)
+    assert swapped.code == 0, swapped.err
+    assert "norm�[2J" in swapped.out
+    assert ESCAPE not in swapped.out
+
+
 def test_a_notice_is_plain_text() -> None:
     console = Console(file=io.StringIO(), width=80)
     with ComparisonProgress(console) as shown:

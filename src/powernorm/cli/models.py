@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 import typer
 
 from powernorm.cli.options import TrustCode
-from powernorm.errors import InputError
+from powernorm.errors import InputError, printable
 
 if TYPE_CHECKING:
     from torch import nn
@@ -62,7 +62,7 @@ def swap(
 
     where = _selection(names, role, side, lowest)
     options = parse_options(assignments or [])
-    typer.echo(str(plan_swap(_built_model(source), to, where, **options)))
+    typer.echo(printable(str(plan_swap(_built_model(source), to, where, **options))))
 
 
 def _selection(
@@ -188,11 +188,11 @@ def fold(
         tied=cast("Tied | None", tied),
     )
     if out is None:
-        typer.echo(f"{plan}\nnothing was written: give --out FOLDER")
+        typer.echo(f"{printable(str(plan))}\nnothing was written: give --out FOLDER")
         return
     report = plan.apply(verify=verify)
     loader = _write(source, report, out)
-    typer.echo(f"{report}\nfolded model: {out}, for {loader}")
+    typer.echo(f"{printable(str(report))}\nfolded model: {out}, for {loader}")
 
 
 def _write(source: "ModelSource", report: "FoldReport", out: Path) -> str:

@@ -75,7 +75,7 @@ def remove(
         ),
     ] = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the removal that DIR holds.")
+        bool, typer.Option("--resume", help="Go on with the removal that DIR holds, if any.")
     ] = False,
     force: Annotated[
         bool, typer.Option("--force", help="Delete the removal that DIR holds first.")

@@ -1,5 +1,6 @@
 """Figures of a page as files: what a reader of SVG other than a browser needs is in them."""
 
+import os
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -56,11 +57,13 @@ def test_what_is_no_page_is_refused(tmp_path: Path) -> None:
     (tmp_path / "c.html").write_text(broken)
     (tmp_path / "d.html").write_text('<svg viewBox="0 0 1 1" role="img"></svg>')
     (tmp_path / "file").touch()
+    os.mkfifo(tmp_path / "pipe.html")
     for page, out, message in (
         ("a.html", "out", "a.html holds no figure of powernorm"),
         ("b.html", "out", "not UTF-8"),
         ("c.html", "out", "c.html has a damaged figure"),
         ("none.html", "out", "No such file"),
+        ("pipe.html", "out", "is no regular file"),
         (".", "out", "report.html cannot be read"),
         ("d.html", "file", "file cannot be written"),
     ):

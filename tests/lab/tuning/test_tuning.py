@@ -339,6 +339,10 @@ def test_folders_of_others_are_refused_and_kept(whole: Path, tmp_path: Path) -> 
         ("optuna.db", lambda path: changed(path, "DELETE FROM study_directions")),
         ("optuna.db", lambda path: changed(path, "UPDATE trials SET state = 'text'")),
         ("optuna.db", lambda path: changed(path, "UPDATE trials SET datetime_start = -7")),
+        ("optuna.db", lambda path: changed(path, "UPDATE trials SET trial_id = trial_id + 100")),
+        ("optuna.db", lambda path: changed(path, "UPDATE trials SET number = 99 WHERE number = 1")),
+        ("optuna.db", lambda path: changed(path, "DELETE FROM trial_values")),
+        ("optuna.db", lambda path: changed(path, "DELETE FROM trial_params")),
         ("tuning.json", lambda path: path.write_text('{"norms": []}')),
     ],
 )

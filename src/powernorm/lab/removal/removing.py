@@ -136,7 +136,8 @@ def remove(
         settings: of the removal; or changes of the defaults, each `"section.key=value"`, or by
             dotted key.
         device: where it trains; `auto` is a GPU where there is one.
-        resume: go on from the last checkpoint, exactly as if it had not been interrupted.
+        resume: go on from the last checkpoint, exactly as if it had not been interrupted; begin
+            where there is none.
         force: delete the removal that `out` holds first.
         stock: also write `stock/`, for a model of transformers: a folder that its own class loads
             without powernorm, by an eps so large that the norms divide by a constant. The method
@@ -411,8 +412,6 @@ def _check_folder(folder: Path, *, resume: bool, force: bool) -> None:
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file: give a folder with --out")
     is_there = (folder / REMOVAL_FILE).is_file()
-    if resume and not is_there:
-        raise InputError(f"{folder} holds no removal to go on with: leave out --resume")
     if is_there and not (resume or force):
         raise InputError(
             f"{folder} holds another removal: give another --out, --resume to go on with it or "
@@ -431,7 +430,7 @@ def _begin(
     steps = number_of_steps(settings, original)
     made_of = {"settings": to_json(settings), "original": original.facts(), "num_steps": steps}
     path = folder / REMOVAL_FILE
-    if resume:
+    if resume and path.exists():  # else it was stopped before it began
         old = read_json(path)
         check_same_settings(
             folder,

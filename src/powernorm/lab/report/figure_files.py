@@ -7,7 +7,7 @@ from typing import Final
 from xml.etree import ElementTree
 
 from powernorm.errors import InputError
-from powernorm.files import write
+from powernorm.files import check_regular, write
 from powernorm.runs import REPORT_FILE
 
 _SVG: Final = "http://www.w3.org/2000/svg"
@@ -35,6 +35,7 @@ def save_figures(page: Path, folder: Path) -> Mapping[Path, str]:
     """
     source = page / REPORT_FILE if page.is_dir() else page
     try:
+        check_regular(source)
         text = source.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(

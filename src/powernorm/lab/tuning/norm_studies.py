@@ -110,8 +110,19 @@ class NormStudy:
             load_if_exists=True,
         )
         _ = self._study.direction  # raises where a damaged file has none
+        self._check_trials()
         if not self._study.get_trials(deepcopy=False):
             self._study.enqueue_trial(dict(untuned))
+
+    def _check_trials(self) -> None:
+        """Raise ValueError where a damaged file gives trials that were never asked for."""
+        for number, trial in enumerate(self.trials()):
+            if trial.number != number:
+                raise ValueError(f"trial {number} of {self.norm} is missing")
+            if trial.params.keys() != self._distributions.keys():
+                raise ValueError(f"trial {number} of {self.norm} lacks settings")
+            if trial.state == TrialState.COMPLETE and trial.value is None:
+                raise ValueError(f"trial {number} of {self.norm} lacks its value")
 
     def trials(self) -> list[FrozenTrial]:
         """Return all trials that were asked for."""
