@@ -12,21 +12,24 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from lab.killing import SUBJECTS
 
 OF_THE_CLOCK = {
     *("seconds", "tokens_per_second", "examples_per_second", "decoding_tokens_per_second"),
-    *("ran_on", "started", "created"),
+    *("measured_seconds", "measured_tokens", "measured_examples", "ran_on"),
 }
-NOT_COMPARED = {".html", ".db", ".pt", ".lock"}
+NOT_COMPARED = {".html", ".db"}
 
 
 def without_clock(value: Any) -> Any:
-    """Return the same value without times and machines."""
+    """Return the same value without times and machines, tensors as lists."""
     if isinstance(value, dict):
         return {k: without_clock(v) for k, v in value.items() if k not in OF_THE_CLOCK}
-    return [without_clock(v) for v in value] if isinstance(value, list) else value
+    if isinstance(value, torch.Tensor):
+        return value.dtype, value.tolist()
+    return [without_clock(v) for v in value] if isinstance(value, list | tuple) else value
 
 
 def said(path: Path) -> Any:
@@ -36,6 +39,8 @@ def said(path: Path) -> Any:
     if path.suffix == ".csv":
         with path.open() as stream:
             return without_clock(list(csv.DictReader(stream)))
+    if path.suffix == ".ckpt":
+        return without_clock(torch.load(path, weights_only=True))
     return path.read_bytes()
 
 
