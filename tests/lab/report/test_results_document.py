@@ -101,7 +101,7 @@ def test_papers_numbers_beside_marked_runs_and_failed_scores(folder: Path) -> No
     results = json.loads(path.read_text())
     for run in results["runs"]:
         run["remark"] = "sees the future"
-    results["measure"] = "test_bleu"
+    results["goal"] = {"metric": "test_bleu", "direction": "max"}
     failed = {"metric": "test_bleu", "value": 0.0}
     results["paper"] = [record | failed for record in PAPER if record["norm"] == "rbn"]
     path.write_text(json.dumps(results))
@@ -169,7 +169,7 @@ HOSTILE = (
     "www.x.y <z@a.b> "
     "\\\\| <!-- end --> <!-- begin --> \u2028 \\"
 )
-KEPT = ("status", "placement", "measure", "metric", "folder")
+KEPT = ("status", "placement", "metric", "direction", "folder")
 """One of a few words, or a folder that has to be inside."""
 
 
