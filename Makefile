@@ -59,14 +59,14 @@ bench: $(INSTALLED)  ## measure the CPU kernels and a whole training step: table
 	$(BIN)/powernorm bench --preset step --threads 2 --out $(RESULTS)/step.jsonl --plot $(RESULTS)/step.svg
 
 results: $(INSTALLED)  ## write the tables of docs/results/ from the stored comparisons
-	$(BIN)/powernorm results $(sort $(wildcard $(RESULTS)/papers/*)) studies/causality/results --into docs/results
+	$(BIN)/python tools/results_pages.py docs/results $(sort $(wildcard $(RESULTS)/papers/*)) studies/causality/results
 
 bench-inference: $(INSTALLED)  ## measure encoders with their norms folded, in torch and onnxruntime
 	$(BIN)/powernorm bench --preset inference --threads 2 --seconds 10 --out $(RESULTS)/inference.jsonl --plot $(RESULTS)/inference.svg
 
 bench-removal: $(INSTALLED)  ## measure what norms cost in each engine and precision, and write the tables of docs/costs.md
 	$(BIN)/powernorm bench --preset removal --seconds 3 --resume --out $(RESULTS)/removal.jsonl --plot $(RESULTS)/removal.svg
-	$(BIN)/python benchmarks/cost_tables.py
+	$(BIN)/python tools/cost_tables.py
 
 NEWEST := build/newest
 

@@ -1,7 +1,7 @@
 """Norms out of language models that are trained here: all methods, then the best at four lengths.
 
     python benchmarks/removal_methods.py --out runs/removal --jobs 2    # trains what is missing
-    python benchmarks/removal_methods.py --out runs/removal --collect   # writes the tables
+    python benchmarks/removal_methods.py --out runs/removal --collect   # stores what is there
     python benchmarks/removal_methods.py --size 5M --out runs/larger --jobs 2
 
 Five LayerNorm models learn the addresses (below the bigram model). Pilot: every arm on two of them
@@ -39,7 +39,6 @@ from powernorm.lab.removal.originals import open_original
 from powernorm.lab.removal.settings import RemovalSettings
 from powernorm.lab.training.optimization import build_optimizer, rate_factor
 from powernorm.lab.training.precision import autocast
-from removal_tables import main as write_page
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -368,7 +367,6 @@ def main() -> None:
     found = collect(given.out, given.size)
     measured = RESULTS / f"removal-methods-{given.size.lower()}.json"
     measured.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    write_page()
     print(measured)
 
 

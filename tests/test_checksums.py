@@ -132,11 +132,6 @@ def test_every_bit_of_the_checksum_itself_counts(tmp_path: Path) -> None:
 
 
 def test_files_from_before_there_were_checksums_are_read(tmp_path: Path) -> None:
-    """The runs and folded models of a user's disk."""
-    of_then = {"state_dict": {"model.w": torch.ones(2)}, "global_step": 7, "loops": {}}
-    torch.save(of_then, tmp_path / "last.ckpt")
-    found = read_checkpoint(tmp_path / "last.ckpt")
-    assert (found["step"], found["weights"].keys()) == (7, {"w"})
     some = {"weight": weights()["weight"]}
     save_file(some, tmp_path / "step-4.safetensors", {"tied": "weight"})
     assert read_weights(tmp_path / "step-4.safetensors").keys() == {"weight", "tied"}

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-SCRIPT = runpy.run_path(str(ROOT / "benchmarks" / "cost_tables.py"))
+SCRIPT = runpy.run_path(str(ROOT / "tools" / "cost_tables.py"))
 
 
 def cost(rival: str, setting: str, median: float, **more: Any) -> dict[str, Any]:
@@ -30,7 +30,7 @@ ROWS = [
 
 def test_the_page_is_made_of_the_rows() -> None:
     text = (ROOT / "docs" / "costs.md").read_text(encoding="utf-8")
-    assert SCRIPT["page"](text, SCRIPT["tables"]()) == text, "python benchmarks/cost_tables.py"
+    assert SCRIPT["page"](text, SCRIPT["tables"]()) == text, "python tools/cost_tables.py"
 
 
 def test_ratios_are_of_best_settings(tmp_path: Path) -> None:

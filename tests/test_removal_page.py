@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[1]
 @pytest.fixture
 def tables(monkeypatch: pytest.MonkeyPatch) -> Any:
     """The script, which stands beside those that it imports."""
-    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
     yield importlib.import_module("removal_tables")
     for name in ("removal_tables", "cost_tables"):
         sys.modules.pop(name, None)
@@ -26,7 +26,7 @@ def tables(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def test_the_page_is_made_of_the_losses(tables: Any) -> None:
     text = tables.PAGE.read_text(encoding="utf-8")
-    assert tables.page(text, tables.tables()) == text, "python benchmarks/removal_tables.py"
+    assert tables.page(text, tables.tables()) == text, "python tools/removal_tables.py"
 
 
 def test_the_page_names_all_settings_with_their_defaults() -> None:

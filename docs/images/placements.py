@@ -56,7 +56,7 @@ CAPTIONS: Final[Mapping[Placement, str]] = {
 def attention_boxes(places: LayerPlaces) -> list[str]:
     """Return what a branch with attention is made of, the first below."""
     own = ["q k v", NORM, "attention", "out", NORM] if places.linears else ["attention"]
-    if places.head_scale is not None:
+    if places.scales_heads:
         own = ["h · attention"]
     return _between(own, places.attention)
 

@@ -371,7 +371,7 @@ class RunResult(TypedDict):
     """How TRANSLATION_METRICS were computed, in sacrebleu's words, by their names."""
     scored: NotRequired[str]
     """Which weights the metrics are of: `best checkpoint`, `best checkpoint by valid_accuracy`
-    where that and not the loss chose it (older runs do not say so), or `average of the last N
+    where that and not the loss chose it or `average of the last N
     checkpoints, running statistics recalibrated` (or `averaged`)."""
 
 
@@ -509,8 +509,7 @@ class RaceSettings(TypedDict):
 class ComparisonHead(TypedDict):
     """The contents of `comparison.json`: what is compared, as `results.json` says it, too."""
 
-    format: Literal[1, 2]
-    """Of format 1 `goal` was `measure`, the name of its metric alone."""
+    format: Literal[2]
     task: str
     """Name of a built-in task, or `module:name` of an own one."""
     settings: dict[str, Any]
@@ -520,10 +519,7 @@ class ComparisonHead(TypedDict):
     """Name, source, licence and sizes of the corpus; absent for an own function."""
     baselines: NotRequired[list[Baseline]]
     """Absent where the task has none; then no run is `diverged`."""
-    goal: NotRequired[Goal]
-    """Required in format 2."""
-    measure: NotRequired[str]
-    """Of format 1 only; else `test_perplexity`."""
+    goal: Goal
     score: NotRequired[Goal]
     """What `valid_score` in metrics.csv is, such as `valid_bleu`, and which way it is better;
     absent where no validation tells it."""
@@ -541,8 +537,7 @@ class ComparisonHead(TypedDict):
     """And what they print of the statistics of its norms."""
     reduced: NotRequired[str]
     """What has to be known beside a paper's numbers, in words: for which preset it stands, whether
-    the data are the paper's, and what a remark of its runs means. In older files the changes end
-    it, in words."""
+    the data are the paper's, and what a remark of its runs means."""
     tuning: NotRequired[TuningRecord]
     """How the settings of each norm were chosen; absent where nobody tuned them."""
     changes: NotRequired[ChangesRecord]

@@ -253,7 +253,7 @@ def test_diagnose_and_fold_ask_the_task_for_its_model(home: Path, tmp_path: Path
     folded = powernorm(tmp_path, "fold", "own/bn-seed0", "--out", "folded", "--trust-code")
     assert folded.code == 0, folded.err
     assert (tmp_path / "folded" / "powernorm.safetensors").exists()
-    for command in ("diagnose", "fold", "translate"):
+    for command in ("diagnose", "fold"):
         run = home / "runs" / "bn-seed0"
         said = powernorm(tmp_path, command, run, "--trust-code").refused()
         assert re.search("does not say how its model is loaded|function of your own", said), said

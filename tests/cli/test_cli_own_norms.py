@@ -9,14 +9,13 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from commands import SMALL, Outcome, environment, powernorm
 from lab.training.tiny_translation import tiny_translation, write_pairs
 from powernorm.checksums import load_sealed, save_sealed
-from powernorm.cli.commands import app
 from powernorm.lab.engine.folders import owner_of
 from powernorm.lab.tasks.builtin import compare
+from powernorm.lab.tasks.translation.translator import load_translator
 
 LAYERS = """
 import torch
@@ -129,7 +128,6 @@ COMMANDS = {
     "fold": (),
     "export": ("--out", "a.onnx", "-q"),
     "remove": ("--out", "removed"),
-    "translate": (),
 }
 
 
@@ -231,9 +229,7 @@ def test_translates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     )
     results = compare(config, tmp_path / "out")
     run = tmp_path / "out" / results["runs"][0]["folder"]
-    outcome = CliRunner().invoke(app, ["translate", str(run)], input="ein Haus\nzwei\n")
-    assert outcome.exception is None
-    assert len(outcome.stdout.splitlines()) == 2
+    assert len(load_translator(run).translate(["ein Haus", "zwei"])) == 2
 
 
 @pytest.mark.distributed

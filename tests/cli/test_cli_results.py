@@ -6,17 +6,16 @@ from commands import powernorm
 from lab.report.synthetic import write_comparison
 
 
-def test_results_are_printed_or_put_into_a_page(tmp_path: Path) -> None:
+def test_results_are_printed(tmp_path: Path) -> None:
     write_comparison(tmp_path / "demo")
     printed = powernorm(tmp_path, "results", "demo", fresh=True)
     assert (printed.code, printed.err) == (0, "")
     assert "### lm, demo" in printed.out
-    twice = powernorm(tmp_path, "results", "demo", "demo", "--into", "page.md")
+    twice = powernorm(tmp_path, "results", "demo", "demo")
     assert "demo and demo both hold ln, seed 0, of one comparison" in twice.refused()
     write_comparison(tmp_path / "more", seeds=(7,))
-    written = powernorm(tmp_path, "results", "demo", "more", "--into", "page.md")
-    assert (written.code, written.out) == (0, "written: page.md\n")
-    assert (tmp_path / "page.md").read_text().count("### lm, demo") == 1
+    joined = powernorm(tmp_path, "results", "demo", "more")
+    assert (joined.code, joined.out.count("### lm, demo")) == (0, 1)
 
 
 def test_folders_without_results_are_named(tmp_path: Path) -> None:

@@ -27,19 +27,6 @@ def shell(
     )
 
 
-@pytest.mark.parametrize(
-    ("redirections", "message"),
-    [("<&-", "standard input is closed"), (">&-", "standard output is closed")],
-)
-def test_a_translation_without_a_stream(redirections: str, message: str, tmp_path: Path) -> None:
-    """Said before a model is looked for, let alone loaded."""
-    done = shell(tmp_path, redirections, "translate", "nowhere")
-    assert done.returncode == 2
-    assert done.stderr.splitlines() == [
-        f"error: {message}: powernorm translate RUN < sentences > translations"
-    ]
-
-
 def test_output_that_nobody_reads(tmp_path: Path) -> None:
     """`| head` in a script with `set -o pipefail` tells this from a failure."""
     write_comparison(tmp_path / "demo")

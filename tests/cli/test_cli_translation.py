@@ -1,9 +1,8 @@
-"""`powernorm translate`, and comparisons of translation in several processes."""
+"""Comparisons of translation in several processes."""
 
 import json
 import os
 import re
-import shutil
 import signal
 import subprocess
 import sys
@@ -13,17 +12,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from typer.testing import CliRunner, Result
+from typer.testing import CliRunner
 
-from lab.training.tiny_training import tiny_config
-from lab.training.tiny_translation import tiny_translation, write_pairs
+from lab.training.tiny_translation import write_pairs
 from powernorm.cli import launching
-from powernorm.cli import translate as translating
 from powernorm.cli.commands import app
 from powernorm.errors import InputError
-from powernorm.lab.data.subwords import Subwords
 from powernorm.lab.engine.stopping import EXIT_CODE
-from powernorm.lab.tasks.builtin import compare
 
 SECONDS = 240
 """After which a subprocess counts as hung; far more than it needs."""
@@ -41,181 +36,6 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_pairs(tmp_path_factory.mktemp("pairs"))
 
-
-@pytest.fixture(scope="module")
-def trained(pairs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run whose average of checkpoints was scored."""
-    out = tmp_path_factory.mktemp("trained")
-    compare(
-        tiny_translation(
-            pairs, norms=("bn",), training={"average_checkpoints": 2, "max_steps": 40}
-        ),
-        out,
-    )
-    return out / "bn-pre-seed0"
-
-
-@pytest.fixture
-def run(trained: Path, tmp_path: Path) -> Path:
-    """A copy of it that may be damaged."""
-    copy = tmp_path / "comparison" / trained.name
-    shutil.copytree(trained, copy)
-    return copy
-
-
-def translate(text: str | bytes, *arguments: str | Path) -> Result:
-    return CliRunner().invoke(app, ["translate", *map(str, arguments)], input=text)
-
-
-def lines(text: str | bytes, *arguments: str | Path) -> list[str]:
-    result = translate(text, *arguments)
-    assert result.exception is None, result.exception
-    return result.stdout.split("\n")[:-1]
-
-
-def refusal(text: str | bytes, *arguments: str | Path) -> str:
-    result = translate(text, *arguments)
-    assert isinstance(result.exception, InputError), result.output
-    message = str(result.exception)
-    assert len(message) < 400
-    return message
-
-
-def test_a_run_translates_as_it_was_scored(trained: Path, pairs: Path) -> None:
-    source = (pairs / "test.de").read_text()
-    rows = [row.split("\t") for row in (trained / "translations.tsv").read_text().splitlines()[1:]]
-    got = lines(source, trained)
-    assert got == [row[2] for row in rows]
-    assert any(got)
-    assert lines(source, trained / "checkpoints" / "average.safetensors") == got
-    assert lines(source, trained, "--beam", "2", "--device", "cpu") == got
-    snapshot = trained / "checkpoints" / "step-36.safetensors"
-    for part in (trained / "checkpoints" / "best.ckpt", snapshot):
-        assert len(lines(source, part)) == len(got)
-
-
-def test_a_folded_model_translates_wherever_it_is(
-    trained: Path, pairs: Path, tmp_path: Path
-) -> None:
-    source = (pairs / "test.de").read_text()
-    for folder in (tmp_path / "folded", tmp_path / "checkpoints" / "folded"):
-        done = CliRunner().invoke(app, ["fold", str(trained), "--out", str(folder)])
-        assert done.exception is None, done.exception
-        assert lines(source, folder) == lines(source, trained)
-
-
-def test_lines_keep_their_order_over_portions(
-    trained: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    words = ("null", "eins", "zwei", "drei vier neun", "", "neun eins zwei null drei vier", " \t")
-    whole = lines("\n".join(words), trained)
-    assert [bool(line) for line in whole] == [bool(line.strip()) for line in words]
-    assert whole == [lines(f"{line}\n", trained)[0] for line in words]
-    monkeypatch.setattr(translating, "PORTION", 3)
-    assert lines("\r\n".join(words), trained) == whole
-    assert lines("", trained) == []
-
-
-def test_scores_and_several_translations(trained: Path) -> None:
-    best = lines("eins zwei\n\n", trained)
-    scored = lines("eins zwei\n\n", trained, "--scores", "--n-best", "3")
-    assert len(scored) == 6
-    cells = [line.split("\t") for line in scored]
-    scores = [float(score) for score, _ in cells]
-    assert scores[:3] == sorted(scores[:3], reverse=True)
-    assert scores[0] < 0
-    assert len({text for _, text in cells[:3]}) == 3
-    assert [text for _, text in cells[3:]] == ["", "", ""]
-    assert lines("eins zwei\n\n", trained, "--beam", "3") == [cells[0][1], ""] != best[:0]
-    message = refusal("eins\n", trained, "--n-best", "3", "--beam", "2")
-    assert message == "--n-best 3 is more than the beam of 2: give a larger --beam"
-
-
-def test_a_translation_is_one_line(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A subword may be any byte."""
-    monkeypatch.setattr(Subwords, "decode", lambda _, rows: ["a\nb\u2028c\td\r"] * len(rows))
-    assert lines("eins\nzwei\n", trained) == ["a b c d", "a b c d"]
-
-
-def test_a_line_that_is_too_long_is_cut_and_said(trained: Path) -> None:
-    result = translate("eins\n" + "null " * 50_000 + "\nzwei\n", trained)
-    assert result.exception is None
-    assert result.stdout.count("\n") == 3
-    assert re.fullmatch(
-        r"standard input, line 2: \d{5,} subwords, of which the first 31 are translated\n",
-        result.stderr,
-    )
-
-
-def test_bytes_that_are_no_text_are_named(trained: Path) -> None:
-    message = refusal(b"eins\nzwei\ndr\xffei\n", trained)
-    assert "standard input, line 3: byte 0xff is not UTF-8 text" in message
-
-
-def test_what_is_not_a_translation_is_refused(tmp_path: Path) -> None:
-    text = tmp_path / "text.txt"
-    text.write_text("\n".join(f"The number {n} comes before {n + 1}." for n in range(600)))
-    compare(tiny_config(str(text)), tmp_path / "lm")
-    message = refusal("eins\n", tmp_path / "lm" / "ln-pre-seed0")
-    assert message.endswith("is a run of the task lm, which does not translate")
-    assert "is no run of `powernorm compare`" in refusal("eins\n", tmp_path)
-    assert "is no run of `powernorm compare`" in refusal("eins\n", text)
-
-
-def test_damaged_files_are_named(run: Path) -> None:
-    average = run / "checkpoints" / "average.safetensors"
-    content = average.read_bytes()
-    for damaged in (content[:-100], b"garbage", b""):
-        average.write_bytes(damaged)
-        assert "average.safetensors is damaged" in refusal("eins\n", run)
-    average.write_bytes(content)
-    subwords = run / "subwords.json"
-    record = subwords.read_text()
-    for damaged in (record[: len(record) // 2], "", "[]"):
-        subwords.write_text(damaged)
-        assert str(subwords) in refusal("eins\n", run)
-    changed = json.loads(record)
-    changed["source"] = changed["source"][:1000]
-    for wrong in ({}, changed):
-        subwords.write_text(json.dumps(wrong))
-        assert f"{subwords} holds no subwords" in refusal("eins\n", run)
-    subwords.unlink()
-    assert f"{subwords} is missing" in refusal("eins\n", run)
-
-
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
-def test_a_device_that_is_not_there(trained: Path) -> None:
-    assert "finds no CUDA device" in refusal("eins\n", trained, "--device", "cuda")
-    assert "--device 'tpu' is not known" in refusal("eins\n", trained, "--device", "tpu")
-
-
-def arguments(*parts: str | Path) -> list[str]:
-    return [sys.executable, "-m", "powernorm", *map(str, parts)]
-
-
-def test_a_reader_that_has_enough_ends_it_quietly(trained: Path, tmp_path: Path) -> None:
-    """And what is printed is UTF-8, whatever the machine's encoding."""
-    (tmp_path / "source").write_text("eins zwei\n" * 5000)
-    with (
-        (tmp_path / "source").open() as source,
-        subprocess.Popen(
-            arguments("translate", trained),
-            stdin=source,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            env=os.environ | {"PYTHONIOENCODING": "ascii"},
-        ) as process,
-    ):
-        assert process.stdout is not None
-        assert process.stderr is not None
-        assert process.stdout.readline()
-        process.stdout.close()
-        error = process.stderr.read().decode()
-        code = process.wait(SECONDS)
-    assert (code, error) == (141, "")
-
-
-# Several processes -------------------------------------------------------------------------------
 
 FAULT = """
 import os, signal
@@ -249,7 +69,12 @@ def comparison(pairs: Path, *more: str | Path) -> list[str]:
     }
     chosen = [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
     preset = ("compare", "translation", "--preset", "smoke", "--norms", "pn", "--data", pairs)
-    return arguments(*preset, *chosen, "--out", "runs", *more)
+    return [
+        sys.executable,
+        "-m",
+        "powernorm",
+        *map(str, (*preset, *chosen, "--out", "runs", *more)),
+    ]
 
 
 def start(folder: Path, command: list[str], fault: str = "") -> subprocess.Popen[str]:

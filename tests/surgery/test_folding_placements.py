@@ -20,16 +20,10 @@ BOUND = 1e-12
 VARIANTS: dict[str, dict[str, Any]] = {
     # Of `pre` and `post` all other tests of folding are.
     **{one: {"placement": one} for one in PLACEMENTS if one not in ("pre", "post")},
-    "normformer-unscaled": {
-        "placement": "normformer",
-        "head_scale": "released",
-        "residual_scale": False,
-    },
     "qk-whole": {"qk_norm": "whole"},
 }
 MORE: dict[str, dict[str, Any]] = {
     **VARIANTS,
-    "normformer-released": {"placement": "normformer", "head_scale": "released"},
     "mix-whole": {"placement": "mix", "post_fraction": 1.0},
     "pre-embedding-norm": {"placement": "pre", "embedding_norm": True},
 }

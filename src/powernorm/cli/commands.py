@@ -16,7 +16,6 @@ from powernorm.cli import (
     recipes,
     remove,
     results,
-    translate,
     tune,
     verify,
     work,
@@ -55,7 +54,7 @@ def _add(group: typer.Typer, *commands: Callable[..., None]) -> None:
 
 
 app.command(cls=compare.CompareCommand)(compare.compare)
-_add(app, tune.tune, work.work, translate.translate, machine.norms, recipes.recipes, results.report)
+_add(app, tune.tune, work.work, machine.norms, recipes.recipes, results.report)
 app.add_typer(data.app, name="data")
 # In a group without a name: typer puts an app's own commands before its groups, such as `data`.
 _rest = typer.Typer()

@@ -5,12 +5,12 @@ from collections.abc import Mapping
 from contextlib import nullcontext, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from typer.core import TyperCommand
 
-from powernorm.cli import completion, launching, options
+from powernorm.cli import launching, options
 from powernorm.cli.ends import end_with_failures, interruptible, resuming_command
 from powernorm.errors import InputError
 from powernorm.runs import RESULTS_FILE, STUDIES, TASKS
@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from powernorm.lab.recipes import Recipe
     from powernorm.lab.settings.comparison import ComparisonSettings
 
+_GIVEN: Final = "powernorm.given"
+"""In the context of a command, the words after it."""
+
 
 def compare(
     task: Annotated[
@@ -29,7 +32,6 @@ def compare(
             help=f"What to train: {', '.join(TASKS)}; mine.toml, a recipe of your own; or "
             "my.module:train, a function of your own (docs/own-models.md). `powernorm compare lm "
             "--help` lists the settings of lm.",
-            autocompletion=completion.tasks,
         ),
     ],
     norms: Annotated[
@@ -48,7 +50,6 @@ def compare(
             metavar="NAME",
             help="Train the variants of a study and draw its figure: " + ", ".join(STUDIES) + "; "
             "`powernorm recipes TASK` lists those of a task.",
-            autocompletion=completion.studies,
         ),
     ] = None,
     seeds: Annotated[
@@ -216,13 +217,13 @@ class CompareCommand(TyperCommand):
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Keep what was given: the help is shown before it is read."""
-        ctx.meta[completion.GIVEN] = tuple(args)
+        ctx.meta[_GIVEN] = tuple(args)
         return super().parse_args(ctx, args)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """Write the settings of the task that was named, with their defaults."""
         super().format_epilog(ctx, formatter)
-        named = [given for given in ctx.meta[completion.GIVEN] if given in TASKS]
+        named = [given for given in ctx.meta[_GIVEN] if given in TASKS]
         if not named:
             return
         from powernorm.lab.settings.overrides import explained

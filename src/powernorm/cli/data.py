@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Final, Literal
 
 import typer
 
-from powernorm.cli import completion
 from powernorm.cli.launching import INTERRUPTED
 from powernorm.errors import InputError
 
@@ -36,12 +35,7 @@ _MEGABYTE: Final = 1e6
 
 app = typer.Typer(rich_markup_mode=None)
 
-_Names = Annotated[
-    list[str],
-    typer.Argument(
-        metavar="NAME", help="See `powernorm data`.", autocompletion=completion.data_sets
-    ),
-]
+_Names = Annotated[list[str], typer.Argument(metavar="NAME", help="See `powernorm data`.")]
 
 
 @app.callback(invoke_without_command=True)

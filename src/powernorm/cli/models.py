@@ -126,8 +126,8 @@ def fold(
         Path | None,
         typer.Option(
             metavar="FOLDER",
-            help="Write the folded model into this folder, for powernorm.load and `powernorm "
-            "translate`; else only show the table.",
+            help="Write the folded model into this folder, for powernorm.load; else only show the "
+            "table.",
         ),
     ] = None,
     verify: Annotated[

@@ -4,7 +4,6 @@ from typing import Annotated, Final
 
 import typer
 
-from powernorm.cli import completion
 from powernorm.runs import PLACEMENTS
 
 PRESET: Final = "demo"
@@ -24,7 +23,6 @@ Preset = Annotated[
         metavar="NAME",
         help="Size of the experiment, also of a study: smoke, demo, or another of `powernorm "
         f"recipes`; else {PRESET}.",
-        autocompletion=completion.presets,
     ),
 ]
 

@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
-from powernorm.cli import completion
 from powernorm.errors import InputError
 from powernorm.runs import TASKS
 
@@ -26,7 +25,6 @@ def recipes(
         typer.Argument(
             metavar="[TASK|show]",
             help=f"Only those of {', '.join(TASKS)}; `show NAME` prints one; else all.",
-            autocompletion=completion.tasks,
         ),
     ] = None,
     name: Annotated[

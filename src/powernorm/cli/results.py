@@ -33,26 +33,14 @@ def results(
         list[Path],
         typer.Argument(metavar="FOLDER…", help="Folders of comparisons, or just of results.json."),
     ],
-    into: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="Markdown page whose generated part is replaced, or a folder of such pages, one "
-            "for each task; else the text is printed.",
-        ),
-    ] = None,
 ) -> None:
-    """Put comparisons beside the papers' numbers, with intervals and a paired test against ln.
+    """Print comparisons beside the papers' numbers, with intervals and a paired test against ln.
 
     Folders that share their settings but for seeds and norms are parts of one comparison.
     """
-    from powernorm.lab.report.results_document import results_document, write_results
+    from powernorm.lab.report.results_document import results_document
 
-    if into is None:
-        typer.echo(results_document(folders))
-        return
-    for page in write_results(folders, into):
-        typer.echo(f"written: {page}")
+    typer.echo(results_document(folders))
 
 
 def fluctuation(

@@ -153,11 +153,6 @@ class TaperNorm(CarrierNorm):
     def _is_over(self) -> bool:
         return int(self.num_batches_tracked) >= self.thresholds[-1]
 
-    @property
-    def tapered_weight(self) -> Tensor:
-        """γ̃, (C,)."""
-        return self.start_weight.to(self.tapered_offset.dtype) + self.tapered_offset
-
     def affine(self) -> tuple[Tensor, Tensor]:
         """Return (a, c): c γ̃ and β, or 0, (C,) float64; where `centers` is true, of x - mean x.
 

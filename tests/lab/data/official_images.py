@@ -21,7 +21,11 @@ CLASS_NAMES = [
     b"ship",
     b"truck",
 ]
-CIFAR_FILES = [*(f"data_batch_{number}" for number in range(1, 6)), "test_batch", "batches.meta"]
+CIFAR_FILES = [
+    *(f"data_batch_{number}.bin" for number in range(1, 6)),
+    "test_batch.bin",
+    "batches.meta.txt",
+]
 
 
 def idx(values: Tensor) -> bytes:
@@ -50,56 +54,16 @@ def write_mnist(
     return folder
 
 
-def pickled(value: object) -> bytes:
-    """A pickle as Python 2 wrote it, whose `str` are bytes; a uint8 tensor is a numpy array."""
-    return b"\x80\x02" + _packed(value) + b"."
-
-
-def _packed(value: object) -> bytes:
-    if isinstance(value, dict):
-        return b"}(" + b"".join(_packed(k) + _packed(v) for k, v in value.items()) + b"u"
-    if isinstance(value, list):
-        return b"](" + b"".join(map(_packed, value)) + b"e"
-    if isinstance(value, bytes):
-        return _string(value)
-    if isinstance(value, int):
-        return b"K" + bytes([value]) if 0 <= value < 256 else b"J" + struct.pack("<i", value)
-    assert isinstance(value, Tensor)
-    return array(value.numpy().tobytes(), tuple(value.shape))
-
-
-def _string(value: bytes) -> bytes:
-    if len(value) < 256:
-        return b"U" + bytes([len(value)]) + value
-    return b"T" + struct.pack("<i", len(value)) + value
-
-
-def array(content: bytes, shape: tuple[int, ...], kind: bytes = b"u1") -> bytes:
-    """What Python 2 writes for a numpy array."""
-    sizes = b"(" + b"".join(map(_packed, shape)) + b"t"
-    made = b"cnumpy.core.multiarray\n_reconstruct\ncnumpy\nndarray\nK\x00\x85U\x01b\x87R"
-    dtype = b"cnumpy\ndtype\n" + _string(kind) + b"K\x00K\x01\x87R"
-    dtype += b"(K\x03U\x01|NNNJ\xff\xff\xff\xffJ\xff\xff\xff\xffK\x00tb"
-    return made + b"(K\x01" + sizes + dtype + b"\x89" + _string(content) + b"tb"
-
-
 def cifar_contents(num_images: int = 2) -> dict[str, bytes]:
     """The seven files; every batch has as many images."""
     contents = {}
     for seed, name in enumerate(CIFAR_FILES[:-1]):
         generator = torch.Generator().manual_seed(seed)
         pixels = torch.randint(256, (num_images, 3072), generator=generator).to(torch.uint8)
-        labels = [(seed + number) % 10 for number in range(num_images)]
-        contents[name] = pickled(
-            {
-                b"batch_label": b"training batch",
-                b"labels": labels,
-                b"data": pixels,
-                b"filenames": [b"image.png"] * num_images,
-            }
-        )
-    names = {b"num_cases_per_batch": 10000, b"label_names": CLASS_NAMES, b"num_vis": 3072}
-    return contents | {"batches.meta": pickled(names)}
+        labels = [bytes([(seed + number) % 10]) for number in range(num_images)]
+        rows = (bytes(row.tolist()) for row in pixels)
+        contents[name] = b"".join(a + b for a, b in zip(labels, rows, strict=True))
+    return contents | {"batches.meta.txt": b"\n".join(CLASS_NAMES) + b"\n\n"}
 
 
 def write_cifar(folder: Path, contents: dict[str, bytes] | None = None) -> Path:
@@ -109,23 +73,11 @@ def write_cifar(folder: Path, contents: dict[str, bytes] | None = None) -> Path:
     return folder
 
 
-def binary_cifar(num_images: int = 2) -> dict[str, bytes]:
-    """The same images and labels in the binary version."""
-    contents = {}
-    for seed, name in enumerate(CIFAR_FILES[:-1]):
-        generator = torch.Generator().manual_seed(seed)
-        pixels = torch.randint(256, (num_images, 3072), generator=generator).to(torch.uint8)
-        labels = [bytes([(seed + number) % 10]) for number in range(num_images)]
-        rows = (bytes(row.tolist()) for row in pixels)
-        contents[f"{name}.bin"] = b"".join(a + b for a, b in zip(labels, rows, strict=True))
-    return contents | {"batches.meta.txt": b"\n".join(CLASS_NAMES) + b"\n\n"}
-
-
 def write_archive(
     path: Path,
     contents: dict[str, bytes] | None = None,
     mode: str = "w:gz",
-    folder: str = "cifar-10-batches-py",
+    folder: str = "cifar-10-batches-bin",
 ) -> Path:
     with tarfile.open(path, mode) as archive:  # type: ignore[call-overload]
         for name, content in (contents or cifar_contents()).items():

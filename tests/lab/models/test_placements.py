@@ -192,28 +192,21 @@ def test_deepnorm_scales_an_encoder_by_its_decoder() -> None:
     assert decoder == pytest.approx((18**0.25, 72**-0.25))
 
 
-@pytest.mark.parametrize("head_scale", ["paper", "released"])
-def test_normformer_scales_heads(head_scale: str) -> None:
-    """Before the out-projection each head, after it each slice of as many features."""
-    model = build("normformer", head_scale=head_scale).eval()
+def test_normformer_scales_heads() -> None:
+    """Before the out-projection each head, and the residual of the feed-forward network."""
+    model = build("normformer").eval()
     x = torch.randn(2, LENGTH, FEATURES)
     layer: Any = model.layers[0]
     attention, frame = layer.attention, layer.attention_frame
     plain = build("pre").eval().layers[0].attention
     plain.load_state_dict(attention.state_dict(), strict=False)
-    scale = attention.head_scale if head_scale == "paper" else frame.head_scale
-    torch.nn.init.constant_(scale.weight, 3.0)
+    torch.nn.init.constant_(attention.head_scale.weight, 3.0)
     branch: list[Tensor] = []
     frame.branch_norm.register_forward_pre_hook(lambda _, args: branch.append(args[0]))
     layer(x)
     attended = plain(frame.norm(x)) - plain.output.bias
-    bias = plain.output.bias if head_scale == "paper" else 3 * plain.output.bias
-    torch.testing.assert_close(branch[0], 3 * attended + bias)
-
-
-def test_normformer_without_a_scale_of_the_residual() -> None:
-    assert build("normformer").layers[0].feedforward_frame.scale is not None
-    assert build("normformer", residual_scale=False).layers[0].feedforward_frame.scale is None
+    torch.testing.assert_close(branch[0], 3 * attended + plain.output.bias)
+    assert layer.feedforward_frame.scale is not None
 
 
 def test_an_embedding_norm_can_be_chosen() -> None:

@@ -59,7 +59,7 @@ def write_study(
         for seed, loss in enumerate(row.losses)
     ]
     results = {
-        "format": 1,
+        "format": 2,
         "task": task,
         "preset": "demo",
         "placement": "pre",
@@ -67,6 +67,7 @@ def write_study(
         "data": {},
         "baselines": [],
         "runs": runs,
+        "goal": {"metric": "test_perplexity", "direction": "min"},
         "study": {"x_label": "", "logarithmic": False, "source": "A. Paper 2020"} | study,
     }
     if score is not None:

@@ -63,7 +63,7 @@ def write_comparison(
         "machine": {"processor": "x86_64 <two cores>", "threads": 2},
     } | (extra_settings or {})
     results = {
-        "format": 1,
+        "format": 2,
         "task": "lm",
         "preset": "demo",
         "placement": "pre",
@@ -79,6 +79,7 @@ def write_comparison(
             _baseline("bigram", 240.0),
         ],
         "runs": runs,
+        "goal": {"metric": "test_perplexity", "direction": "min"},
     }
     (folder / RESULTS_FILE).write_text(json.dumps(results, indent=1), encoding="utf-8")
     return folder

@@ -71,7 +71,7 @@ def write_translations(folder: Path, **changes: Any) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     runs = [_write_run(folder, norm, seed) for norm in BLEU for seed in SEEDS]
     results: dict[str, Any] = {
-        "format": 1,
+        "format": 2,
         "task": "translation",
         "preset": "verses-small",
         "placement": "pre",
@@ -82,7 +82,7 @@ def write_translations(folder: Path, **changes: Any) -> Path:
             {"name": "copy", "metrics": {"test_bleu": 0.3, "test_chrf": 17.0}},
         ],
         "runs": runs,
-        "measure": "test_bleu",
+        "goal": {"metric": "test_bleu", "direction": "max"},
         "paper": list(PAPER),
         "reduced": "A reduced verses-small. Against it: model.num_layers 3 in place of 6.",
     } | changes

@@ -9,17 +9,10 @@ import pytest
 from lab.report.synthetic import printed, write_comparison
 from powernorm.errors import InputError
 from powernorm.lab.report import read_comparison, write_report
-from powernorm.lab.report.formats import read_changes
 from powernorm.lab.report.results_document import results_document
 from powernorm.runs import RESULTS_FILE
 
 NOTE = "A reduced big. The text is an embedded one, not the Penn Treebank."
-SENTENCE = (
-    f"{NOTE} Against the preset big: model.num_layers 3 in place of 6, "
-    "optimizer.clip_norm 0.1 in place of None, "
-    "norm_options.pn.groups 4 in place of its default, optimizer.betas (0.9, 0.98) in place of "
-    "(0.9, 0.999)."
-)
 CHANGES = {
     "preset": "big",
     "settings": {
@@ -29,7 +22,6 @@ CHANGES = {
         "optimizer.betas": {"here": [0.9, 0.98], "preset": [0.9, 0.999]},
     },
 }
-OLD = {"reduced": SENTENCE}
 NEW = {"reduced": NOTE, "changes": CHANGES}
 
 
@@ -41,31 +33,9 @@ def write(folder: Path, said: dict[str, Any]) -> Path:
     return folder
 
 
-def test_older_words_have_both_values_of_each_setting() -> None:
-    note, changes = read_changes(SENTENCE)
-    assert (note, changes) == (
-        NOTE,
-        {
-            "preset": "big",
-            "settings": {
-                "model.num_layers": {"here": "3", "preset": "6"},
-                "optimizer.clip_norm": {"here": "0.1", "preset": "None"},
-                "norm_options.pn.groups": {"here": "4", "preset": "its default"},
-                "optimizer.betas": {"here": "(0.9, 0.98)", "preset": "(0.9, 0.999)"},
-            },
-        },
-    )
-
-
-@pytest.mark.parametrize("text", ["", "A reduced big.", "Against the preset big: other words."])
-def test_other_notes_stay_as_they_are(text: str) -> None:
-    assert read_changes(text) == (text, None)
-
-
 @pytest.mark.usefixtures("blank_figures")
-@pytest.mark.parametrize("said", [OLD, NEW], ids=["old", "new"])
-def test_page_marks_and_lists_them(tmp_path: Path, said: dict[str, Any]) -> None:
-    page = write_report(write(tmp_path / "demo", said)).read_text(encoding="utf-8")
+def test_page_marks_and_lists_them(tmp_path: Path) -> None:
+    page = write_report(write(tmp_path / "demo", NEW)).read_text(encoding="utf-8")
     settings = page[page.index('id="settings"') :]
     assert settings.count('<tr class="changed">') == 1
     assert "3 (preset: 6)" in settings
@@ -78,9 +48,8 @@ def test_page_marks_and_lists_them(tmp_path: Path, said: dict[str, Any]) -> None
     assert "in place of" not in page
 
 
-@pytest.mark.parametrize("said", [OLD, NEW], ids=["old", "new"])
-def test_terminal_and_markdown_list_them(tmp_path: Path, said: dict[str, Any]) -> None:
-    folder = write(tmp_path / "demo", said)
+def test_terminal_and_markdown_list_them(tmp_path: Path) -> None:
+    folder = write(tmp_path / "demo", NEW)
     shown = printed(folder, 100)
     assert NOTE in shown
     assert "4 settings differ from the preset big:" in shown

@@ -39,7 +39,7 @@ def test_seeds_and_norms_of_several_folders_are_one_comparison(tmp_path: Path) -
     assert results_document(parts) == expected.replace("2026-11-21", "2026-11-20 to 2026-11-21")
 
 
-def test_notes_that_name_options_of_their_norms_are_put_together(tmp_path: Path) -> None:
+def test_changes_of_options_of_their_norms_are_put_together(tmp_path: Path) -> None:
     paper = [
         {"norm": "ln", "placement": "pre", "dataset": "PTB", "metric": "test_perplexity"}
         | {"value": 1.0, "source": "A 2020, Table 1"}
@@ -49,15 +49,13 @@ def test_notes_that_name_options_of_their_norms_are_put_together(tmp_path: Path)
         part(tmp_path / "b", ("bn",), (0,)),
         part(tmp_path / "c", ("bn",), (2,)),
     ]
-    start = "Small. Against the preset full: model.num_layers 3 in place of 6"
-    notes = [
-        f"{start}, norm_options.ln.eps 1 in place of 2.",
-        f"{start}, norm_options.bn.momentum 0.05 in place of 0.1.",
-        f"{start}, norm_options.bn.momentum 0.05 in place of 0.1.",
-    ]
-    for folder, note in zip(parts, notes, strict=True):
+    common = {"model.num_layers": {"here": "3", "preset": "6"}}
+    momentum = {"norm_options.bn.momentum": {"here": "0.05", "preset": "0.1"}}
+    own = [{"norm_options.ln.eps": {"here": "1", "preset": "2"}}, momentum, momentum]
+    for folder, settings in zip(parts, own, strict=True):
         results = json.loads((folder / RESULTS_FILE).read_text())
-        results["reduced"] = note
+        results["reduced"] = "Small."
+        results["changes"] = {"preset": "full", "settings": common | settings}
         if folder != parts[0]:
             results["paper"] = paper
         (folder / RESULTS_FILE).write_text(json.dumps(results))

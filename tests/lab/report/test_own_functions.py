@@ -435,25 +435,13 @@ def test_a_built_in_task_may_have_another_goal(comparison_folder: Path) -> None:
     """Its own words stay, and the column of the goal stands first."""
     written = json.loads((comparison_folder / RESULTS_FILE).read_text())
     goal = {"metric": "valid_loss", "direction": "min"}
-    (comparison_folder / RESULTS_FILE).write_text(json.dumps(written | {"format": 2, "goal": goal}))
+    (comparison_folder / RESULTS_FILE).write_text(json.dumps(written | {"goal": goal}))
     comparison = read_comparison(comparison_folder)
     headings = [column.heading for column in columns_of(comparison)]
     assert headings[:4] == ["norm", "parameters", "valid loss", "gap to ln"]
     assert "test perplexity" in headings
     assert rows_of(comparison)["unigram"]["test perplexity"] == "910.0"
     assert comparison.where == "pre-norm"
-
-
-def test_formats_of_a_built_in_comparison_read_alike(comparison_folder: Path) -> None:
-    before = printed(read_comparison(comparison_folder), 120)
-    path = comparison_folder / RESULTS_FILE
-    written = json.loads(path.read_text())
-    goal = {"metric": "test_perplexity", "direction": "min"}
-    path.write_text(json.dumps(written | {"format": 2, "goal": goal}))
-    assert printed(read_comparison(comparison_folder), 120) == before
-    path.write_text(json.dumps(written | {"measure": "accuracy"}))
-    with pytest.raises(InputError, match="measure is 'accuracy', expected one of"):
-        read_comparison(comparison_folder)
 
 
 def test_result_of_a_run_may_lack_its_placement(folder: Path) -> None:

@@ -13,7 +13,7 @@ from powernorm.errors import InputError
 from powernorm.lab.report import read_comparison
 from powernorm.lab.report.comparison_tables import headline
 from powernorm.lab.report.pictures import draw_fluctuation
-from powernorm.lab.report.results_document import BEGIN, END, results_document, write_results
+from powernorm.lab.report.results_document import results_document
 from powernorm.runs import RESULTS_FILE
 
 PAPER = [
@@ -101,7 +101,7 @@ def test_papers_numbers_beside_marked_runs_and_failed_scores(folder: Path) -> No
     results = json.loads(path.read_text())
     for run in results["runs"]:
         run["remark"] = "sees the future"
-    results["measure"] = "test_bleu"
+    results["goal"] = {"metric": "test_bleu", "direction": "max"}
     failed = {"metric": "test_bleu", "value": 0.0}
     results["paper"] = [record | failed for record in PAPER if record["norm"] == "rbn"]
     path.write_text(json.dumps(results))
@@ -135,75 +135,12 @@ def test_a_papers_decimals_are_those_of_its_column(folder: Path) -> None:
     assert lines_of(text, "pnv")[0][1] == "76.00 (Shen et al. 2020, Table 2)"
 
 
-def test_a_page_that_cannot_be_written_or_read(folder: Path, tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"page\.md cannot be written"):
-        write_results([folder], tmp_path / "no-folder" / "page.md")
-    (tmp_path / "lm.md").mkdir()
-    with pytest.raises(InputError, match=r"lm\.md cannot be read \(Is a directory\)"):
-        write_results([folder], tmp_path)
-    page = tmp_path / "latin.md"
-    page.write_bytes(b"\xe9")
-    with pytest.raises(InputError, match=r"latin\.md cannot be read \(not UTF-8\)"):
-        write_results([folder], page)
-    assert page.read_bytes() == b"\xe9"
-
-
 def test_a_model_with_one_place_for_its_norms_has_no_placement(folder: Path) -> None:
     results = json.loads((folder / RESULTS_FILE).read_text())
     assert "`powernorm compare lm --preset demo`, pre-norm;" in results_document([folder])
     (folder / RESULTS_FILE).write_text(json.dumps(results | {"task": "image"}))
     assert "`powernorm compare image --preset demo`; the measure" in results_document([folder])
     assert headline(read_comparison(folder)) == "image · demo"
-
-
-def test_only_the_generated_part_of_a_page_changes(folder: Path, tmp_path: Path) -> None:
-    page = tmp_path / "results.md"
-    page.write_text("# Results\n\nWords.\n")
-    write_results([folder], page)
-    first = page.read_text()
-    assert first.startswith("# Results\n\nWords.\n\n" + BEGIN)
-    page.write_text(first + "\nMore words.\n")
-    other = tmp_path / "other"
-    other.mkdir()
-    results = json.loads((folder / RESULTS_FILE).read_text())
-    (other / RESULTS_FILE).write_text(json.dumps(results | {"placement": "post"}))
-    write_results([folder, other], page)
-    second = page.read_text()
-    assert second.startswith("# Results\n\nWords.\n\n" + BEGIN)
-    assert second.endswith(f"{END}\n\nMore words.\n")
-    assert second.count("### lm, demo") == 2
-    write_results([folder, other], page)
-    assert page.read_text() == second
-
-
-def test_a_folder_gets_a_page_for_each_task(folder: Path, tmp_path: Path) -> None:
-    pages = tmp_path / "pages"
-    pages.mkdir()
-    (pages / "lm.md").write_text("# Language models\n\nWords.\n")
-    other = tmp_path / "other"
-    other.mkdir()
-    results = json.loads((folder / RESULTS_FILE).read_text())
-    (other / RESULTS_FILE).write_text(json.dumps(results | {"task": "image"}))
-    written = write_results([folder, other], pages)
-    assert written == [pages / "lm.md", pages / "image.md"]
-    texts = [page.read_text() for page in written]
-    assert texts[0].startswith("# Language models\n\nWords.\n\n" + BEGIN)
-    for text, alone in zip(texts, ([folder], [other]), strict=True):
-        assert results_document(alone) in text
-    (pages / "image.md").write_text(BEGIN)
-    (pages / "lm.md").write_text("# Empty\n")
-    with pytest.raises(InputError, match=r"image\.md has 1 lines"):
-        write_results([folder, other], pages)
-    assert (pages / "lm.md").read_text() == "# Empty\n"
-
-
-@pytest.mark.parametrize("text", [BEGIN, END, f"{END}\n{BEGIN}", f"{BEGIN}\n{BEGIN}\n{END}"])
-def test_a_page_with_half_a_mark_is_left_alone(folder: Path, tmp_path: Path, text: str) -> None:
-    page = tmp_path / "results.md"
-    page.write_text(text)
-    with pytest.raises(InputError, match="expected one of each"):
-        write_results([folder], page)
-    assert page.read_text() == text
 
 
 def test_fluctuation_of_several_runs(tmp_path: Path) -> None:
@@ -230,9 +167,9 @@ HOSTILE = (
     '| a ||\n\n| b |\n---\n# c\n- d\r\n<script>e()</script><b onclick="f">g</b> &lt; '
     "[h](javascript:i) ![j](https://k.l) [m]: n\n`o` ``p`` **q** __r__ _s_ ~~t~~ $u$ https://v.w "
     "www.x.y <z@a.b> "
-    f"\\\\| {END} {BEGIN} \u2028 \\"
+    "\\\\| <!-- end --> <!-- begin --> \u2028 \\"
 )
-KEPT = ("status", "placement", "measure", "metric", "folder")
+KEPT = ("status", "placement", "metric", "direction", "folder")
 """One of a few words, or a folder that has to be inside."""
 
 
@@ -280,11 +217,6 @@ def test_texts_of_a_file_stay_texts(folder: Path) -> None:
     path.write_text(json.dumps(made_hostile(results)))
     text = results_document([folder])
     check_page(text, 1)
-    page = folder / "page.md"
-    write_results([folder], page)
-    write_results([folder], page)
-    assert page.read_text().count(f"\n{END}") == 1
-    assert text in page.read_text()
 
 
 @pytest.mark.parametrize("value", ["x", 3, [1], True, None])

@@ -454,7 +454,7 @@ def test_deep_models_show_some_of_their_layers(
 def test_study_without_results_is_known_by_its_runs(tmp_path: Path) -> None:
     folder = write_study(tmp_path / "s", SIZES, SIZE_ROWS[:2])
     (folder / "results.json").unlink()
-    assert read_comparison(folder).study is None, "older runs do not say"
+    assert read_comparison(folder).study is None
     run = folder / "bn-64-pre-seed1"
     study = {"x_label": "tokens", "logarithmic": True, "source": "A. Paper 2020"} | SIZES
     path = run / "result.json"

@@ -1,6 +1,5 @@
 """The report of translations: scores the right way up, signatures, papers, sentences."""
 
-import json
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from lab.report.synthetic import printed, write_comparison
+from lab.report.synthetic import printed
 from lab.report.synthetic_translations import (
     AVERAGE,
     LOWERED,
@@ -298,8 +297,8 @@ def test_damaged_translations_name_file_and_line(tmp_path: Path) -> None:
 
 
 def test_without_the_keys_of_translations(tmp_path: Path) -> None:
-    """The measure is seen from the runs; nothing else is missed."""
-    folder = write_translations(tmp_path / "verses", measure=None, paper=None, reduced=None)
+    """They are missed by nothing; without results.json the measure is seen from the runs."""
+    folder = write_translations(tmp_path / "verses", paper=None, reduced=None)
     comparison = read_comparison(folder)
     assert comparison.metric == "test_bleu"
     assert (list(comparison.paper), comparison.reduced) == ([], "")
@@ -319,8 +318,7 @@ def test_perplexity_stays_the_measure_of_the_others(small_folder: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"measure": "test_meteor"}, "measure is 'test_meteor', expected one of test_perplexity"),
-        ({"measure": "test_loss"}, "measure is 'test_loss', expected one of"),
+        ({"goal": None}, "goal is missing"),
         ({"paper": [{"norm": "ln"}]}, r"paper\[0\].placement is missing"),
         ({"reduced": 3}, "reduced is 3, expected a string"),
     ],
@@ -377,13 +375,3 @@ def test_names_of_norms_are_whole_beside_the_papers(tmp_path: Path) -> None:
     table = text[text.index("paper and measured") :].split()
     assert {"detach-mean", "detach-both"} <= set(table)
     assert max(map(len, text.splitlines())) <= 80
-
-
-def test_old_folder_prints_as_before(tmp_path: Path) -> None:
-    folder = write_comparison(tmp_path / "demo")
-    before = printed(folder, 120)
-    results = folder / "results.json"
-    values = json.loads(results.read_text(encoding="utf-8")) | {"measure": "test_perplexity"}
-    results.write_text(json.dumps(values), encoding="utf-8")
-    assert printed(folder, 120) == before
-    assert "BLEU" not in before

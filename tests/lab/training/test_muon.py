@@ -141,7 +141,6 @@ def test_a_run_with_muon_goes_on_exactly(
 @pytest.mark.parametrize(
     ("assignments", "message"),
     [
-        (["optimizer.muon_momentum=0.9"], "set optimizer.name=muon"),
         (["optimizer.name=muon", "optimizer.momentum=0.8"], "set optimizer.name=sgd"),
         (["optimizer.name=muon", "training.strategy=fsdp2"], "needs whole matrices"),
     ],

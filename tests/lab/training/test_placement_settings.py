@@ -27,8 +27,6 @@ TENSORIZED = ["model.architecture=tensorized", "model.num_heads=1"]
     [
         ("lm", ["model.placement=peri-ln"], "choose one of pre, post, sandwich, peri, out, mix"),
         ("lm", ["model.post_fraction=0.5"], r"set model\.placement=mix"),
-        ("lm", ["model.placement=peri", "model.head_scale=released"], "placement=normformer"),
-        ("lm", ["model.residual_scale=false"], "placement=normformer"),
         ("lm", ["model.qk_norm=rms"], "choose one of per_head, whole"),
         ("lm", ["model.qk_norm_type=bn"], r"set model\.qk_norm to per_head or whole"),
         ("lm", [*TENSORIZED, "model.placement=normformer"], "tensorized attention"),

@@ -80,7 +80,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[bool]]:
 def test_the_score_is_sacrebleus_of_a_sample(pairs: Path, tmp_path: Path) -> None:
     """A user compares it with the BLEU that the table has."""
     events: list[Event] = []
-    config = scored(pairs, score_beam=2, max_steps=4)
+    config = scored(pairs, max_steps=4)
     compare(config, tmp_path, on_event=events.append)
     (run,) = tmp_path.glob("bn*")
     task = task_of(config)
@@ -90,7 +90,7 @@ def test_the_score_is_sacrebleus_of_a_sample(pairs: Path, tmp_path: Path) -> Non
     model = load_trained(run).model
     lines = []
     for index in chosen:
-        search = BeamSearch(beam_size=2, max_length_offset=3)
+        search = BeamSearch(beam_size=1, max_length_offset=3)
         best = beam_search(model, split.source.row(index)[None].long(), None, search)
         lines += encoded.target_subwords.decode([best[0][0].tokens])
     truths = [encoded.references("valid")[index] for index in chosen]
@@ -232,8 +232,7 @@ def test_tasks_whose_score_costs_little_tell_it_always(
     [
         ("lm", "training.score_every=1", "'training.score_every' is not a setting"),
         ("lm-char", "training.select_by=score", "'training.select_by' is not a setting"),
-        ("classify", "training.score_beam=2", "'training.score_beam' is not a setting"),
-        ("translation", "training.score_beam=2", "training.score_beam=2 means nothing"),
+        ("classify", "training.score_examples=2", "'training.score_examples' is not a setting"),
         ("translation", "training.score_examples=9", "training.score_examples=9 means nothing"),
         ("translation", "training.select_by=score", "training.select_by=score needs scores"),
         ("classify", "training.score_every=0", "training.select_by=score needs scores"),

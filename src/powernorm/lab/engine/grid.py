@@ -88,8 +88,6 @@ class Grid:
     line_of: Callable[[Path, Mapping[str, Any]], Line]
     """Line of a run of an earlier call, from its folder and config.json."""
     device: torch.device
-    as_written_now: Callable[[Mapping[str, Any]], Mapping[str, Any]] = dict
-    """config.json of an earlier version in the form of this one."""
     num_threads: int | None = None
     """CPU threads of torch; None leaves torch its choice."""
     study: Mapping[str, Any] | None = None

@@ -200,7 +200,7 @@ class _Comparison:
             seed = old.get("seed")
             line = self._grid.line_of(folder, old)
             new = self._grid.config(line, seed if isinstance(seed, int) else 0, fingerprint)
-            check_same_settings(folder, self._grid.as_written_now(old), new)
+            check_same_settings(folder, old, new)
         if changed is not None:
             self._listener(
                 Notice(

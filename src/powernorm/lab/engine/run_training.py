@@ -152,7 +152,7 @@ class RunTraining:
         was_there = (folder / CONFIG_FILE).exists()
         clear_unless_resumable(folder)
         if (folder / CONFIG_FILE).exists():
-            old = self._grid.as_written_now(read_json(folder / CONFIG_FILE))
+            old = read_json(folder / CONFIG_FILE)
             check_same_settings(folder, old, config)
         remove_unfinished(folder)
         folder.mkdir(parents=True, exist_ok=True)

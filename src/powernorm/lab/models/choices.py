@@ -12,10 +12,6 @@ Initialization = Literal["xavier", "kaiming"]
 """How linear maps begin: uniform after Glorot and Bengio (2010), or after He et al. (2015) as
 torch's own linear layers do."""
 
-HeadScale = Literal["paper", "released"]
-"""What NormFormer's scale of each head is multiplied with: the head, before the out-projection
-(`paper`), or its slice of the features after it (`released`)."""
-
 QueryKeyNorm = Literal["per_head", "whole"]
 """What is normalized of queries and keys: the features of each head, by one norm that all heads
 share, or those of all heads at once."""
@@ -39,10 +35,6 @@ class TransformerShape:
     """Of `mix`: part of the layers that are post-norm, the lowest ones, at least one."""
     embedding_norm: bool | None = None
     """Whether a norm follows the embeddings; None is with `peri` only."""
-    head_scale: HeadScale = "paper"
-    """Of `normformer`: what the scale of each head is multiplied with."""
-    residual_scale: bool = True
-    """Of `normformer`: whether the residual of a feed-forward network has a learned scale."""
     qk_norm: QueryKeyNorm | None = None
     """What norms of queries and keys look at; None has none."""
     activation: Activation = "gelu"

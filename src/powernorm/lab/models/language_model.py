@@ -75,7 +75,7 @@ class LanguageModel(nn.Module):
                 "what it sees: leave out causal or attention"
             )
         all_places = layer_places(shape)
-        has_inner = shape.qk_norm or any(one.linears or one.head_scale for one in all_places)
+        has_inner = shape.qk_norm or any(one.linears or one.scales_heads for one in all_places)
         if attention is not None and has_inner:
             raise InputError(
                 f"placement={shape.placement} with qk_norm={shape.qk_norm}: an attention of its "
@@ -102,7 +102,6 @@ class LanguageModel(nn.Module):
         initialize(self, seed, shape.initialization)
         self.head = nn.Linear(shape.num_features, vocabulary_size, bias=False)
         self.head.weight = self.embedding.weight
-        self.register_load_state_dict_pre_hook(_tie_head)  # type: ignore[no-untyped-call]
 
     def forward(self, tokens: Tensor, padding_mask: Tensor | None = None) -> Tensor:
         """Return the logits of the token after each position (at it, where not causal)."""
@@ -128,10 +127,3 @@ class LanguageModel(nn.Module):
         if self.final_norm is not None:
             x = self.final_norm(x, padding_mask)
         return x
-
-
-def _tie_head(model: nn.Module, state_dict: dict[str, Tensor], prefix: str, *rest: object) -> None:
-    """Checkpoints from before the head was a module of its own hold its weight once."""
-    del model, rest
-    if f"{prefix}embedding.weight" in state_dict:
-        state_dict.setdefault(f"{prefix}head.weight", state_dict[f"{prefix}embedding.weight"])

@@ -10,7 +10,7 @@ from powernorm.errors import InputError
 from powernorm.lab.models.attention import HeadNorms, MultiHeadAttention, linear
 from powernorm.lab.models.choices import Activation, TransformerShape
 from powernorm.lab.models.dropout import Dropout
-from powernorm.lab.models.normed import HeadScale, Normed, NormFactory, apply_masked
+from powernorm.lab.models.normed import Normed, NormFactory, apply_masked
 from powernorm.lab.models.placements import (
     WITHOUT_FINAL_NORM,
     LayerPlaces,
@@ -93,8 +93,6 @@ class Residual(nn.Module):
         norm: makes the norms.
         places: of the norms.
         dropout: of what is added, in training.
-        num_scaled_heads: heads of the sub-layer, of which each slice of its output has a learned
-            scale; None has no such scale.
     """
 
     def __init__(
@@ -104,13 +102,11 @@ class Residual(nn.Module):
         *,
         places: SubLayerPlaces,
         dropout: float = 0.0,
-        num_scaled_heads: int | None = None,
     ) -> None:
         super().__init__()
         self.places = places
         self.norm = norm(num_features) if places.before or places.at_sum else None
         self.branch_norm = norm(num_features) if places.after else None
-        self.head_scale = None if num_scaled_heads is None else HeadScale(num_scaled_heads)
         self.dropout = Dropout(dropout)
         self.scale: Tensor | None
         if places.residual == "learned":
@@ -125,8 +121,6 @@ class Residual(nn.Module):
     ) -> Tensor:
         """Apply `sublayer` inside the frame; x: (batch, length, features)."""
         branch = sublayer(self._normalized(x, padding_mask) if self.places.before else x)
-        if self.head_scale is not None:
-            branch = self.head_scale(branch)
         if self.branch_norm is not None:
             branch = self.branch_norm(branch, padding_mask)
         kept = x if self.scale is None else x * self.scale
@@ -147,7 +141,6 @@ class SubLayers(nn.Module):
         shape: of the layers.
         norm: makes the norms.
         places: of the norms; None is where the lowest layer has them.
-        feedforward_norm: makes the norms of the feed-forward network; None is `norm`.
     """
 
     def __init__(
@@ -157,15 +150,14 @@ class SubLayers(nn.Module):
         norm: NormFactory,
         *,
         places: LayerPlaces | None = None,
-        feedforward_norm: NormFactory | None = None,
     ) -> None:
         super().__init__()
         places = places or layer_places(shape)[0]
         self.branch_scale = places.branch_scale
         self.attention = attention
         self.attention_frame = attention_frame(shape, places, norm)
-        self.feedforward = FeedForward(shape, places, feedforward_norm or norm)
-        self.feedforward_frame = feedforward_frame(shape, places, feedforward_norm or norm)
+        self.feedforward = FeedForward(shape, places, norm)
+        self.feedforward_frame = feedforward_frame(shape, places, norm)
 
     def scale_branches(self) -> None:
         """Multiply the initial weights of the branches by DeepNorm's β."""
@@ -203,7 +195,6 @@ class TransformerLayer(AttentionLayer):
         norm: makes the norms.
         causal: a position sees no later one.
         places: of the norms; None is where the lowest layer has them.
-        feedforward_norm: makes the norms of the feed-forward network; None is `norm`.
         qk_norm: makes the norms of queries and keys, where the shape has them; None is `norm`.
     """
 
@@ -214,7 +205,6 @@ class TransformerLayer(AttentionLayer):
         *,
         causal: bool = False,
         places: LayerPlaces | None = None,
-        feedforward_norm: NormFactory | None = None,
         qk_norm: NormFactory | None = None,
     ) -> None:
         places = places or layer_places(shape)[0]
@@ -223,7 +213,6 @@ class TransformerLayer(AttentionLayer):
             shape,
             norm,
             places=places,
-            feedforward_norm=feedforward_norm,
         )
 
 
@@ -241,7 +230,7 @@ def attention(
         shape.num_heads,
         dropout=shape.attention_dropout,
         causal=causal,
-        scales_heads=places.head_scale == "paper",
+        scales_heads=places.scales_heads,
         linear_norm=norm if places.linears else None,
         head_norms=None if shape.qk_norm is None else HeadNorms(shape.qk_norm, qk_norm or norm),
     )
@@ -249,13 +238,7 @@ def attention(
 
 def attention_frame(shape: TransformerShape, places: LayerPlaces, norm: NormFactory) -> Residual:
     """Return the frame of an attention."""
-    return Residual(
-        shape.num_features,
-        norm,
-        places=places.attention,
-        dropout=shape.dropout,
-        num_scaled_heads=shape.num_heads if places.head_scale == "released" else None,
-    )
+    return Residual(shape.num_features, norm, places=places.attention, dropout=shape.dropout)
 
 
 def feedforward_frame(shape: TransformerShape, places: LayerPlaces, norm: NormFactory) -> Residual:

@@ -3,7 +3,7 @@
 from dataclasses import dataclass, replace
 from typing import Final, Literal, NamedTuple
 
-from powernorm.lab.models.choices import HeadScale, TransformerShape
+from powernorm.lab.models.choices import TransformerShape
 from powernorm.runs import Placement
 
 WITHOUT_FINAL_NORM: Final[frozenset[Placement]] = frozenset({"post", "deepnorm", "bn-linear"})
@@ -36,8 +36,8 @@ class LayerPlaces:
     """Inside the feed-forward network: before the activation, or after it and its dropout."""
     linears: bool = False
     """After every linear map of the layer."""
-    head_scale: HeadScale | None = None
-    """What a learned scale of each head is multiplied with."""
+    scales_heads: bool = False
+    """Whether each head has a learned scale, before the out-projection."""
     branch_scale: float = 1.0
     """β: what the initial weights of the branches, but for queries and keys, are multiplied by."""
 
@@ -56,7 +56,10 @@ _LAYERS: Final[dict[Placement, LayerPlaces]] = {
     "out": LayerPlaces(attention=_OUT, feedforward=_OUT),
     "deepnorm": LayerPlaces(attention=_POST, feedforward=_POST),
     "normformer": LayerPlaces(
-        attention=_BOTH, feedforward=replace(_PRE, residual="learned"), hidden="after"
+        attention=_BOTH,
+        feedforward=replace(_PRE, residual="learned"),
+        hidden="after",
+        scales_heads=True,
     ),
     "bn-ffn": LayerPlaces(attention=_PRE, feedforward=_PRE, hidden="before"),
     "bn-linear": LayerPlaces(attention=_NONE, feedforward=_NONE, linears=True),
@@ -122,9 +125,6 @@ def layer_places(
         residual, branch = scales or deepnorm_scales(count)
         at_sum = replace(_POST, residual=residual)
         places = replace(places, attention=at_sum, feedforward=at_sum, branch_scale=branch)
-    if shape.placement == "normformer":
-        feedforward = places.feedforward if shape.residual_scale else _PRE
-        places = replace(places, feedforward=feedforward, head_scale=shape.head_scale)
     return [places] * count
 
 

@@ -54,9 +54,7 @@ UNIMPORTANT: Final = frozenset(
 and seeds, which the results name anyway; the data have a sentence of their own."""
 
 
-_OF_SCORES: Final = frozenset(
-    {"training.score_every", "training.score_examples", "training.score_beam"}
-)
+_OF_SCORES: Final = frozenset({"training.score_every", "training.score_examples"})
 """Settings that are as unimportant where the loss selects."""
 
 _PLACED: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(

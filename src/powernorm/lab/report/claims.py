@@ -7,7 +7,7 @@ from typing import Final, Literal, TypeGuard
 
 from powernorm.lab.report.paired import LEAST_SEEDS, PairedGap, paired_gap, untested
 from powernorm.lab.report.records import Comparison, Run
-from powernorm.lab.report.summary import REFERENCE, references_of
+from powernorm.lab.report.summary import REFERENCE
 from powernorm.runs import PaperRecord
 
 Outcome = Literal["shown", "opposite", "undecided", "no sign", "few seeds", "unmeasured"]
@@ -67,7 +67,7 @@ def claims(comparison: Comparison) -> list[Claim]:
 def _claims(comparison: Comparison) -> Iterator[Claim]:
     printed = {_key(record, record["norm"]): record["value"] for record in comparison.paper}
     for record in comparison.paper:
-        for against in record.get("against", _references(comparison, record)):
+        for against in record.get("against", [REFERENCE]):
             value, reference = record["value"], printed.get(_key(record, against))
             if record["norm"] == against or not _is_number(value) or not _is_number(reference):
                 continue
@@ -85,13 +85,6 @@ def _claims(comparison: Comparison) -> Iterator[Claim]:
                 printed=value - reference,
                 measured=measured if comparison.race is None else untested(measured),
             )
-
-
-def _references(comparison: Comparison, record: PaperRecord) -> list[str]:
-    """LayerNorm of the same remark: what records of earlier versions, which do not say, mean."""
-    runs = _runs_of(comparison, record["norm"], record["placement"])
-    theirs = references_of(comparison.runs, runs[0]) if runs else []
-    return [theirs[0].name] if theirs else [] if runs else [REFERENCE]
 
 
 def _key(record: PaperRecord, norm: str) -> tuple[str, str, str, str, str]:

@@ -148,11 +148,11 @@ def _known_curve(comparison: Comparison, column: _Column) -> _Curve:
 def _sample(comparison: Comparison) -> str:
     """What is translated at a validation, and how; empty for other tasks."""
     training = comparison.settings.get("training") or {}
-    if "score_beam" not in training:
+    if "score_examples" not in training:
         return ""
-    number, beam = training.get("score_examples"), training["score_beam"]
+    number = training["score_examples"]
     what = "" if number is None else f", at most {number} evenly spaced pairs of it,"
-    return f"{what} translated {'greedily' if beam == 1 else f'with a beam of {beam}'}"
+    return f"{what} translated greedily"
 
 
 def perplexity_label(comparison: Comparison) -> str:

@@ -9,7 +9,6 @@ from typing import Final, Literal, cast, get_args
 
 from powernorm.errors import InputError
 from powernorm.lab.report.diagnoses import paper_statistics, read_diagnoses, read_diagnosis
-from powernorm.lab.report.formats import upgraded_results
 from powernorm.lab.report.json_files import JsonObject, read_object
 from powernorm.lab.report.logs import read_metrics, read_norms
 from powernorm.lab.report.measures import MAIN, PERPLEXITY, goal_of
@@ -45,6 +44,7 @@ from powernorm.runs import (
     StudyInfo,
 )
 
+_FORMAT: Final = 2
 _SCALES_FORMAT: Final = 1
 _MEND: Final = "restore the file, or delete it and run the comparison again with --resume"
 _RUN_NAME: Final = re.compile(
@@ -215,7 +215,8 @@ def _study_of_runs(folder: Path, runs: Sequence[Run]) -> StudyInfo | None:
 
 
 def _read_results(path: Path) -> Comparison:
-    results = upgraded_results(read_object(path, _MEND))
+    results = read_object(path, _MEND)
+    results.check_format(_FORMAT, "the version of powernorm that wrote the comparison")
     runs = [] if path.name == COMPARISON_FILE else [_run(row) for row in results.children("runs")]
     baselines = results.children("baselines") if "baselines" in results.values else []
     return Comparison(
@@ -226,7 +227,7 @@ def _read_results(path: Path) -> Comparison:
         settings=results.mapping("settings"),
         data=results.mapping("data") if "data" in results.values else {},
         study=_study(results),
-        goal=_goal(results, runs),
+        goal=_direction(results.child("goal")),
         function=_function(results),
         paper=_paper(results),
         paper_statistics=paper_statistics(results, "paper_statistics"),

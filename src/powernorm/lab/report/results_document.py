@@ -1,12 +1,9 @@
 """The page of results: comparisons beside the papers' numbers, as Markdown from their files."""
 
-import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
-from powernorm.errors import InputError
-from powernorm.files import write
 from powernorm.lab.report import numerals
 from powernorm.lab.report.changes import changes_sentence, changes_table
 from powernorm.lab.report.claims import WORDS, Claim, claims
@@ -24,9 +21,6 @@ from powernorm.lab.report.summary import SummaryRow, summarize
 from powernorm.lab.report.tables import Table, code, escaped
 from powernorm.lab.report.tuning import budget_table, ranges_table, tuning_sentence
 from powernorm.runs import PaperRecord
-
-BEGIN: Final = "<!-- begin: written by `powernorm results`, do not edit -->"
-END: Final = "<!-- end: written by `powernorm results` -->"
 
 _EXPLANATION: Final = (
     "Measured: mean ± sample standard deviation over the seeds that finished. The gap to `ln` "
@@ -72,10 +66,7 @@ def results_document(folders: Sequence[Path]) -> str:
     Raises:
         InputError: a folder is no comparison, a file in it is damaged, or two hold the same run.
     """
-    return _document(joined(map(read_comparison, folders)))
-
-
-def _document(comparisons: Sequence[Comparison]) -> str:
+    comparisons = joined(map(read_comparison, folders))
     return "\n".join([f"{_explanation(comparisons)}\n", *map(_section, comparisons)])
 
 
@@ -84,74 +75,6 @@ def _explanation(comparisons: Sequence[Comparison]) -> str:
     own = [one.function is not None for one in comparisons]
     split = _SPLIT.format(whose="of a built-in task " if any(own) else "")
     return _EXPLANATION.format(split="" if all(own) else split)
-
-
-def write_results(folders: Sequence[Path], into: Path) -> list[Path]:
-    """Put comparisons into a Markdown page, or into the pages of a folder, one for each task.
-
-    Replaces the part of a page between `BEGIN` and `END`; appends it where there is none.
-
-    Args:
-        folders: as `results_document`.
-        into: a page, or a folder that exists; a task's page there is `TASK.md`.
-
-    Returns:
-        The pages that were written.
-
-    Raises:
-        InputError: as `results_document`; or a page has only one of the two lines.
-    """
-    comparisons = joined(map(read_comparison, folders))
-    if not into.is_dir():
-        pages = {into: comparisons}
-    else:
-        pages = {}
-        for comparison in comparisons:
-            page = into / f"{re.sub(r'[^A-Za-z0-9]+', '-', comparison.task).strip('-')}.md"
-            pages.setdefault(page, []).append(comparison)
-    # All are checked before one is written.
-    texts = {page: _with_results(page, some) for page, some in pages.items()}
-    for page, text in texts.items():
-        _write_page(page, text)
-    return list(texts)
-
-
-def _with_results(page: Path, comparisons: Sequence[Comparison]) -> str:
-    written = f"{BEGIN}\n\n{_document(comparisons)}\n{END}\n"
-    old = _read_page(page)
-    # Lines of their own: what a file says may hold the same words.
-    begins, ends = (
-        list(re.finditer(rf"^{re.escape(mark)}[ \t\r]*(\n|\Z)", old, re.MULTILINE))
-        for mark in (BEGIN, END)
-    )
-    marks = (len(begins), len(ends))
-    if marks == (0, 0):
-        return f"{old.rstrip()}\n\n{written}".lstrip()
-    if marks == (1, 1) and begins[0].start() < ends[0].start():
-        return old[: begins[0].start()] + written + old[ends[0].end() :]
-    raise InputError(
-        f"{page} has {marks[0]} lines {BEGIN!r} and {marks[1]} lines {END!r}: expected one of "
-        "each, in this order, or none"
-    )
-
-
-def _write_page(page: Path, text: str) -> None:
-    try:
-        write(page, text)
-    except OSError as error:
-        raise InputError(
-            f"{page} cannot be written ({error.strerror}): give a file in a folder that exists"
-        ) from error
-
-
-def _read_page(page: Path) -> str:
-    try:
-        return page.read_text(encoding="utf-8") if page.exists() else ""
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "not UTF-8"
-        raise InputError(
-            f"{page} cannot be read ({reason}): give a Markdown page, or a name that is free"
-        ) from error
 
 
 def _section(comparison: Comparison) -> str:

@@ -5,7 +5,6 @@ from typing import Final
 
 from powernorm.lab.models.choices import (
     Activation,
-    HeadScale,
     Initialization,
     Placement,
     QueryKeyNorm,
@@ -24,13 +23,6 @@ from powernorm.lab.settings.section import (
 
 SAME: Final = "same"
 """In place of a short name: the norm that is compared."""
-
-_OF_PLACEMENT: Final = (
-    ("post_fraction", "mix"),
-    ("head_scale", "normformer"),
-    ("residual_scale", "normformer"),
-)
-"""Settings that one placement alone has."""
 
 
 @section("model")
@@ -70,11 +62,6 @@ class TransformerSettings(ModelSettings):
     one."""
     embedding_norm: bool | None = None
     """Whether a norm follows the embeddings; none is with `peri` only."""
-    head_scale: HeadScale = "paper"
-    """Of `normformer`: the learned scale of each head is multiplied with the head, before the
-    out-projection (`paper`), or with its slice of the features after it (`released`)."""
-    residual_scale: bool = True
-    """Of `normformer`: whether the residual of a feed-forward network has a learned scale."""
     qk_norm: QueryKeyNorm | None = None
     """What norms of queries and keys look at: the features of each head, by one norm for all heads
     (`per_head`), or those of all heads (`whole`); none has no such norms."""
@@ -121,14 +108,13 @@ class TransformerSettings(ModelSettings):
         self._check_placement()
 
     def _check_placement(self) -> None:
-        for name, placement in _OF_PLACEMENT:
-            if self.placement != placement and not is_default(self, name):
-                raise refuse(
-                    f"model.{name}",
-                    getattr(self, name),
-                    f"means nothing with model.placement={self.placement}: set "
-                    f"model.placement={placement}, or leave it out",
-                )
+        if self.placement != "mix" and not is_default(self, "post_fraction"):
+            raise refuse(
+                "model.post_fraction",
+                self.post_fraction,
+                f"means nothing with model.placement={self.placement}: set model.placement=mix, or "
+                "leave it out",
+            )
         if self.qk_norm is None and not is_default(self, "qk_norm_type"):
             raise refuse(
                 "model.qk_norm_type",

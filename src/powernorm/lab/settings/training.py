@@ -67,18 +67,15 @@ class OptimizerSettings:
     for all else: embeddings, output, norms and biases."""
     momentum: FractionBelowOne = 0.9
     """Of `sgd`."""
-    muon_momentum: FractionBelowOne = 0.95
-    """Of `muon`: what its average of gradients keeps at a step (Nesterov's)."""
 
     def __post_init__(self) -> None:
-        for setting, owner in (("momentum", "sgd"), ("muon_momentum", "muon")):
-            if self.name != owner and not is_default(self, setting):
-                raise refuse(
-                    f"optimizer.{setting}",
-                    getattr(self, setting),
-                    f"means nothing with optimizer.name={self.name}: set optimizer.name={owner}, "
-                    "or leave it out",
-                )
+        if self.name != "sgd" and not is_default(self, "momentum"):
+            raise refuse(
+                "optimizer.momentum",
+                self.momentum,
+                f"means nothing with optimizer.name={self.name}: set optimizer.name=sgd, or leave "
+                "it out",
+            )
 
 
 @section("schedule")

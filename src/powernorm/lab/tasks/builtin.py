@@ -25,7 +25,6 @@ from powernorm.lab.settings.variants import (
 )
 from powernorm.lab.tasks.registry import task_of
 from powernorm.lab.tasks.run_settings import comparison_settings, run_settings
-from powernorm.lab.tasks.settings import upgraded_run
 from powernorm.lab.training.norms import norm_options, qk_norm_factory
 from powernorm.lab.training.run_trainer import RunTrainer, choose_device
 from powernorm.runs import (
@@ -226,7 +225,6 @@ def grid_of(config: ComparisonSettings, notes: Notes) -> Grid:
         head=partial(_head, config, notes),
         config=_run_config,
         line_of=partial(_line_of, config),
-        as_written_now=upgraded_run,
         device=choose_device(config),
         num_threads=config.training.num_threads,
         study=study,

@@ -27,8 +27,6 @@ CONTENT: Final = frozenset(
 """Names of what a checkpoint holds: the updates that are done, the model's parameters and buffers,
 the states of optimizer and GradScaler, the random states of every process, what the recorder and a
 model with a memory go on from, and whether the run was to end with this update."""
-_PREFIX: Final = "model."
-"""Of the model's weights in checkpoints of Lightning's Trainer, which runs once used."""
 _FIX: Final = "remove the run's folder to train it anew"
 
 
@@ -119,8 +117,6 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch's, about a file that it refuses next
             content = load_sealed(path, _FIX)
-        if {"state_dict", "global_step", "loops"} <= set(content):
-            content = _of_the_trainer(content)
         if set(content) >= CONTENT:
             check_owner(path, content.get("run"))
             return dict(content)
@@ -131,28 +127,6 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         first_line = str(error).partition("\n")[0]
         reason = f"{type(error).__name__} {first_line.partition('. ')[0]}"
     raise InputError(f"{path} is not a checkpoint of a run ({reason}): {_FIX}")
-
-
-def _of_the_trainer(old: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what a checkpoint holds that Lightning's Trainer wrote, as runs once did."""
-    callbacks = old.get("callbacks", {})
-    random = callbacks.get("RandomState")
-    states = [] if random is None else [random, *random.get("others", [])]
-    return {
-        "format": FORMAT,
-        "step": old["global_step"],
-        "weights": {
-            name.removeprefix(_PREFIX): tensor
-            for name, tensor in old["state_dict"].items()
-            if name.startswith(_PREFIX)
-        },
-        "optimizer": next(iter(old.get("optimizer_states", [])), None),
-        "scaler": old.get("MixedPrecision"),
-        "random": [{"torch": state["cpu"], "cuda": state["cuda"]} for state in states],
-        "history": callbacks.get("Recorder"),
-        "memory": callbacks.get("StreamState", {}).get("lanes"),
-        "is_over": callbacks.get("Checkpoints", {}).get("is_over", False),
-    }
 
 
 def check_weights(path: Path, weights: Mapping[str, Tensor], model: nn.Module) -> None:

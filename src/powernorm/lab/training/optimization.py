@@ -56,7 +56,6 @@ def build_optimizer(
         hidden,
         lr=config.learning_rate,
         weight_decay=config.weight_decay,
-        momentum=config.muon_momentum,
         # A rate that is right for Adam is then right for both (Liu et al. 2025, section 2.2).
         adjust_lr_fn="match_rms_adamw",
     )

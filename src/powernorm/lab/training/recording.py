@@ -131,9 +131,8 @@ class Recorder:
         self.valid_losses = list(state_dict["valid_losses"])
         self._throughput.seconds = state_dict["measured_seconds"]
         self._throughput.tokens = state_dict["measured_tokens"]
-        # Not in checkpoints from before there were scores.
-        self.valid_scores = list(state_dict.get("valid_scores", []))
-        self._throughput.examples = state_dict.get("measured_examples", 0)
+        self.valid_scores = list(state_dict["valid_scores"])
+        self._throughput.examples = state_dict["measured_examples"]
 
     def open(self, step: int) -> None:
         """Open the logs; a run that goes on keeps the rows up to its checkpoint.

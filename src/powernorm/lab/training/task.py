@@ -66,8 +66,6 @@ class Task(ABC, Generic[Encoded, Settings]):
     """Names of those that its runs have beside loss and perplexity."""
     examples: ClassVar[str | None] = None
     """What a row of a batch is called, where the speed in rows is worth telling."""
-    has_positions: ClassVar[bool] = True
-    """Whether a row has up to `data.sequence_length` positions, or is one."""
 
     @abstractmethod
     def encode(self, config: Settings) -> Encoded:

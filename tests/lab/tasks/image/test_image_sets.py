@@ -58,20 +58,20 @@ def test_cifar(tmp_path: Path, packed: bool) -> None:
 
 @pytest.mark.parametrize("unpacked", ["nothing", "an empty folder"])
 def test_a_folder_with_the_archive_of_cifar(tmp_path: Path, unpacked: str) -> None:
-    write_archive(tmp_path / "cifar-10-python.tar.gz")
+    write_archive(tmp_path / "cifar-10-binary.tar.gz")
     if unpacked == "an empty folder":
-        (tmp_path / "cifar-10-batches-py").mkdir()
+        (tmp_path / "cifar-10-batches-bin").mkdir()
     images = load_images(str(tmp_path))
     assert images.name == "cifar10"
     assert [len(images.splits[split].labels) for split in SPLITS] == [9, 1, 2]
 
 
 def test_unpacked_batches_are_read_before_their_archive(tmp_path: Path) -> None:
-    (tmp_path / "cifar-10-python.tar.gz").write_bytes(b"damaged")
-    write_cifar(tmp_path / "cifar-10-batches-py")
+    (tmp_path / "cifar-10-binary.tar.gz").write_bytes(b"damaged")
+    write_cifar(tmp_path / "cifar-10-batches-bin")
     assert load_images(str(tmp_path)).name == "cifar10"
-    (tmp_path / "cifar-10-batches-py").rename(tmp_path / "away")
-    with pytest.raises(InputError, match=r"cifar-10-python\.tar\.gz .*(damaged|cannot be read)"):
+    (tmp_path / "cifar-10-batches-bin").rename(tmp_path / "away")
+    with pytest.raises(InputError, match=r"cifar-10-binary\.tar\.gz .*(damaged|cannot be read)"):
         load_images(str(tmp_path))
 
 

@@ -184,7 +184,7 @@ def test_every_place_has_its_own_norm() -> None:
     model = TranslationModel(
         VOCABULARY,
         VOCABULARY,
-        NormPlaces(attention=BatchNorm, feedforward=PowerNorm, final=RMSNorm),
+        NormPlaces(layers=BatchNorm, final=RMSNorm),
         LayerNorm,
         TransformerShape(num_features=FEATURES, activation="relu"),
         num_decoder_layers=3,
@@ -192,7 +192,7 @@ def test_every_place_has_its_own_norm() -> None:
     found = places_of(model)
     assert {found.pop(f"encoder.layers.{i}.attention_frame.norm") for i in (0, 1)} == {"BatchNorm"}
     assert {found.pop(f"encoder.layers.{i}.feedforward_frame.norm") for i in (0, 1)} == {
-        "PowerNorm"
+        "BatchNorm"
     }
     assert found.pop("encoder.norm") == "RMSNorm"
     assert Counter(found.values()) == {"LayerNorm": 3 * 3 + 1}
@@ -203,7 +203,7 @@ def test_norms_of_the_lowest_layers_only(lowest: int) -> None:
     model = TranslationModel(
         VOCABULARY,
         VOCABULARY,
-        NormPlaces(attention=BatchNorm, feedforward=BatchNorm, final=PowerNorm),
+        NormPlaces(layers=BatchNorm, final=PowerNorm),
         LayerNorm,
         TransformerShape(num_features=FEATURES, num_norm_layers=lowest, activation="relu"),
         upper_norm=RMSNorm,

@@ -145,8 +145,8 @@ OWN_SETS: Final = (
         summary="small color images, 10 classes (Krizhevsky 2009)",
         amount="50,000 + 10,000 images",
         license="none stated, free to use with citation",
-        source="cs.toronto.edu/~kriz/cifar.html, in binary or for Python",
-        usage="--data cifar-10-batches-bin or cifar-10-batches-py, folders, or an archive of one",
+        source="cs.toronto.edu/~kriz/cifar.html, the binary version",
+        usage="--data cifar-10-batches-bin, a folder, or cifar-10-binary.tar.gz",
     ),
 )
 """In the order in which they are shown."""

@@ -8,8 +8,8 @@ from powernorm.lab.data.fetching import fetched
 from powernorm.lab.data.readers import USER_LICENSE
 from powernorm.lab.data.sets.catalog import data_set
 from powernorm.lab.tasks.image.cifar import (
-    ARCHIVES,
-    FOLDERS,
+    ARCHIVE,
+    FOLDER,
     is_archive,
     is_cifar_folder,
     read_cifar,
@@ -33,8 +33,8 @@ def load_images(source: str | None) -> ImageSet:
     - `mnist`: the fetched ones, 55,000 / 5,000 / 10,000
     - `drawn-digits`: digits that the program draws, 3,209 / 291 / 500, to try things out offline
     - a folder with MNIST's four idx files (or others of that format, with labels 0 to 9)
-    - `cifar-10-batches-bin` or `cifar-10-batches-py`, one of their archives, or the folder that has
-      one of them: 45,000 / 5,000 / 10,000
+    - `cifar-10-batches-bin`, its archive, or the folder that has one of them: 45,000 / 5,000 /
+      10,000
 
     The valid split is the end of the official training images: the last twelfth of idx files,
     the last tenth of CIFAR-10's.
@@ -71,6 +71,6 @@ def _read(path: Path) -> ImageSet:
     problem = "holds no images" if path.exists() else "does not exist"
     raise InputError(
         f"{path} {problem}: expected a folder with MNIST's "
-        f"four idx files, {FOLDERS}, {ARCHIVES}, a folder with one of these, or one of "
+        f"four idx files, {FOLDER}, {ARCHIVE}, a folder with one of these, or one of "
         f"{', '.join(IMAGE_SETS)}"
     )

@@ -35,7 +35,6 @@ class ImageTask(Task[EncodedImages, ImageSettings]):
     units = "classes"
     metrics = ("valid_accuracy", "test_accuracy")
     examples = "images"
-    has_positions = False
 
     def encode(self, config: ImageSettings) -> EncodedImages:
         """Read the images and take the statistics of their pixels."""

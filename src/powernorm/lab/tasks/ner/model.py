@@ -135,7 +135,7 @@ class EntityTagger(nn.Module):
                     num_features,
                     shape.num_heads,
                     dropout=shape.attention_dropout,
-                    scales_heads=places.head_scale == "paper",
+                    scales_heads=places.scales_heads,
                 ),
                 shape,
                 layer_norm,

@@ -36,7 +36,6 @@ class ParsingTask(Task[EncodedTreebank, ParsingSettings]):
     units = "words"
     metrics = ("valid_uas", "valid_las", "test_uas", "test_las", "parsing_sentences_per_second")
     examples = "transitions"
-    has_positions = False
 
     def encode(self, config: ParsingSettings) -> EncodedTreebank:
         """Read the treebank, number it and derive the transitions."""

@@ -149,7 +149,7 @@ class TranslationData(RunData[TranslationSettings]):
             split: that is translated.
             model: translates.
             device: of the model.
-            brief: translate `training.score_examples` pairs by a beam of `training.score_beam`.
+            brief: translate `training.score_examples` pairs greedily.
         """
         config, encoded = self._config, self._encoded
         if not brief:
@@ -165,7 +165,7 @@ class TranslationData(RunData[TranslationSettings]):
             model,
             encoded,
             split,
-            replace(config.decoding, beam_size=training.score_beam),
+            replace(config.decoding, beam_size=1),
             device,
             rows=spaced(len(encoded.splits[split]), training.score_examples),
         )

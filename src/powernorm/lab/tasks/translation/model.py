@@ -29,17 +29,15 @@ from powernorm.lab.tasks.translation.settings import SharedEmbeddings
 class NormPlaces(NamedTuple):
     """What makes the norms of an encoder, by place."""
 
-    attention: NormFactory
-    """Of the self-attention in every layer."""
-    feedforward: NormFactory
-    """Of the feed-forward network in every layer."""
+    layers: NormFactory
+    """Of every layer."""
     final: NormFactory
     """After the last layer, with placements that have it."""
 
     @classmethod
     def everywhere(cls, norm: NormFactory) -> "NormPlaces":
         """The same norm at every place."""
-        return cls(norm, norm, norm)
+        return cls(norm, norm)
 
 
 class LayerStack(nn.Module):
@@ -122,19 +120,13 @@ class TranslationModel(nn.Module):
         self.target_embedding = nn.Embedding(target_vocabulary_size, num_features)
         self.dropout = Dropout(shape.dropout)
         encoder_layers = [
-            TransformerLayer(
-                shape,
-                one.attention,
-                places=places,
-                feedforward_norm=one.feedforward,
-                qk_norm=qk_norm,
-            )
+            TransformerLayer(shape, one.layers, places=places, qk_norm=qk_norm)
             for one, places in zip(norms, layer_places(shape, scales=encoder_scales), strict=True)
         ]
         self.encoder = LayerStack(
             encoder_layers,
             final_norm(shape, norms[-1].final),
-            embedding_norm(shape, norms[0].attention),
+            embedding_norm(shape, norms[0].layers),
         )
         decoder_layers = [
             DecoderLayer(shape, decoder_norm, places=places, qk_norm=qk_norm)

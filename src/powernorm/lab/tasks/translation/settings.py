@@ -107,10 +107,6 @@ class TranslationShape(DetailedTransformerSettings):
     decoder_norm: str = "ln"
     """Short name of the norms in the decoder; `same` is the encoder's. The papers change the
     encoder only."""
-    attention_norm: str | None = None
-    """Short name of the norms at the encoder's self-attention; none is the run's norm."""
-    feedforward_norm: str | None = None
-    """Short name of the norms at the encoder's feed-forward networks; none is the run's norm."""
     final_norm: str | None = None
     """Short name of the norm after the encoder's last layer, with placements that have one; none is
     the run's norm."""
@@ -162,20 +158,18 @@ class TranslationTrainingSettings(ClassifierTrainingSettings):
     `valid_score` in metrics.csv; where there are any, that of the last is; 0 translates none."""
     select_by: SelectedBy = "loss"
     score_examples: Positive | None = 500
-    """About so many pairs of the valid split, evenly spaced, are translated then; none is all."""
-    score_beam: Positive = 1
-    """The beam of these searches, 1 is greedy; the rest is as `decoding` has it."""
+    """About so many pairs of the valid split, evenly spaced, are translated then, greedily; none
+    is all."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name in ("score_examples", "score_beam"):
-            if not self.score_every and not is_default(self, name):
-                raise refuse(
-                    f"training.{name}",
-                    getattr(self, name),
-                    "means nothing with training.score_every=0, which translates nothing during "
-                    "the training: set training.score_every=1, or leave it out",
-                )
+        if not self.score_every and not is_default(self, "score_examples"):
+            raise refuse(
+                "training.score_examples",
+                self.score_examples,
+                "means nothing with training.score_every=0, which translates nothing during the "
+                "training: set training.score_every=1, or leave it out",
+            )
 
 
 @section()

@@ -191,15 +191,12 @@ def build_translation_model(
     final_options = dict(options[final])
     if shape.final_norm_warmup is not None and "warmup_steps" in final_options:
         final_options["warmup_steps"] = shape.final_norm_warmup
-    attention, feedforward = shape.attention_norm or norm, shape.feedforward_norm or norm
     decoder = norm if shape.decoder_norm == SAME else shape.decoder_norm
     return TranslationModel(
         sizes[0],
         sizes[-1],
         NormPlaces(
-            attention=norm_factory(attention, options[attention]),
-            feedforward=norm_factory(feedforward, options[feedforward]),
-            final=norm_factory(final, final_options),
+            layers=norm_factory(norm, options[norm]), final=norm_factory(final, final_options)
         ),
         norm_factory(decoder, options[decoder]),
         shape.shape,
@@ -214,9 +211,8 @@ def build_translation_model(
 def norms_of(config: TranslationSettings, norm: str) -> list[str]:
     """Return the short names of all norms in the model of a run, each once."""
     shape = config.model
-    places = (shape.attention_norm, shape.feedforward_norm, shape.final_norm)
     decoder = norm if shape.decoder_norm == SAME else shape.decoder_norm
-    return list(dict.fromkeys([*(place or norm for place in places), decoder]))
+    return list(dict.fromkeys([norm, shape.final_norm or norm, decoder]))
 
 
 def _pair_options(data: TranslationDataSettings) -> PairOptions:

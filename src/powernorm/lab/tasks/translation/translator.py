@@ -1,6 +1,7 @@
 """A trained model of translation as something that takes text and gives text."""
 
 import math
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -28,9 +29,6 @@ from powernorm.lab.tasks.translation.vocabulary_files import (
     vocabulary_of,
 )
 
-OnCut = Callable[[int, int], None]
-"""Is told the number of a sentence, from 0, and how many subwords it has."""
-
 Ranked = list[tuple[str, float]]
 """Translations of a sentence with their scores, best first."""
 
@@ -57,12 +55,10 @@ class Translator:
     max_length: int
     moses: Moses | None = None
 
-    def translate(self, sentences: Sequence[str], on_cut: OnCut | None = None) -> list[Ranked]:
+    def translate(self, sentences: Sequence[str]) -> list[Ranked]:
         """Return the translations of each sentence, each a line; of an empty one an empty one.
 
-        Args:
-            sentences: text.
-            on_cut: is told of sentences that are too long.
+        Warns of sentences that are longer than `max_length`.
         """
         filled = [number for number, text in enumerate(sentences) if text.strip()]
         source, target = self.subwords
@@ -70,8 +66,11 @@ class Translator:
         ids = source.encode(texts if self.moses is None else list(map(self.moses.tokenized, texts)))
         for number, row in zip(filled, ids, strict=True):
             if len(row) > self.max_length:
-                if on_cut is not None:
-                    on_cut(number, len(row))
+                warnings.warn(
+                    f"sentence {number} has {len(row)} subwords, of which the first "
+                    f"{self.max_length} are translated",
+                    stacklevel=2,
+                )
                 del row[self.max_length :]
         found = translate_ids(
             self.model, ids, self.decoding, self.device, num_best=self.num_best
@@ -93,28 +92,23 @@ class Translator:
 def load_translator(
     path: Path,
     *,
-    beam_size: int | None = None,
-    length_penalty: float | None = None,
     num_best: int = 1,
     tokens: bool = False,
-    device: str = "auto",
+    device: torch.device | str = "cpu",
 ) -> Translator:
     """Load what `powernorm compare translation` trained.
 
     Args:
         path: a run's folder, one of its checkpoints, or a folded model in the folder.
-        beam_size: of the search; None is the run's, or `num_best` where that is more.
-        length_penalty: of the search; None is the run's.
-        num_best: translations of each sentence.
+        num_best: translations of each sentence; the beam is the run's, or this where it is more.
         tokens: of a model of tokenized text: take and give tokens; else Moses' rules split text
             into tokens and put it together again. Of a model of split text without codes: take
             text that is split.
-        device: `auto`, `cpu` or `cuda`.
+        device: where to search.
 
     Raises:
         InputError: there is no such model, or it does not translate.
     """
-    place = _device(device)
     trained, vocabulary = _load(path)
     config = run_config(trained.settings)
     model = trained.model
@@ -124,29 +118,18 @@ def load_translator(
     if isinstance(known.source, Pieces) and known.source.codes is None and not tokens:
         raise InputError(
             f"{path} was trained on files that came split, without their codes: give text that is "
-            "split in the same way (`Hau@@ s`), with --tokens"
+            "split in the same way (`Hau@@ s`), with tokens=True"
         )
-    decoding = replace(
-        config.decoding,
-        beam_size=beam_size or max(num_best, config.decoding.beam_size),
-        length_penalty=(
-            config.decoding.length_penalty if length_penalty is None else length_penalty
-        ),
-    )
-    if num_best > decoding.beam_size:
-        raise InputError(
-            f"--n-best {num_best} is more than the beam of {decoding.beam_size}: give a larger "
-            "--beam"
-        )
+    decoding = replace(config.decoding, beam_size=max(num_best, config.decoding.beam_size))
     moses = None
     if known.tokenization is not None and not tokens:
         moses = Moses(known.languages, known.tokenization)
     return Translator(
-        model=model.to(place),
+        model=model.to(device),
         subwords=(known.source, known.target),
         decoding=decoding,
         num_best=num_best,
-        device=place,
+        device=torch.device(device),
         max_length=config.data.sequence_length - 1,
         moses=moses,
     )
@@ -159,11 +142,3 @@ def _load(path: Path) -> tuple[TrainedModel, Callable[[], Vocabulary]]:
         return folded, lambda: vocabulary_of(folded.settings.get(SUBWORDS, {}), path)
     folder = path if path.is_dir() else path.parent.parent
     return load_trained(path), lambda: read_vocabulary(folder / VOCABULARY_FILE)
-
-
-def _device(name: str) -> torch.device:
-    if name not in ("auto", "cpu", "cuda"):
-        raise InputError(f"--device {name!r} is not known: give auto, cpu or cuda")
-    if name == "cuda" and not torch.cuda.is_available():
-        raise InputError("--device cuda, but torch finds no CUDA device: give auto or cpu")
-    return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")

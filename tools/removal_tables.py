@@ -1,6 +1,6 @@
 """Write the tables of docs/removal.md from what `removal_methods.py` measured.
 
-python benchmarks/removal_tables.py
+python tools/removal_tables.py
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from statistics import mean
 from typing import Any
 
 from cost_tables import NOTHING, RESULTS, page, table
+
 from powernorm.lab.report import numerals
 from powernorm.lab.report.paired import gap_of
 

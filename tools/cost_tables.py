@@ -1,7 +1,7 @@
 """Write the tables of docs/costs.md from the stored rows; torch is not needed.
 
-    python benchmarks/cost_tables.py
-    python benchmarks/cost_tables.py --add "MiniLM, LayerNorm" minilm.json   # of `powernorm export`
+    python tools/cost_tables.py
+    python tools/cost_tables.py --add "MiniLM, LayerNorm" minilm.json   # of `powernorm export`
 
 Each table stands between `<!-- table: NAME -->` and `<!-- end -->`.
 """
@@ -18,7 +18,7 @@ from typing import Any
 
 Row = dict[str, Any]
 
-RESULTS = Path(__file__).parent / "results"
+RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
 PAGE = Path(__file__).parents[1] / "docs" / "costs.md"
 RIVALS = ("LayerNorm", "RMSNorm", "DyT", "folded")
 NAMES = {"folded": "**folded**"}

@@ -1,0 +1,45 @@
+"""The pages of docs/results are those of the stored comparisons."""
+
+import importlib
+import shutil
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PAGES = ROOT / "docs" / "results"
+
+
+@pytest.fixture
+def results_pages(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(ROOT / "tools"))
+    return importlib.import_module("results_pages")
+
+
+def test_the_pages_are_made_of_the_stored_results(
+    results_pages: ModuleType, tmp_path: Path
+) -> None:
+    shutil.copytree(PAGES, tmp_path / "pages")
+    papers = sorted((ROOT / "benchmarks" / "results" / "papers").iterdir())
+    written = results_pages.write_pages(
+        tmp_path / "pages", [*papers, ROOT / "studies" / "causality" / "results"]
+    )
+    assert len(written) == 6
+    for page in written:
+        assert page.read_text() == (PAGES / page.name).read_text(), "make results"
+
+
+def test_only_the_generated_part_of_a_page_changes(results_pages: ModuleType) -> None:
+    begin, end = results_pages.BEGIN, results_pages.END
+    first = results_pages.with_results("# Results\n\nWords.\n", "one")
+    assert first == f"# Results\n\nWords.\n\n{begin}\n\none\n{end}\n"
+    again = results_pages.with_results(f"{first}\nMore words.\n", f"a {end}")
+    assert again == f"# Results\n\nWords.\n\n{begin}\n\na {end}\n{end}\n\nMore words.\n"
+    assert results_pages.with_results(again, f"a {end}") == again
+
+
+@pytest.mark.parametrize("marks", ["{0}\n", "{1}\n", "{1}\n{0}\n", "{0}\n{0}\n{1}\n"])
+def test_a_page_with_half_a_mark_is_refused(results_pages: ModuleType, marks: str) -> None:
+    with pytest.raises(SystemExit, match="expected one line"):
+        results_pages.with_results(marks.format(results_pages.BEGIN, results_pages.END), "one")
