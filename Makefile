@@ -54,18 +54,18 @@ test-models: $(INSTALLED)  ## run all architectures, store their rows and the ta
 RESULTS := benchmarks/results
 
 bench: $(INSTALLED)  ## measure the CPU kernels and a whole training step: tables, rows, pictures
-	$(BIN)/powernorm bench --preset targets --threads 2 --seconds 10 --out $(RESULTS)/cpu.jsonl --plot $(RESULTS)/cpu.svg
-	$(BIN)/powernorm bench --preset rivals --threads 2 --seconds 10 --eager --compiled --out $(RESULTS)/rivals.jsonl --plot $(RESULTS)/rivals.svg
-	$(BIN)/powernorm bench --preset step --threads 2 --out $(RESULTS)/step.jsonl --plot $(RESULTS)/step.svg
+	$(BIN)/python benchmarks/bench.py targets --threads 2 --seconds 10 --out $(RESULTS)/cpu.jsonl --plot $(RESULTS)/cpu.svg
+	$(BIN)/python benchmarks/bench.py rivals --threads 2 --seconds 10 --out $(RESULTS)/rivals.jsonl --plot $(RESULTS)/rivals.svg
+	$(BIN)/python benchmarks/bench.py step --threads 2 --seconds 240 --out $(RESULTS)/step.jsonl --plot $(RESULTS)/step.svg
 
 results: $(INSTALLED)  ## write the tables of docs/results/ from the stored comparisons
 	$(BIN)/python tools/results_pages.py docs/results $(sort $(wildcard $(RESULTS)/papers/*)) studies/causality/results
 
 bench-inference: $(INSTALLED)  ## measure encoders with their norms folded, in torch and onnxruntime
-	$(BIN)/powernorm bench --preset inference --threads 2 --seconds 10 --out $(RESULTS)/inference.jsonl --plot $(RESULTS)/inference.svg
+	$(BIN)/python benchmarks/bench.py inference --threads 2 --seconds 10 --out $(RESULTS)/inference.jsonl --plot $(RESULTS)/inference.svg
 
 bench-removal: $(INSTALLED)  ## measure what norms cost in each engine and precision, and write the tables of docs/costs.md
-	$(BIN)/powernorm bench --preset removal --seconds 3 --resume --out $(RESULTS)/removal.jsonl --plot $(RESULTS)/removal.svg
+	$(BIN)/python benchmarks/bench.py removal --seconds 3 --resume --out $(RESULTS)/removal.jsonl --plot $(RESULTS)/removal.svg
 	$(BIN)/python tools/cost_tables.py
 
 NEWEST := build/newest

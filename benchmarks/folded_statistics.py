@@ -26,7 +26,7 @@ from torch import Tensor, nn
 
 import powernorm
 from powernorm.integrations.onnx import export
-from powernorm.lab.bench.measuring import interleave
+from speed.timing import interleave
 
 SIZES = {
     "vocab_size": 1000,

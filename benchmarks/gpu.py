@@ -33,8 +33,9 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -42,66 +43,42 @@ from torch.nn import functional as F
 
 import powernorm
 from powernorm.ops import use_backend
+from speed.norms import COPY, make_step
+from speed.providers import BASELINE as LAYER_NORM
+from speed.providers import DTYPES, NORMS, Case, Provider
+from speed.training_step import TORCH_BATCH_NORM, TokenBatchNorm
 
 IS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if IS_GPU else "cpu")
-LAYER_NORM, COPY = "torch LayerNorm", "copy"
 LIMIT = 2**27
 """Values in a matrix up to which a process of `--warm` makes a case: several share the memory."""
 
 # What the layers are after their warm-up, which is most of a training.
 OPTIONS: dict[str, dict[str, Any]] = {
-    "bn": {},
-    "rbn": {},
-    "pnv": {},
-    "pn": {"warmup_steps": 0},
-    "pn-only": {"warmup_steps": 0},
-    "pn-static": {"warmup_steps": 0},
-    "brn": {"warmup_steps": 0},
-    "adanorm": {},
-    "ln-simple": {},
-    "detach": {},
-    "rms": {},
-    "gs": {"groups": 4},
+    **NORMS,
+    **{name: {"warmup_steps": 0} for name in ("brn", "mabn", "un")},
+    **{name: {} for name in ("detach", "repbn", "prepbn", "taper", "seednorm", "scalenorm")},
+    **{name: {} for name in ("dyt", "derf", "dyisru")},
     "gn": {"groups": 4},
-    "repbn": {},
-    "prepbn": {},
-    "taper": {},
-    "mabn": {"warmup_steps": 0},
-    "un": {"warmup_steps": 0},
-    "seednorm": {},
-    "scalenorm": {},
-    "dyt": {},
-    "derf": {},
-    "dyisru": {},
 }
 MASKED = ("bn", "rbn", "brn", "pnv", "pn", "pn-only", "pn-static")
 """Norms whose kernels leave padding out of their statistics."""
 STEP_NORMS = ("bn", "rbn", "brn", "mabn", "pnv", "pn", "pn-static", "adanorm", "rms", "dyt")
 
 
-class Case(NamedTuple):
-    """What is measured."""
-
-    tokens: int
-    features: int
-    dtype: str = "bfloat16"
-    direction: str = "forward+backward"
-    padding: float = 0.0
-
-
 def cases() -> list[Case]:
     """Return the cases, those first that matter most: time may end before the last."""
+    half = partial(Case, dtype="bfloat16")
     if not IS_GPU:
-        return [Case(16, 64), Case(16, 64, "float32", "evaluation"), Case(16, 64, padding=0.25)]
+        return [half(16, 64), Case(16, 64, direction="evaluation"), half(16, 64, padding=0.25)]
     widths = (1024, 256, 512, 768, 2048, 4096, 8192, 16384)
-    found = [Case(tokens, width) for tokens in (8192, 65536) for width in widths]
-    found += [Case(8192, width, padding=0.25) for width in (512, 1024, 4096)]
-    found += [Case(8192, width, "float32") for width in widths]
-    found += [Case(8192, width, direction="evaluation") for width in widths]
-    found += [Case(tokens, width) for tokens in (2048, 32768) for width in widths]
-    found += [Case(65536, width, "float32") for width in widths]
-    found += [Case(8192, width, "float32", "evaluation") for width in (512, 1024, 4096)]
+    found = [half(tokens, width) for tokens in (8192, 65536) for width in widths]
+    found += [half(8192, width, padding=0.25) for width in (512, 1024, 4096)]
+    found += [Case(8192, width) for width in widths]
+    found += [half(8192, width, direction="evaluation") for width in widths]
+    found += [half(tokens, width) for tokens in (2048, 32768) for width in widths]
+    found += [Case(65536, width) for width in widths]
+    found += [Case(8192, width, direction="evaluation") for width in (512, 1024, 4096)]
     return found
 
 
@@ -110,37 +87,13 @@ def providers(case: Case) -> dict[str, Callable[[int], nn.Module]]:
     found: dict[str, Callable[[int], nn.Module]] = {
         LAYER_NORM: nn.LayerNorm,
         "torch RMSNorm": lambda features: nn.RMSNorm(features, eps=1e-5),
-        "torch BatchNorm1d": nn.BatchNorm1d,
+        TORCH_BATCH_NORM: nn.BatchNorm1d,
     }
     for name in MASKED if case.padding else OPTIONS:
         found[name] = lambda features, name=name: powernorm.build_norm(
             name, features, **OPTIONS[name]
         )
     return found
-
-
-def make_step(build: Callable[[int], nn.Module], case: Case, x: Tensor) -> Callable[[], None]:
-    """Return one call: forward and backward in training, or forward in evaluation."""
-    module = build(case.features).to(DEVICE, x.dtype)
-    module.train(case.direction != "evaluation")
-    arguments: tuple[Tensor, ...] = ()
-    if case.padding and type(module).__module__.startswith("powernorm"):
-        arguments = (torch.rand(case.tokens, device=DEVICE) < case.padding,)
-    if case.direction == "evaluation":
-
-        def evaluate() -> None:
-            with torch.no_grad():
-                module(x, *arguments)
-
-        return evaluate
-    leaf, cotangent = x.clone().requires_grad_(), torch.randn_like(x)
-
-    def step() -> None:
-        module(leaf, *arguments).backward(cotangent)
-        leaf.grad = None
-        module.zero_grad()
-
-    return step
 
 
 def synchronize() -> None:
@@ -248,14 +201,16 @@ def measure_norms(out: Output, deadline: float, part: tuple[int, int] | None) ->
             return
         if part and case.tokens * case.features > LIMIT:
             continue
-        x = torch.randn(case.tokens, case.features, device=DEVICE).to(getattr(torch, case.dtype))
+        generator = torch.Generator(DEVICE).manual_seed(0)
+        x = torch.randn(case.tokens, case.features, device=DEVICE).to(DTYPES[case.dtype])
         builders = providers(case)
         if part:
             builders = dict(list(builders.items())[part[0] - 1 :: part[1]])
         steps: dict[str, Callable[[], None]] = {}
         for name, build in builders.items():
             try:
-                step = make_step(build, case, x)
+                competitor = Provider(name, name, "triton", build, name in MASKED)
+                step = make_step(competitor, case, x, generator)
                 step()
                 synchronize()
             except (RuntimeError, ValueError) as error:
@@ -351,11 +306,11 @@ def measure_trainings(out: Output, deadline: float) -> None:
         names = ("bn", "rbn", "pn") if compiled or not IS_GPU else STEP_NORMS
         steps: dict[str, Callable[[], None]] = {}
         losses = {}
-        for name in (LAYER_NORM, "torch BatchNorm1d", *names):
+        for name in (LAYER_NORM, TORCH_BATCH_NORM, *names):
             if time.monotonic() > deadline:
                 out.note(f"time is over: {name} {'compiled' if compiled else ''} is left out")
                 continue
-            build = {LAYER_NORM: None, "torch BatchNorm1d": TokenBatchNorm}.get(name, "ours")
+            build = {LAYER_NORM: None, TORCH_BATCH_NORM: TokenBatchNorm}.get(name, "ours")
             if build == "ours":
                 build = lambda features, name=name: powernorm.build_norm(  # noqa: E731
                     name, features, **OPTIONS[name]
@@ -370,14 +325,6 @@ def measure_trainings(out: Output, deadline: float) -> None:
             name = row["provider"]
             row |= {"compiled": compiled, "loss": round(losses[name](), 4), "mib": memory[name]}
             out.row(None, row)
-
-
-class TokenBatchNorm(nn.BatchNorm1d):
-    """torch's batch normalization over all tokens: padding counts."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Normalize `x` of (batch, length, features)."""
-        return super().forward(x.flatten(0, 1)).view_as(x)
 
 
 def peak_memory(step: Callable[[], None]) -> int | None:

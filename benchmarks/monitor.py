@@ -11,10 +11,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import random
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -25,12 +23,12 @@ import torch
 from torch import nn
 
 import powernorm
-from powernorm.cli.machine import ALLOCATOR
 from powernorm.diagnosis import NormMonitor
-from powernorm.lab.bench.steps import TranslationModel, make_batch
 from powernorm.lab.models.choices import TransformerShape
 from powernorm.lab.models.language_model import LanguageModel
 from powernorm.norms import build_norm
+from speed.machine import restart
+from speed.training_step import TranslationModel, make_batch
 
 EVERY = 10
 WAYS = ("without", "attached", "observed")
@@ -156,9 +154,7 @@ def main() -> None:
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--out", type=Path)
     arguments = parser.parse_args()
-    if "MALLOC_TRIM_THRESHOLD_" not in os.environ:
-        command = [sys.executable, *sys.argv]
-        os.execve(sys.executable, command, os.environ | ALLOCATOR)
+    restart()
     torch.set_num_threads(arguments.threads)
     device = torch.device(arguments.device)
     rows = []

@@ -2,9 +2,9 @@
 
     python benchmarks/operators.py --out benchmarks/results/operators.jsonl
 
-Six layers of 384 features, pre-norm and post-norm, as the preset `removal` of `powernorm bench` has
-them; each as exported, as quantized, and as onnxruntime rewrites it for the processor. Nothing is
-timed, so the rows are the same on every quiet or busy machine of one kind.
+Six layers of 384 features, pre-norm and post-norm, as the preset `removal` of `bench.py` has them;
+each as exported, as quantized, and as onnxruntime rewrites it for the processor. Nothing is timed,
+so the rows are the same on every quiet or busy machine of one kind.
 """
 
 from __future__ import annotations
@@ -19,22 +19,19 @@ from typing import Any
 
 from powernorm.integrations.onnx_operators import count_operators
 from powernorm.integrations.onnx_runtime import optimized_graph, read_graph
-from powernorm.lab.bench.costs.cases import QUICK_FEATURES, CostCase, Precision
-from powernorm.lab.bench.costs.encoders import OnnxFiles, build_rivals
-from powernorm.lab.bench.inference.cases import SIZES
-
-PRECISIONS: tuple[Precision, ...] = ("float32", "int8 dynamic", "int8 static", "int8 static, all")
+from speed.costs import COMPILED_FEATURES, INPUTS, PRECISIONS, RIVALS
+from speed.encoders import SIZES, OnnxFiles, build_encoders
 
 
 def rows() -> Iterator[dict[str, Any]]:
     """A row for each encoder, rival, precision and stage."""
-    for size in (size for size in SIZES if size.features == QUICK_FEATURES):
-        models = build_rivals(size)
+    for size in (size for size in SIZES if size.features == COMPILED_FEATURES):
+        models = build_encoders(size, RIVALS)
         with tempfile.TemporaryDirectory() as folder:
             files = OnnxFiles(models, Path(folder))
             for rival in models:
-                for precision in PRECISIONS:
-                    file = files.path(rival, CostCase(size, "onnxruntime", precision, 1))
+                for precision in PRECISIONS["onnxruntime"]:
+                    file = files.path(rival, INPUTS, precision)
                     graphs = {"file": read_graph(file), "onnxruntime": optimized_graph(file)}
                     for stage, graph in graphs.items():
                         yield {

@@ -28,12 +28,8 @@ from torch import Tensor, nn
 
 import powernorm
 from powernorm.integrations.onnx import export
-from powernorm.lab.bench.inference.encoders import PlainIdentity
 from powernorm.lab.data.embedded import embedded_corpus
-from powernorm.lab.models.choices import Placement, TransformerShape
-from powernorm.lab.models.layers import TransformerLayer, final_norm
-from powernorm.lab.models.normed import NormFactory
-from powernorm.lab.models.placements import layer_places
+from speed.encoders import Layer, NormFactory, Placement, Size
 
 FEATURES, LAYERS, HEADS, HIDDEN = 32, 2, 2, 64
 TOKENS = 16
@@ -56,20 +52,11 @@ class Reader(nn.Module):
 
     def __init__(self, norm: NormFactory, placement: Placement, num_tokens: int) -> None:
         super().__init__()
-        shape = TransformerShape(
-            num_features=FEATURES,
-            num_heads=HEADS,
-            feedforward_features=HIDDEN,
-            num_layers=LAYERS,
-            placement=placement,
-            activation="relu",
-        )
+        size = Size(FEATURES, HEADS, HIDDEN, placement, LAYERS)
         self.characters = nn.Embedding(len(LETTERS), FEATURES)
         self.positions = nn.Parameter(0.1 * torch.randn(num_tokens, FEATURES))
-        self.layers = nn.ModuleList(
-            TransformerLayer(shape, norm, places=places) for places in layer_places(shape)
-        )
-        self.norm = final_norm(shape, norm) or PlainIdentity()
+        self.layers = nn.Sequential(*(Layer(size, norm, F.relu) for _ in range(LAYERS)))
+        self.norm = norm(FEATURES) if placement == "pre" else nn.Identity()
         self.head = nn.Linear(FEATURES, len(LETTERS))
 
     def embed(self, ids: Tensor) -> Tensor:
@@ -77,9 +64,7 @@ class Reader(nn.Module):
         return vectors
 
     def encode(self, x: Tensor) -> Tensor:
-        for layer in self.layers:
-            x = layer(x)
-        logits: Tensor = self.head(self.norm(x)[:, -1])
+        logits: Tensor = self.head(self.norm(self.layers(x))[:, -1])
         return logits
 
     def forward(self, ids: Tensor) -> Tensor:

@@ -61,7 +61,7 @@ SPEED = {
     "PowerNorm": ("pn (cpu)", None, "pn (compiled)"),
     "AdaNorm": ("adanorm (cpu)", None, "adanorm (compiled)"),
 }
-"""By norm the providers of `powernorm bench`: this library's kernels, torch's layer, our formulas
+"""By norm the providers of `bench.py`: this library's kernels, torch's layer, our formulas
 in torch through its compiler."""
 
 

@@ -22,7 +22,6 @@ multiprocessing.set_forkserver_preload(
         ),
         *(
             "powernorm.lab.report",
-            "powernorm.lab.bench",
             "powernorm.surgery",
             "powernorm.diagnosis",
         ),

@@ -13,7 +13,6 @@ from powernorm import json_reading
 from powernorm.errors import InputError
 from powernorm.integrations.pretrained import build_from_config, is_pretrained
 from powernorm.json_reading import MAX_DEPTH, parse_json, read_json, read_json_object
-from powernorm.lab.bench.rows import read_any_rows
 from powernorm.lab.data.cache import cache_folder
 from powernorm.lab.engine.folders import read_json as read_run_json
 from powernorm.lab.report.diagnoses import read_diagnosis
@@ -66,13 +65,6 @@ def test_all_readers_say_so(reader: str, hostile: tuple[bytes, str], tmp_path: P
     with pytest.raises(InputError, match=rf"^{path}.*({message})"):
         READERS[reader](path)
     assert not is_pretrained(tmp_path)
-
-
-def test_rows_of_a_benchmark(hostile: tuple[bytes, str], tmp_path: Path) -> None:
-    path = tmp_path / "rows.jsonl"
-    path.write_bytes(b'{"machine": {}}\n' + hostile[0].replace(b"\n", b" ") + b"\n")
-    with pytest.raises(InputError, match=str(path)):
-        read_any_rows(path)
 
 
 def test_a_saved_model(hostile: tuple[bytes, str], tmp_path: Path) -> None:

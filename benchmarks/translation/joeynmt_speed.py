@@ -25,8 +25,8 @@ from joeynmt_files import write_config
 from pairs import open_pairs, write_for_joeynmt, write_text
 from shapes import SHAPES, Search, Shape
 
-from powernorm.cli.machine import ALLOCATOR
-from powernorm.lab.bench.rows import describe_machine
+sys.path.append(str(Path(__file__).parents[1]))
+from speed.machine import ALLOCATOR, describe_machine
 
 FOLDER: Final = Path(__file__).parent
 BASELINE: Final = "joeynmt"

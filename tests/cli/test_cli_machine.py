@@ -1,101 +1,18 @@
-"""`powernorm bench` and `powernorm doctor` as subprocesses."""
+"""`powernorm doctor` as a subprocess."""
 
 from __future__ import annotations
 
 import json
 import re
-import signal
 import subprocess
-import time
 from pathlib import Path
 
 import pytest
 import typer
 
-from commands import SECONDS, Outcome, arguments, environment, powernorm
-from powernorm.lab.bench.rows import read_rows
+from commands import powernorm
 from powernorm.norms.kernel_check.cases import Case
 from powernorm.norms.kernel_check.checking import Reference
-
-QUICK = ("bench", "--norms", "pn,rms", "--seconds", "0.1", "--threads", "1")
-
-
-@pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
-    """A folder with rows, and what was printed of them."""
-    folder = tmp_path_factory.mktemp("bench")
-    files = ("--out", "new/rows.jsonl", "--plot", "new/rows.svg")
-    return folder, powernorm(folder, *QUICK, *files, fresh=True)
-
-
-def test_bench_prints_writes_and_draws(measured: tuple[Path, Outcome]) -> None:
-    folder, outcome = measured
-    assert outcome.code == 0, outcome.err
-    for expected in ("torch LayerNorm", "pn (cpu)", "rms (cpu)", "targets", " met"):
-        assert expected in outcome.out
-    assert "cpu_kernels: " in outcome.err
-    machine, rows = read_rows(folder / "new" / "rows.jsonl")
-    assert machine["threads"] == 1
-    assert {(row.tokens, row.provider) for row in rows} >= {(64, "pn (cpu)"), (4096, "copy")}
-    assert "rows: new/rows.jsonl" in outcome.out
-    assert (folder / "new" / "rows.svg").read_text().startswith("<?xml")
-
-
-def test_bench_shows_memory_beside_speed(measured: tuple[Path, Outcome]) -> None:
-    """In full, though a pipe has no width; and without the profiler's own messages."""
-    folder, outcome = measured
-    assert outcome.out.count("peak MB   / LN  kept MB") == 2
-    assert "…" not in outcome.out
-    assert max(map(len, outcome.out.splitlines())) <= 100
-    assert "profiler" not in outcome.err
-    _, rows = read_rows(folder / "new" / "rows.jsonl")
-    for provider in ("torch LayerNorm", "torch BatchNorm1d", "pn (cpu)", "rms (cpu)"):
-        found = [row for row in rows if row.provider == provider]
-        assert [row.tokens for row in found] == [64, 4096]
-        assert all(row.peak_bytes and row.kept_bytes and row.peak_ratio for row in found)
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (
-            ("--preset", "huge"),
-            "preset is 'huge', expected one of quick, targets, rivals, grid, step, inference",
-        ),
-        (("--norms", "pn,softmax"), "norm 'softmax' has no benchmark; those that have: pn-only"),
-        (("--preset", "step", "--norms", "layer"), "norm 'layer' has no benchmark"),
-        (
-            ("--preset", "inference", "--norms", "pn"),
-            "'inference' compares folded, identity, LayerNorm, RMSNorm, BatchNorm: drop --norms",
-        ),
-        (("--preset", "inference", "--compiled"), "drop --compiled"),
-    ],
-)
-def test_bench_refuses(tmp_path: Path, options: tuple[str, ...], message: str) -> None:
-    assert message in powernorm(tmp_path, "bench", *options).refused()
-
-
-def test_an_interrupted_bench_keeps_what_is_over(tmp_path: Path) -> None:
-    command = arguments("bench", "--norms", "rms", "--seconds", "3", "--out", "rows.jsonl")
-    process = subprocess.Popen(
-        command,
-        cwd=tmp_path,
-        env=environment(tmp_path),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    path = tmp_path / "rows.jsonl"
-    deadline = time.monotonic() + SECONDS
-    while not path.exists() and time.monotonic() < deadline:
-        time.sleep(0.2)
-    time.sleep(1)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=SECONDS)
-    assert process.returncode == 130
-    assert "interrupted: rows.jsonl keeps the cases that are over" in err
-    assert "Traceback" not in err
-    assert {row.tokens for row in read_rows(path)[1]} == {64}
 
 
 def test_doctor(tmp_path: Path) -> None:
@@ -258,26 +175,3 @@ def test_a_backend_that_does_not_exist(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setenv("POWERNORM_BACKEND", "fpga")
     message = powernorm(tmp_path, "doctor", fresh=True).refused()
     assert "backend is 'fpga', expected one of eager, cpu, triton" in message
-
-
-def test_recorded_rows_are_shown_and_drawn(measured: tuple[Path, Outcome]) -> None:
-    folder, before = measured
-    lines = (folder / "new" / "rows.jsonl").read_text().splitlines()
-    assert "machine" in json.loads(lines[0])
-    assert all("median_us" in json.loads(line) for line in lines[1:])
-    shown = powernorm(folder, "bench", "--show", "new/rows.jsonl", "--plot", "again.svg")
-    assert shown.code == 0, shown.err
-    table, _, _ = before.out.partition("rows: ")
-    assert shown.out == f"{table}plot: again.svg\n"
-    assert (folder / "again.svg").exists()
-
-
-def test_rows_that_cannot_be_shown(tmp_path: Path) -> None:
-    assert (
-        "absent.jsonl holds no results"
-        in powernorm(tmp_path, "bench", "--show", "absent.jsonl").refused()
-    )
-    assert (
-        "--show measures nothing"
-        in powernorm(tmp_path, "bench", "--show", "a.jsonl", "--out", "b.jsonl").refused()
-    )

@@ -11,7 +11,7 @@ import powernorm
 from powernorm.diagnosis import survey
 from powernorm.errors import InputError
 from powernorm.inspection.devices import moved, placed
-from powernorm.lab.bench.memory import measure_memory
+from speed.timing import measure_memory
 
 CPU = torch.device("cpu")
 

@@ -44,8 +44,7 @@ def main() -> NoReturn:
     _escape_what_cannot_be_shown()
     # Waiting OpenMP threads shall sleep, not spin: on a machine whose cores are busy with something
     # else too, spinning makes small models several times slower. Read when torch is loaded.
-    if "bench" not in sys.argv[1:2]:  # which measures what a user's own program would see
-        os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     interrupts = _noted_interrupts()
     try:
         from powernorm.cli.commands import app

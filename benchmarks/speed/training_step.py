@@ -1,23 +1,20 @@
-"""What a norm costs in a whole training step of the papers' small translation model."""
+"""The cost of a norm in a whole training step of the papers' small translation model."""
 
 from __future__ import annotations
 
-import random
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 import powernorm
-from powernorm.lab.bench.cases import Case
-from powernorm.lab.bench.memory import Step, measure_memory, nothing
-from powernorm.lab.bench.providers import BASELINE
-from powernorm.lab.bench.rows import Row, make_row
-from powernorm.norms import NORMS, build_norm
+from speed.norms import make_row
+from speed.providers import BASELINE, NORMS, Case
+from speed.rows import Known, Note, Row
+from speed.showing import MEMORY, Mark, View, milliseconds, text
+from speed.timing import Step, interleave, measure_memory, nothing
 
 STEP_NORMS: Final = ("bn", "rbn", "pn", "pn-static")
 TORCH_BATCH_NORM: Final = "torch BatchNorm1d"
@@ -26,9 +23,23 @@ SENTENCES, LENGTH = 128, 32
 """A batch of 4,096 tokens, padding included, on each side."""
 PADDING: Final = 0.15
 
+VIEW: Final = View(
+    case=Case._fields,
+    title=lambda row: (
+        f"a training step, 6 + 6 layers of {row['features']}, {row['tokens']} tokens a side"
+    ),
+    name=lambda row: str(row["norm"]),
+    columns=milliseconds(0) | {"/ LayerNorm": lambda row: text(row, "ratio", ".3f")} | MEMORY,
+    heading="time over torch's LayerNorm",
+    marks={
+        "step": Mark("powernorm's kernels", "#6aaedb"),
+        "torch": Mark("torch and others", "#e3ab84"),
+    },
+    series="backend",
+)
 
-@dataclass(frozen=True)
-class Batch:
+
+class Batch(NamedTuple):
     """Source and target words with their padding, True = padding."""
 
     source: Tensor
@@ -63,7 +74,7 @@ class TranslationModel(nn.Module):
             self.body.encoder.norm = norm(512)
 
     def forward(self, batch: Batch) -> Tensor:
-        """Mean cross entropy of the next word."""
+        """Return the mean cross entropy of the next word."""
         inputs, wanted = batch.target[:, :-1], batch.target[:, 1:]
         causal = nn.Transformer.generate_square_subsequent_mask(inputs.shape[1])
         with powernorm.padding_mask(batch.source_padding):
@@ -90,12 +101,12 @@ class TokenBatchNorm(nn.BatchNorm1d):
     """torch's batch normalization over all tokens: no mask, so padding counts."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """`x` of (batch, length, features), normalized."""
+        """Return `x` of (batch, length, features), normalized."""
         return super().forward(x.flatten(0, 1)).view_as(x)
 
 
 def make_batch(seed: int) -> Batch:
-    """Random words in sentences whose lengths vary."""
+    """Return random words in sentences whose lengths vary."""
     generator = torch.Generator().manual_seed(seed)
     words = [
         torch.randint(VOCABULARY, (SENTENCES, LENGTH + extra), generator=generator)
@@ -109,81 +120,40 @@ def make_batch(seed: int) -> Batch:
     return Batch(*words, *masks)
 
 
-def measure_steps(
-    norms: Sequence[str] = STEP_NORMS,
-    *,
-    rounds: int = 6,
-    on_round: Callable[[int], None] = lambda _: None,
-) -> list[Row]:
-    """Times forward, penalty, backward and Adam, each norm in turn in every round.
-
-    The memory of a step is measured when the last round is over.
-
-    Args:
-        norms: short names; torch's LayerNorm and BatchNorm1d are measured beside them.
-        rounds: steps of each.
-        on_round: told the number of rounds that are over.
-
-    Returns:
-        One row a norm; its ratio is over LayerNorm's step.
-    """
+def measure_steps(seconds: float, known: Known, note: Note) -> Iterator[list[Row]]:
+    """Yield a row a norm, of forward, penalty, backward and Adam; see `Measure` in `bench.py`."""
+    case = Case(SENTENCES * LENGTH, 512, padding=PADDING)
+    if case in known:
+        return
     batch = make_batch(0)
     steps = {
         BASELINE: make_training_step(None, batch),
         TORCH_BATCH_NORM: make_training_step(TokenBatchNorm, batch),
     }
-    for name in norms:
-        # After warm-up: the layer as it is for most of a training.
-        options: dict[str, Any] = (
-            {"warmup_steps": 0} if name.startswith("pn-") or name == "pn" else {}
-        )
-        build = partial(_build, name, options)
-        penalized = NORMS[name].layer is powernorm.RegularizedBatchNorm
-        steps[name] = make_training_step(build, batch, penalized=penalized)
-    samples: dict[str, list[float]] = {name: [] for name in steps}
-    order, shuffle = list(steps), random.Random(0)
-    for step in steps.values():
-        step()
-    for number in range(rounds):
-        shuffle.shuffle(order)
-        for name in order:
-            start = time.perf_counter()
-            steps[name]()
-            samples[name].append(time.perf_counter() - start)
-        on_round(number + 1)
-    case = Case(SENTENCES * LENGTH, 512, padding=PADDING)
+    for name in STEP_NORMS:
+        build = partial(powernorm.build_norm, name, **NORMS[name])
+        steps[name] = make_training_step(build, batch, penalized=name == "rbn")
+    note(f"training steps of {', '.join(steps)}")
+    samples = interleave(steps, seconds=seconds, long=True)
     base = samples[BASELINE]
     memory = measure_memory(steps)
-    return [
+    yield [
         make_row(
             case,
-            f"training step, {name}",
-            name,
-            "torch" if name in (BASELINE, TORCH_BATCH_NORM) else "step",
+            (f"training step, {name}", name, "step" if name in STEP_NORMS else "torch"),
             samples[name],
             base,
             base,
-            memory=memory[name],
-            baseline_memory=memory[BASELINE],
+            (memory[name], memory[BASELINE]),
         )
         for name in steps
     ]
 
 
-def _build(name: str, options: dict[str, Any], features: int) -> nn.Module:
-    return build_norm(name, features, **options)
-
-
 def make_training_step(
     build: Callable[[int], nn.Module] | None, batch: Batch, *, penalized: bool = False
 ) -> Step:
-    """Make one step of training: forward, penalty, backward, Adam.
-
-    Args:
-        build: makes the norms of the encoder; None leaves torch's LayerNorm.
-        batch: what every step trains on.
-        penalized: do the norms add a penalty to the loss?
-    """
+    """Return one step of training: forward, penalty (if the norms have one), backward, Adam."""
     torch.manual_seed(0)
     model = TranslationModel(build)
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-4, betas=(0.9, 0.98))

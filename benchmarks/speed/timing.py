@@ -1,38 +1,71 @@
-"""Memory of a step: its peak, and what stays between forward and backward."""
+"""Time in turns, and the memory of a step in a pass of its own."""
 
 from __future__ import annotations
 
 import gc
+import random
+import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any, NamedTuple
 
 from torch.autograd.profiler import profile
 
+ROUNDS = 5
+"""At least so many, whatever time they take."""
 
-@dataclass(frozen=True)
-class Memory:
-    """Bytes of torch's allocator that a step takes beyond what was there before it.
+Samples = Mapping[str, list[float]]
+"""Seconds a call, by provider."""
 
-    Attributes:
-        peak: most at any time.
-        kept: there between forward and backward, the output included; None without a backward.
-    """
+
+class Memory(NamedTuple):
+    """Bytes of torch's allocator that a step takes beyond what was there before it."""
 
     peak: int
+    """Most at any time."""
     kept: int | None
+    """There between forward and backward, the output included; None without a backward."""
 
 
-class Step(Protocol):
-    """One call of what is measured."""
-
-    def __call__(self, between: Callable[[], None] = ..., /) -> object:
-        """Call `between` between forward and backward; a step without a backward never does."""
+Step = Callable[..., object]
+"""One call of what is measured; it calls its argument between forward and backward."""
 
 
 def nothing() -> None:
     """Do nothing between forward and backward, as while a step is timed."""
+
+
+def interleave(
+    steps: Mapping[str, Callable[[], object]], *, seconds: float, long: bool = False
+) -> Samples:
+    """Return the time of each step, all in turn in every round, in an order that changes.
+
+    Args:
+        steps: what is timed, by name.
+        seconds: for all of them together, without warm-up; at least `ROUNDS` are run.
+        long: a call takes so long that one is enough, for warm-up and in a turn.
+    """
+    warmup, untimed, timed = (1, 0, 1) if long else (3, 1, 2)
+    samples: dict[str, list[float]] = {name: [] for name in steps}
+    for step in steps.values():
+        for _ in range(warmup):
+            step()
+    order, shuffle = list(steps), random.Random(0)
+    start, rounds = time.perf_counter(), 0
+    while rounds < ROUNDS or time.perf_counter() - start < seconds:
+        rounds += 1
+        shuffle.shuffle(order)
+        for name in order:
+            # The first call of a turn meets the caches as another provider left them.
+            samples[name] += [_clock(steps[name]) for _ in range(untimed + timed)][untimed:]
+    return samples
+
+
+def _clock(step: Callable[[], object]) -> float:
+    """Return the seconds of a call."""
+    start = time.perf_counter()
+    step()
+    return time.perf_counter() - start
 
 
 def measure_memory(steps: Mapping[str, Step]) -> dict[str, Memory]:

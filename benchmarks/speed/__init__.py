@@ -1,0 +1,1 @@
+"""Measurements of `benchmarks/bench.py`: norms, a training step, encoders; correctness first."""
