@@ -390,12 +390,10 @@ def _train(architecture: Architecture, findings: _Findings) -> None:
         return
     loss.backward()
     called = {name for name, norm in swapped.norms.items() if int(norm.num_batches_tracked) > 0}
-    without = [name for name in called if swapped.norms[name].weight.grad is None]
-    infinite = [
-        name
-        for name in called
-        if name not in without and not bool(swapped.norms[name].weight.grad.isfinite().all())
-    ]
+    weights = {name: swapped.norms[name].weight for name in called}  # some have none, as before
+    grads = {name: weight.grad for name, weight in weights.items() if weight is not None}
+    without = [name for name, grad in grads.items() if grad is None]
+    infinite = [name for name, g in grads.items() if g is not None and not bool(g.isfinite().all())]
     findings.row["training"] = "ok"
     findings.row["called"] = len(called)
     if without:

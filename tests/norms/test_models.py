@@ -107,6 +107,7 @@ def test_penalty_of_a_shared_layer_and_of_micro_batches() -> None:
         norm.penalty()
 
 
+@pytest.mark.filterwarnings("ignore:padding_mask of shape")  # said once a process
 def test_no_penalty_without_valid_tokens() -> None:
     norm = powernorm.RegularizedBatchNorm(8)
     x = torch.randn(2, 3, 8, requires_grad=True)

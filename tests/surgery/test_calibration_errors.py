@@ -31,6 +31,7 @@ def only_lower(model: nn.Module, batch: Batch) -> None:
     model.get_submodule("lower")(batch[0])
 
 
+@pytest.mark.filterwarnings("ignore:padding_mask of shape")  # said once a process
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
     ("data", "forward", "options", "message"),
@@ -51,6 +52,32 @@ def test_bad_input(data: Any, forward: Any, options: Any, message: str, way: Any
         calibrate(model, data, forward, way=way, **options)
     for name, tensor in model.state_dict().items():
         assert torch.equal(before[name], tensor), name
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_norms_of_torch_that_no_batch_goes_through_keep_their_statistics(way: Any) -> None:
+    model = nn.ModuleDict({name: nn.BatchNorm1d(4) for name in ("audio", "text", "head")})
+    nn.init.constant_(model["audio"].running_mean, 7.0)
+    done: list[tuple[int, int]] = []
+
+    def run(model: nn.Module, x: torch.Tensor) -> None:
+        model.get_submodule("head")(model.get_submodule("text")(x))
+
+    data = [torch.randn(8, 4) for _ in range(3)]
+    options: Any = {"way": way, "on_progress": lambda *step: done.append(step)}
+    rows = calibrate(model, data, run, **options).rows
+    assert {row.name: (row.action, row.reason) for row in rows} == {
+        "text": ("calibrate", ""),
+        "head": ("calibrate", ""),
+        "audio": ("keep", "no batch went through it"),
+    }
+    assert (model["audio"].running_mean == 7).all()
+    assert not model["text"].running_mean.eq(0).any()
+    assert done[-1] == ((6, 6) if way == "layer_by_layer" else (3, 3))
+    with pytest.raises(InputError, match="no batch went through 'audio' of the 1"):
+        calibrate(model, data, run, names="audio", way=way)
+    with pytest.raises(InputError, match="no batch went through .* of the 3"):
+        calibrate(model, data, lambda *_: None, way=way)
 
 
 def test_bad_way_generator_and_model() -> None:

@@ -110,7 +110,8 @@ def calibrate(
         forward: runs the model on a batch. None calls `model(batch)` for a tensor,
             `model(*batch)` for a tuple or list and `model(**batch)` for a mapping.
         names: globs over module names; other layers keep and evaluate by their statistics. None
-            means all layers whose statistics are not part of the trained function.
+            means all layers whose statistics are not part of the trained function, but torch's that
+            no batch goes through.
         way: see above.
         on_progress: called after every batch with (batches done, batches in all); the second is
             0 while it is unknown.
@@ -152,13 +153,15 @@ def calibrate(
     check_model(model)
     norms = find_norms(model)
     with torch_batch_norms_replaced(model, norms) as torchs:
-        report = _calibrate(model, batches, forward, names, way, on_progress)
+        # Where none is named, torch's that no batch goes through keep what they were trained to.
+        optional = torchs if names is None else {}
+        report = _calibrate(model, batches, forward, names, way, on_progress, optional)
         layers = batch_layers(model)
         for row in report.rows:
             if row.name in torchs and row.action == "calibrate":
                 give_back(layers[row.name], torchs[row.name])
     rows = [replace(row, kind="batch") if row.name in torchs else row for row in report.rows]
-    return CalibrationReport((*rows, *_others(norms, rows)))
+    return CalibrationReport((*rows, *_others(norms, rows, optional)))
 
 
 def check_calibratable(model: nn.Module) -> None:
@@ -174,6 +177,7 @@ def _calibrate(
     names: Names | None,
     way: Way,
     on_progress: Progress | None,
+    optional: Container[str],
 ) -> CalibrationReport:
     layers = choose_layers(model, names, "to calibrate")
     kept = {} if names is not None else _trained_with(layers)
@@ -192,7 +196,7 @@ def _calibrate(
         for layer in layers.values():
             # As `adopt_statistics` leaves it: PRepBN's mixture depends on it.
             layer.num_batches_tracked.clamp_(min=1)
-        populations = survey.measure(way)
+        populations = survey.measure(way, optional)
         new = {
             name: evaluated_statistics(layers[name], moments)
             for name, moments in populations.items()
@@ -203,7 +207,9 @@ def _calibrate(
     return CalibrationReport((*rows, *kept_rows))
 
 
-def _others(norms: Sequence[FoundNorm], rows: Sequence[CalibrationRow]) -> Iterator[CalibrationRow]:
+def _others(
+    norms: Sequence[FoundNorm], rows: Sequence[CalibrationRow], unseen: Container[str]
+) -> Iterator[CalibrationRow]:
     """Yield rows of the norms that are left as they are."""
     for norm in norms:
         name = name_without_compile(norm.names[0])
@@ -212,6 +218,8 @@ def _others(norms: Sequence[FoundNorm], rows: Sequence[CalibrationRow]) -> Itera
         has_statistics = norm.reading is not None and norm.reading.statistics is not None
         batch = isinstance(norm.module, BatchStatisticsNorm) or norm.kind == "batch"
         reason = "not selected" if has_statistics and batch else "keeps no running statistics"
+        if name in unseen:
+            reason = "no batch went through it"
         yield CalibrationRow(name=name, kind=norm.kind, action="keep", reason=norm.reason or reason)
 
 
@@ -261,10 +269,15 @@ class _Survey:
         self._num_batches = _length(batches) * num_passes
         self._pools: dict[str, Moments] = {}
 
-    def measure(self, way: Way) -> dict[str, Moments]:
-        """Return each layer's population moments over all processes, in the order of the calls."""
+    def measure(self, way: Way, optional: Container[str]) -> dict[str, Moments]:
+        """Return each layer's population moments over all processes, in the order of the calls.
+
+        Those of `optional` that were not called are left out.
+        """
         self._go_through(self._layers, normalize_by_batch=True)
-        order = order_of_calls(self._layers, self._pools, "no batch went")
+        order = order_of_calls(self._layers, self._pools, "no batch went", optional)
+        if way == "layer_by_layer":
+            self._num_batches -= self._num_done * (len(self._layers) - len(order))
         merged = {name: self._merged(name) for name in self._layers}
         if way == "one_pass":
             for name in order:

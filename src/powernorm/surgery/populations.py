@@ -1,6 +1,6 @@
 """Statistics of a whole population: measured on the inputs of evaluating layers, and written."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
 from typing import Final
@@ -54,17 +54,22 @@ def evaluating_by_batches(layers: Mapping[str, BatchStatisticsNorm]) -> Iterator
 
 
 def order_of_calls(
-    layers: Mapping[str, BatchStatisticsNorm], called: Iterable[str], batches: str
+    layers: Mapping[str, BatchStatisticsNorm],
+    called: Iterable[str],
+    batches: str,
+    optional: Container[str] = (),
 ) -> list[str]:
-    """Return the names of all layers in the order of their first calls, equal in all processes.
+    """Return the names of the layers in the order of their first calls, equal in all processes.
 
     Args:
         layers: by name.
         called: names in the order of their first calls here; empty in a process without data.
         batches: what the layers should have been called on, for the message ("no batch went").
+        optional: names of layers that need not have been called, and are left out then.
 
     Raises:
-        InputError: a layer that no process has called; raised in all processes.
+        InputError: no process has called one of the other layers, or any layer; raised in all
+            processes.
 
     Distributed:
         One exchange per layer, in the order of `layers`; all processes have to call this function.
@@ -78,12 +83,12 @@ def order_of_calls(
         total, size = all_reduce_sum(place, layer.group_name).tolist()
         mean[name] = total / size
     uncalled = [name for name, place in mean.items() if place == last]
-    if uncalled:
+    if len(uncalled) == last or any(name not in optional for name in uncalled):
         raise InputError(
             f"{batches} through {listed(uncalled)} of the {last} layers with batch statistics: "
             "give a `forward` that runs the whole model, or leave layers out by `names`"
         )
-    return sorted(mean, key=lambda name: mean[name])
+    return sorted((name for name in mean if name not in uncalled), key=lambda name: mean[name])
 
 
 def check_not_empty(num_batches: int, layers: Mapping[str, BatchStatisticsNorm]) -> None:
