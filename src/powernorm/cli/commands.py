@@ -18,7 +18,6 @@ from powernorm.cli import (
     results,
     translate,
     tune,
-    verify,
     work,
 )
 
@@ -60,7 +59,6 @@ app.add_typer(data.app, name="data")
 # In a group without a name: typer puts an app's own commands before its groups, such as `data`.
 _rest = typer.Typer()
 _add(_rest, models.swap, models.fold, remove.remove, export.export, diagnose.diagnose)
-_add(_rest, verify.verify)
 _add(_rest, results.results, results.fluctuation, results.curves, results.figures)
 _add(_rest, machine.doctor, machine.bench)
 app.add_typer(_rest)
