@@ -10,7 +10,6 @@ from powernorm.cli import (
     compare,
     data,
     diagnose,
-    export,
     machine,
     models,
     recipes,
@@ -58,7 +57,7 @@ _add(app, tune.tune, work.work, translate.translate, machine.norms, recipes.reci
 app.add_typer(data.app, name="data")
 # In a group without a name: typer puts an app's own commands before its groups, such as `data`.
 _rest = typer.Typer()
-_add(_rest, models.swap, models.fold, remove.remove, export.export, diagnose.diagnose)
+_add(_rest, models.swap, models.fold, remove.remove, diagnose.diagnose)
 _add(_rest, results.results, results.fluctuation, results.curves, results.figures)
 _add(_rest, machine.doctor, machine.bench)
 app.add_typer(_rest)
