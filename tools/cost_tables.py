@@ -1,7 +1,7 @@
 """Write the tables of docs/costs.md from the stored rows; torch is not needed.
 
     python tools/cost_tables.py
-    python tools/cost_tables.py --add "MiniLM, LayerNorm" minilm.json   # of `powernorm export`
+    python tools/cost_tables.py --add "MiniLM, LayerNorm" minilm.json   # of export_int8.py
 
 Each table stands between `<!-- table: NAME -->` and `<!-- end -->`.
 """
@@ -253,11 +253,8 @@ def page(text: str, made: dict[str, str]) -> str:
 def add(label: str, report: Path, results: Path = RESULTS) -> None:
     """Store the report of a quantized export; one with this label and quantization is replaced."""
     row = {"label": label, **json.loads(report.read_text(encoding="utf-8"))}
-    # Where the files lay says nothing to others.
-    row = {key: value for key, value in row.items() if key not in ("model", "file")}
     if row["agreement"] is None:
         raise SystemExit(f"{report} is of a file in float32: export with --int8")
-    row["agreement"].pop("inputs")
     same = (label, row["quantization"])
     rows = [
         one for one in read("exports.jsonl", results) if (one["label"], one["quantization"]) != same

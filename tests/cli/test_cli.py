@@ -201,7 +201,7 @@ def test_unknown_task(tmp_path: Path) -> None:
         (("compare", "lm", "--norm", "ln"), "no such option: --norm.*--norms.*compare --help"),
         (("compare", "lm", "--jobs", "0"), "--jobs 0: .*greater than or equal to 1"),
         (("compare", "lm", "--jobs=many"), "--jobs=many: .*valid integer"),
-        (("export", "model"), "missing option '--out'; see `powernorm export --help`"),
+        (("remove", "model"), "missing option '--out'; see `powernorm remove --help`"),
         (("frobnicate",), "no such command 'frobnicate'; see `powernorm --help`"),
     ],
 )

@@ -25,15 +25,13 @@ def test_an_error_is_plain_text(tmp_path: Path) -> None:
     assert "run�[2J" in said
 
 
-def test_what_verify_finds_is_plain_text_and_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
+def test_an_error_about_a_file_is_plain_text_and_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
     folder = tmp_path / f"run{ESCAPE}"
     folder.mkdir()
     os.mkfifo(folder / "results.json")
-    (folder / "result.json").write_text("{")
-    found = powernorm(tmp_path, "verify", ".")
-    assert found.code == 1
-    assert "results.json is no regular file" in found.out
-    assert ESCAPE not in found.out + found.err
+    said = powernorm(tmp_path, "results", folder.name).refused()
+    assert "results.json is no regular file" in said
+    assert ESCAPE not in said
 
 
 def test_tables_of_modules_are_plain_text(tmp_path: Path) -> None:

@@ -76,7 +76,7 @@ def test_norms_of_torch_that_no_batch_goes_through_keep_their_statistics(way: An
     assert done[-1] == ((6, 6) if way == "layer_by_layer" else (3, 3))
     with pytest.raises(InputError, match="no batch went through 'audio' of the 1"):
         calibrate(model, data, run, names="audio", way=way)
-    with pytest.raises(InputError, match="no batch went through .* of the 3"):
+    with pytest.raises(InputError, match=r"no batch went through .* of the 3"):
         calibrate(model, data, lambda *_: None, way=way)
 
 

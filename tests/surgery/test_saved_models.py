@@ -355,6 +355,41 @@ def test_what_is_no_saved_model(tmp_path: Path) -> None:
         powernorm.load(tmp_path)
 
 
+def damage(folder: Path) -> None:
+    content = bytearray((folder / WEIGHTS).read_bytes())
+    content[-1] ^= 16
+    (folder / WEIGHTS).write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("change", "match"),
+    [
+        (damage, "is damaged, its bytes do not have their checksum: save the model again with"),
+        (lambda folder: (folder / WEIGHTS).write_bytes(b""), f"{WEIGHTS} is damaged, .* save the"),
+        (
+            lambda folder: (folder / WEIGHTS).unlink(),
+            f"holds no {WEIGHTS} and no model.safetensors",
+        ),
+        (lambda folder: (folder / CONFIG).unlink(), f"{CONFIG} cannot be read .*: save the model"),
+        (
+            lambda folder: (folder / "model.safetensors").write_bytes(b"another model"),
+            "holds model.safetensors, which other libraries would load instead of this model",
+        ),
+    ],
+)
+def test_a_file_that_is_damaged_missing_or_added_is_named(
+    change: Callable[[Path], object], match: str, tmp_path: Path
+) -> None:
+    powernorm.save(small(), tmp_path)
+    powernorm.load(tmp_path, small())
+    change(tmp_path)
+    model = small()
+    before = copy.deepcopy(model.state_dict())
+    with pytest.raises(InputError, match=match):
+        powernorm.load(tmp_path, model)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
 def test_only_models_of_transformers_are_built_by_name(tmp_path: Path) -> None:
     transformers()
     for name in ("Trainer", "os", "AutoModel"):

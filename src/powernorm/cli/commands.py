@@ -10,14 +10,12 @@ from powernorm.cli import (
     compare,
     data,
     diagnose,
-    export,
     machine,
     models,
     recipes,
     remove,
     results,
     tune,
-    verify,
     work,
 )
 
@@ -58,8 +56,7 @@ _add(app, tune.tune, work.work, machine.norms, recipes.recipes, results.report)
 app.add_typer(data.app, name="data")
 # In a group without a name: typer puts an app's own commands before its groups, such as `data`.
 _rest = typer.Typer()
-_add(_rest, models.swap, models.fold, remove.remove, export.export, diagnose.diagnose)
-_add(_rest, verify.verify)
+_add(_rest, models.swap, models.fold, remove.remove, diagnose.diagnose)
 _add(_rest, results.results, results.fluctuation, results.curves, results.figures)
 _add(_rest, machine.doctor)
 app.add_typer(_rest)

@@ -1,10 +1,13 @@
 """What `powernorm doctor` prints. It needs torch alone, for who asks may have nothing else."""
 
 import warnings
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from powernorm.ops.inspection import Health
+
+_SHOWN: Final = 5
+"""Wrong calls that are printed in full."""
 
 
 def print_health() -> bool:
@@ -37,8 +40,46 @@ def print_health() -> bool:
     _say("")
     _say(f"on the CPU your models use: {served}")
     _say("which backend serves one input, and why: powernorm.ops.explain(x)")
-    _say("every norm, type, mask and width: powernorm doctor --kernels")
+    _say("every norm, type and mask: powernorm doctor --kernels")
     return not failed and not any(health.failures for health in found)
+
+
+def print_kernel_check() -> bool:
+    """Let all kernels compute every kind of call, and print their errors by backend and type.
+
+    Returns:
+        Whether all of them are right.
+    """
+    from powernorm.norms import kernel_check
+    from powernorm.ops.dispatch import BACKENDS, missing_reason
+
+    backends = kernel_check.kernels_here()
+    outcomes = [
+        outcome
+        for case in (kernel_check.select_cases() if backends else [])
+        if (able := [name for name in backends if kernel_check.takes(name, case)])
+        for outcome in kernel_check.check_case(case, able)
+    ]
+    wrong = [outcome for outcome in outcomes if outcome.problems]
+    for backend in BACKENDS[1:]:
+        found = [outcome for outcome in outcomes if outcome.backend == backend]
+        missing = missing_reason(backend)
+        _say(f"{backend}: " + (f"not available: {missing}" if missing else f"{len(found)} calls"))
+        for dtype in dict.fromkeys(outcome.case.dtype for outcome in found):
+            worst = max((o for o in found if o.case.dtype == dtype), key=lambda o: o.error)
+            norms = {o.case.setting.norm for o in found if o.case.dtype == dtype and o.problems}
+            verdict = f"WRONG: {', '.join(sorted(norms))}" if norms else "right"
+            largest = f"largest error: {worst.error:.2f}, {worst.case.setting.norm}"
+            _say(f"  {str(dtype).removeprefix('torch.')}: {verdict} ({largest})")
+    for outcome in wrong[:_SHOWN]:
+        _say(f"\nWRONG on {outcome.backend}: {outcome.case}")
+        for name, problem in outcome.problems.items():
+            _say(f"  {name} {problem}")
+    _say(
+        "\nAn error of 1 is allowed: twice that of eager torch in the same type, and 32 roundings."
+    )
+    _say(f"{len(wrong)} of {len(outcomes)} calls are WRONG" if wrong else "all calls are right")
+    return not wrong
 
 
 def _failing_layers() -> dict[str, str]:

@@ -4,8 +4,6 @@ from typing import Annotated
 
 import typer
 
-from powernorm.errors import InputError
-
 
 def norms() -> None:
     """Show the table of norms."""
@@ -35,30 +33,13 @@ def doctor(
         bool,
         typer.Option(
             "--kernels",
-            help="Check all kernels against float64 formulas: every norm, type, mask and width, "
+            help="Check all kernels against eager torch in float64: every norm, type and mask, "
             "about a minute.",
         ),
     ] = False,
-    seed: Annotated[
-        int | None, typer.Option(min=0, metavar="N", help="Of the cases of --kernels (0).")
-    ] = None,
-    case: Annotated[
-        int | None, typer.Option(min=0, metavar="K", help="Of --kernels, this case alone.")
-    ] = None,
-    as_json: Annotated[
-        bool, typer.Option("--json", help="Print what --kernels finds as JSON.")
-    ] = False,
 ) -> None:
     """Show which kernels this machine has, why not the rest, and whether they compute right."""
-    if kernels:
-        from powernorm.cli.kernel_check import check_all_kernels
+    from powernorm.cli.health import print_health, print_kernel_check
 
-        check_all_kernels(seed or 0, case, as_json=as_json)
-        return
-    given = {"seed": seed is not None, "case": case is not None, "json": as_json}
-    for option in (name for name, is_given in given.items() if is_given):
-        raise InputError(f"--{option} is for the check of --kernels: add --kernels")
-    from powernorm.cli.health import print_health
-
-    if not print_health():
+    if not (print_kernel_check() if kernels else print_health()):
         raise typer.Exit(1)

@@ -7,13 +7,12 @@ import os
 from pathlib import Path
 from typing import Any, Final
 
-from powernorm.checksums import Seal, read_sealed, sealed_header
+from powernorm.checksums import read_sealed, sealed_header
 from powernorm.files import write
 
 LOGGER = logging.getLogger(__name__)
 _OLDER_BEGINS: Final = (b"{", b"PK\x03\x04")
 """Of the files that were written before there were checksums: JSON and archives."""
-_OLDEST: Final = max(map(len, _OLDER_BEGINS))
 
 
 def cache_folder() -> Path:
@@ -47,19 +46,6 @@ def read_cached(name: str) -> bytes | None:
         return content
     LOGGER.warning("%s of the cache is damaged and is made anew.", path)
     return None
-
-
-def entry_seal(path: Path) -> Seal:
-    """Return whether a file of `write_cached` is as it was written.
-
-    Raises:
-        OSError: it cannot be read.
-    """
-    with path.open("rb") as file:
-        if read_sealed(file) is not None:
-            return "whole"
-        file.seek(0)
-        return "unsealed" if file.read(_OLDEST).startswith(_OLDER_BEGINS) else "damaged"
 
 
 def write_cached(name: str, content: bytes) -> None:
