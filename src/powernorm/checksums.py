@@ -29,7 +29,7 @@ Seal = Literal["whole", "unsealed", "damaged"]
 SAFETENSORS_KEY: Final = "powernorm_sha256"
 _ZEROS: Final = "0" * 64
 SAFETENSORS_SEAL: Final = {SAFETENSORS_KEY: _ZEROS}
-"""Metadata to write a file of safetensors with, as the place for the sum of `seal_safetensors`."""
+"""Metadata to write a file of safetensors with, as the place for the sum of `_seal_safetensors`."""
 
 _HEADER: Final = b"\x89powernorm sha256\r\n\x1a\n"
 """No JSON and no archive begins so: a file whose header is damaged can be nothing else either."""
@@ -87,7 +87,7 @@ def save_sealed_tensors(
             written.chmod(os.fstat(draft.fileno()).st_mode)
             with written.open("r+b") as file:
                 _sort_metadata(file)
-                seal_safetensors(file)
+                _seal_safetensors(file)
     except SafetensorError as error:
         found = re.search(r"os error (\d+)", str(error))
         code = int(found[1]) if found else errno.EIO
@@ -152,7 +152,7 @@ def seal_archive(file: BinaryIO) -> None:
     file.write(digest.encode())
 
 
-def seal_safetensors(file: BinaryIO) -> None:
+def _seal_safetensors(file: BinaryIO) -> None:
     """Write the sum into a file of safetensors with the metadata `SAFETENSORS_SEAL`."""
     place = _place_in_safetensors(file)
     assert isinstance(place, int)

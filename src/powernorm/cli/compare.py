@@ -182,7 +182,7 @@ def named_settings(
         "model.placement": placement,
         "seeds": None if seeds is None else ",".join(map(str, parsed_seeds(seeds))),
         "data.path": data,
-        "training.accelerator": accelerator_of(device),
+        "training.accelerator": _accelerator_of(device),
     }
     return [f"{key}={value}" for key, value in values.items() if value is not None]
 
@@ -310,7 +310,7 @@ def parsed_seeds(text: str) -> list[int]:
     return chosen
 
 
-def accelerator_of(device: str) -> str | None:
+def _accelerator_of(device: str) -> str | None:
     """Return the setting of a built-in task for a device."""
     if device == "auto":
         return None

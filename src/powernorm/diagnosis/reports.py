@@ -237,11 +237,11 @@ class Diagnosis(NormTable):
         columns = [*_SHOWN[:4], *_PADDED, *_SHOWN[4:]] if padded else _SHOWN
         others = [f"not measured: {row.name}: {row.reason}" for row in self.left_out]
         return "\n".join(
-            [format_rows(self.rows, columns), *verdict_lines(self.verdict), *self.notes, *others]
+            [format_rows(self.rows, columns), *_verdict_lines(self.verdict), *self.notes, *others]
         )
 
 
-def verdict_lines(verdict: VerdictRecord) -> list[str]:
+def _verdict_lines(verdict: VerdictRecord) -> list[str]:
     """Return a verdict in words: the recommended action, then the reasons."""
     return [f"verdict: {advice(verdict)}", *(f"- {reason}" for reason in verdict["reasons"])]
 

@@ -135,7 +135,7 @@ class FoundNorm:
         if self.gated is not None:
             return "gated"
         if self.reading is None:
-            return "conditional" if is_conditional(self.module) else "unknown"
+            return "conditional" if _is_conditional(self.module) else "unknown"
         return self.reading.kind
 
     @property
@@ -221,7 +221,7 @@ def _norms_below(
             if _NORM_NAME.search(inner.original_name):
                 yield part, inner, None, _IN_SCRIPT
         return
-    if looks_like_norm(module) or is_conditional(module):
+    if looks_like_norm(module) or _is_conditional(module):
         yield name, module, slot, ""
         return
     prefix = f"{name}." if name else ""
@@ -241,7 +241,7 @@ def _describe(
     model: nn.Module, names: list[str], module: nn.Module, slots: list[Slot], held: str
 ) -> FoundNorm:
     found = partial(FoundNorm, tuple(names), module, tuple(slots))
-    if is_conditional(module):
+    if _is_conditional(module):
         other = ", ".join(other_inputs(module))
         name = type(module).__name__
         return found(None, f"{name} computes its γ and β from {other}: it stays as it is")
@@ -284,7 +284,7 @@ def looks_like_norm(module: nn.Module) -> bool:
     )
 
 
-def is_conditional(module: nn.Module) -> bool:
+def _is_conditional(module: nn.Module) -> bool:
     """Return whether a module is named a norm, takes a condition, and has weights for it.
 
     Such as the adaptive LayerNorm of diffusion models.

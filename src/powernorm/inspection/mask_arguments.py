@@ -144,7 +144,7 @@ NO_MASK: Final = MaskArgument("", None, "keep")
 """The argument of a module that has to hide the mask of the model around it."""
 
 
-def mask_argument(module: nn.Module, side: Side | None = None) -> MaskArgument | None:
+def _mask_argument(module: nn.Module, side: Side | None = None) -> MaskArgument | None:
     """Return the argument by which a module takes the padding of its own input, or None.
 
     Args:
@@ -289,7 +289,7 @@ def _owners(
     owners: list[tuple[str, MaskArgument]] = []
     for name in names:
         module = modules[name]
-        argument = mask_argument(module, side)
+        argument = _mask_argument(module, side)
         if owners and is_tower(module, modules[owners[0][0]]):
             return [(name, argument or NO_MASK)]
         if argument is None:

@@ -53,7 +53,7 @@ def padding_of(value: Tensor, meaning: Meaning, batch_size: Any = None) -> Tenso
         meaning: `keep` or `padding`.
         batch_size: number of sequences, to which one mask for all is repeated.
     """
-    value = without_heads(value)
+    value = _without_heads(value)
     if value.ndim not in (1, 2, 4):
         return None
     padding = value == 0 if meaning == "keep" else value != 0
@@ -72,7 +72,7 @@ def padding_of(value: Tensor, meaning: Meaning, batch_size: Any = None) -> Tenso
     return padding.expand(batch_size, -1) if same_sizes(shape_of(padding)[:1], (1,)) else None
 
 
-def without_heads(value: Tensor) -> Tensor:
+def _without_heads(value: Tensor) -> Tensor:
     """Return (batch, length) for (batch, 1, length), (batch, 1, 1, length), (batch, length, 1)."""
     sizes = shape_of(value)
     if value.ndim == 4 and same_sizes(sizes[1:3], (1, 1)):
@@ -141,7 +141,7 @@ class MaskReader:
             return self._of_lengths(call)
         shape: _Shape = "other"
         if isinstance(call.value, Tensor):
-            value = without_heads(call.value)
+            value = _without_heads(call.value)
             shape = "mask" if self._by_library else self._shape(value, call.data)
         if not is_traced():
             self.is_attention = shape != "other" and not self._by_library
@@ -404,7 +404,7 @@ def is_like_a_mask(name: str, value: object, data: Tensor | None) -> bool:
     if value.shape == (batch,) and value.dtype != torch.bool and bool((value != value[0]).any()):
         longest = 1 if value.is_floating_point() else length
         return bool((value > 0).all()) and float(value.max()) == longest
-    value = without_heads(value)
+    value = _without_heads(value)
     if value.shape not in ((batch, length), (length, batch)):
         return value.ndim == 4 and value.shape[-1] == length
     if not bool(((value == 0) | (value == 1) | (value <= _HIDES)).all()):

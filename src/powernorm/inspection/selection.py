@@ -158,14 +158,14 @@ def select(sites: Sequence[Site], where: Selection) -> frozenset[str]:
     Args:
         sites: all norms.
         where: None means the encoder of an encoder-decoder model (Shen et al. 2020, App. A; Wang
-            et al. 2022, App. A), all norms of others; see `by_default`.
+            et al. 2022, App. A), all norms of others; see `_by_default`.
 
     Raises:
         InputError: nothing is selected; the message lists the model's norms.
     """
     if where is None:
         both = any(site.side is not None for site in sites)
-        chosen = [site for site in by_default(sites) if not both or site.side == "encoder"]
+        chosen = [site for site in _by_default(sites) if not both or site.side == "encoder"]
     elif callable(where):
         _check_question(where)
         chosen = [
@@ -184,7 +184,7 @@ def select(sites: Sequence[Site], where: Selection) -> frozenset[str]:
     return frozenset(site.name for site in chosen)
 
 
-def by_default(sites: Sequence[Site]) -> Sequence[Site]:
+def _by_default(sites: Sequence[Site]) -> Sequence[Site]:
     """Return the norms that are selected by default.
 
     Norms over channels, such as BatchNorm2d, are selected only in a model that has no others:

@@ -186,7 +186,7 @@ def _matching(
     return None
 
 
-def computes_as(
+def _computes_as(
     module: nn.Module,
     reference: Callable[[nn.Module, Tensor], Tensor],
     inputs: Sequence[Tensor],
@@ -230,7 +230,7 @@ def does_more_than_torch(norm: nn.Module) -> bool:
         x = _random(*shape, size).movedim(-1, 1)
         root = round(x.shape[-1] ** 0.5)
         inputs.append(x if flat else x.unflatten(-1, (1, root, root) if three else (root, root)))
-    return not computes_as(norm, base.forward, inputs)
+    return not _computes_as(norm, base.forward, inputs)
 
 
 def torch_class(norm: nn.Module) -> type[nn.Module]:
@@ -247,7 +247,7 @@ def turns_batch_norm_round(module: nn.Module, inner: nn.BatchNorm1d) -> bool:
         return y
 
     inputs = [_random(*shape, inner.num_features) for shape in _SEQUENCES]
-    return computes_as(module, reference, inputs)
+    return _computes_as(module, reference, inputs)
 
 
 def calls(module: nn.Module, attribute: str, num_features: int) -> bool:

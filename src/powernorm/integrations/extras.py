@@ -63,7 +63,7 @@ def install_corpora() -> str:
     return f"`pip install ./{CORPORA}` in powernorm's source tree, or the wheel of powernorm-data"
 
 
-def extra_of(package: str) -> str | None:
+def _extra_of(package: str) -> str | None:
     """Return the extra that installs a package, or None if no extra does."""
     return next((extra for extra, packages in EXTRAS.items() if package in packages), None)
 
@@ -97,7 +97,7 @@ def explained(error: ModuleNotFoundError, what: str) -> MissingPackageError | No
     if isinstance(error, MissingPackageError):
         return error
     package = (error.name or "").partition(".")[0]
-    extra = extra_of(package)
+    extra = _extra_of(package)
     return None if extra is None else _missing(what, [package], extra)
 
 

@@ -82,7 +82,7 @@ def is_pretrained(path: Path) -> bool:
     return isinstance(found, dict) and _TYPE in found
 
 
-def is_changed(path: Path) -> bool:
+def _is_changed(path: Path) -> bool:
     """Return whether a folder holds a model whose norms powernorm has changed."""
     if (path / MODEL_FILE).is_file():
         return True
@@ -165,7 +165,7 @@ def load_model(path: Path, *, with_head: bool) -> tuple[Any, tuple[str, ...]]:
     """
     with needed_for(_WHAT):
         from transformers import AutoModel
-    if is_changed(path):
+    if _is_changed(path):
         return load(path), ()
     kind: Any = (_class_with_head(path) if with_head else None) or AutoModel
     try:

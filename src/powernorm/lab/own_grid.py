@@ -56,7 +56,7 @@ def own_grid(
         goal: the metric that decides, and whether it is best at its `max` or `min`.
         settings: values of the function's keyword parameters, or texts of them.
         norm_options: options of `build_norm` by norm.
-        device: as in `chosen_device`.
+        device: as in `_chosen_device`.
         num_threads: CPU threads of torch in each run; None leaves torch its choice.
         variants: what is trained in place of the norms as such.
         labels: of the variants that are trained; None is all. The others may have runs already.
@@ -65,7 +65,7 @@ def own_grid(
         InputError: one of them cannot be used; the message names it.
     """
     task = task_of(train)
-    metric, direction = checked_goal(goal, task.name)
+    metric, direction = _checked_goal(goal, task.name)
     checked = task.settings(settings)
     for norm in (*norms, *norm_options):
         check_norm_options(norm, norm_options.get(norm, {}))
@@ -91,7 +91,7 @@ def own_grid(
         head=partial(_head, task, checked, options, list(seeds)),
         config=partial(_config, task, {"metric": metric, "direction": direction}, num_threads),
         line_of=partial(_line_of, checked, norm_options, lines if variants else {}),
-        device=chosen_device(device),
+        device=_chosen_device(device),
         num_threads=num_threads,
     )
 
@@ -111,7 +111,7 @@ def _line_of_variant(
     return Line(variant.norm, own, chosen, label=variant.label, extra=extra)
 
 
-def chosen_device(device: str) -> torch.device:
+def _chosen_device(device: str) -> torch.device:
     """Return the device of a name; `auto` is a GPU where there is one.
 
     Raises:
@@ -132,7 +132,7 @@ def chosen_device(device: str) -> torch.device:
     return chosen
 
 
-def checked_goal(goal: Mapping[str, str], task: str) -> tuple[str, Direction]:
+def _checked_goal(goal: Mapping[str, str], task: str) -> tuple[str, Direction]:
     """Return metric and direction of a goal.
 
     Raises:

@@ -344,7 +344,7 @@ def work(
         threads(grid.num_threads),
     ):
         listener = (on_event or ignore) if is_main() else ignore
-        write_results = partial(write_shared_results, grid, out)
+        write_results = partial(_write_shared_results, grid, out)
         data = locally_first(lambda: grid.task.prepare(grid.settings))
         training = RunTraining(
             grid,
@@ -376,7 +376,7 @@ def _here(worker: str | None) -> dict[str, Any]:
     return place if gpu is None else {**place, "gpu": gpu}
 
 
-def write_shared_results(grid: Grid, out: Path, *, is_last: bool = False) -> None:
+def _write_shared_results(grid: Grid, out: Path, *, is_last: bool = False) -> None:
     """Write results.json of a folder in which several processes work, each in its turn.
 
     Where a `compare` has the folder, it does so.

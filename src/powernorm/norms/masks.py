@@ -166,7 +166,7 @@ def padding_after(lengths: Tensor, length: int) -> Tensor:
     return torch.arange(length, device=lengths.device) >= lengths.unsqueeze(1)
 
 
-def check_is_mask(mask: object) -> None:
+def _check_is_mask(mask: object) -> None:
     """Raise an InputError unless a padding mask is a tensor, or None.
 
     Raises:
@@ -197,7 +197,7 @@ def padding_mask(mask: Tensor | None) -> Iterator[None]:
     >>> with powernorm.padding_mask(torch.tensor([[False, False, True]])):
     ...     y = norm(torch.randn(1, 3, 4))
     """
-    check_is_mask(mask)
+    _check_is_mask(mask)
     _, opened = _scopes()
     scope = Scope(() if mask is None else (ScopedMask(mask),), None)
     try:
@@ -383,7 +383,7 @@ def check_padding_mask(mask: Tensor, x: Tensor, feature_dim: int = LAST) -> None
     Raises:
         InputError: wrong type, shape or device.
     """
-    check_is_mask(mask)
+    _check_is_mask(mask)
     if mask.dtype != torch.bool:
         fix = (
             "a float mask is usually added to attention scores, with -inf or a large negative "

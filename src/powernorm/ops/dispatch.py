@@ -64,11 +64,11 @@ class _Setting:
     """The forced backend of this process: backwards run in threads of their own, and obey too."""
 
     def __init__(self, forced: str | None) -> None:
-        self.forced = None if forced is None else check_backend(forced)
+        self.forced = None if forced is None else _check_backend(forced)
         self.functions: Any = None
 
 
-def check_backend(name: str) -> Backend:
+def _check_backend(name: str) -> Backend:
     """Return the name itself.
 
     Raises:
@@ -100,7 +100,7 @@ def use_backend(backend: Backend | None) -> Iterator[None]:
     >>> with powernorm.ops.use_backend("eager"):
     ...     norm(x).sum().backward()
     """
-    chosen = None if backend is None else check_backend(backend)
+    chosen = None if backend is None else _check_backend(backend)
     if chosen is not None and (missing := missing_reason(chosen)):
         raise InputError(f"backend {backend!r} is not available here: {missing}")
     previous, _setting.forced = _setting.forced, chosen

@@ -230,7 +230,7 @@ class Operator(ABC):
             f"powernorm::{forward}", self._gradients, setup_context=self._setup, lib=_LIBRARY
         )
         torch.library.register_autograd(
-            f"powernorm::{backward}", raise_on_double_backward, lib=_LIBRARY
+            f"powernorm::{backward}", _raise_on_double_backward, lib=_LIBRARY
         )
 
     def _run(self, *values: Any) -> tuple[Tensor, ...]:
@@ -396,7 +396,7 @@ def input_gradients(
     )
 
 
-def raise_on_double_backward(*_: object) -> NoReturn:
+def _raise_on_double_backward(*_: object) -> NoReturn:
     """The autograd rule of a backward that has no derivative.
 
     Raises:

@@ -266,7 +266,7 @@ def _gathered(node: fx.Node, axis: int, forward: bool) -> Mapped:
     del forward
     index = node.args[2]
     gathered = _axis(node, 1, len(shape_of(node))) == axis
-    if gathered or not isinstance(index, fx.Node) or not is_constant_along(index, axis):
+    if gathered or not isinstance(index, fx.Node) or not _is_constant_along(index, axis):
         return None
     return axis if shape_of(node)[axis] == shape_of(operand_of(node))[axis] else None
 
@@ -335,7 +335,7 @@ _PER_ELEMENT: Final = frozenset(
 )
 
 
-def is_constant_along(node: fx.Node, axis: int, known: dict[Place, bool] | None = None) -> bool:
+def _is_constant_along(node: fx.Node, axis: int, known: dict[Place, bool] | None = None) -> bool:
     """Return whether a value is known to be the same all along an axis.
 
     As a mask of tokens that was expanded to the features, and sums of one. What is found on the way
@@ -357,13 +357,13 @@ def _finds_constant(node: fx.Node, axis: int, known: dict[Place, bool]) -> bool:
     if name in _PER_ELEMENT:
         operands = [value for value in node.args if isinstance(value, fx.Node)]
         places = [(one, across_broadcast(node, one, axis)) for one in operands]
-        return all(other is None or is_constant_along(one, other, known) for one, other in places)
+        return all(other is None or _is_constant_along(one, other, known) for one, other in places)
     if name == "expand":
         inner = axis - (len(shape_of(node)) - len(shape_of(operand_of(node))))
-        return inner < 0 or is_constant_along(operand_of(node), inner, known)
+        return inner < 0 or _is_constant_along(operand_of(node), inner, known)
     if name == "sum" or (name in _PASSING and name not in _SPLITS and name != "getitem"):
         before = _MAPS[name](node, axis, False)
-        return before is not None and is_constant_along(operand_of(node), before, known)
+        return before is not None and _is_constant_along(operand_of(node), before, known)
     return False
 
 
@@ -377,7 +377,7 @@ def across_broadcast(node: fx.Node, operand: fx.Node, axis: int) -> int | None:
 def is_one_for_all(node: fx.Node, operand: fx.Node, axis: int) -> bool:
     """Return whether all places along an output axis see the same value of an operand."""
     other = across_broadcast(node, operand, axis)
-    return other is None or is_constant_along(operand, other)
+    return other is None or _is_constant_along(operand, other)
 
 
 def operand_of(node: fx.Node) -> fx.Node:

@@ -134,10 +134,10 @@ def trace(model: nn.Module, runs: Sequence[Trace], written: Collection[str] = ()
     )
     neighbors = dict(ChainMap(*(dict(one.inplace_neighbors) for one in runs)))
     graphs = tuple(graph for one in runs for graph in one.graphs)
-    return Trace(graphs, tensors, neighbors, adapters_in(model), _computed_in(model), changed)
+    return Trace(graphs, tensors, neighbors, _adapters_in(model), _computed_in(model), changed)
 
 
-def adapters_in(model: nn.Module) -> frozenset[str]:
+def _adapters_in(model: nn.Module) -> frozenset[str]:
     """Return the names of the modules that PEFT put around others (LoRA and its relatives)."""
     return frozenset(
         name

@@ -83,7 +83,7 @@ def compare_grid(
     out = out.absolute()  # whatever a training function makes the working directory
     stop = Stop()
     with stop.watching(), process_group(grid.device.type):
-        lease = on_main_only(lambda: _take_folder(out, resume=resume, force=force))
+        lease = _on_main_only(lambda: _take_folder(out, resume=resume, force=force))
         try:
             data = locally_first(lambda: grid.task.prepare(grid.settings))
             # Only now, when the data are known to be good, anything may be deleted.
@@ -104,7 +104,7 @@ def compare_grid(
                 lease.release(forget=True)
 
 
-def on_main_only(function: Callable[[], Lease]) -> Lease | None:
+def _on_main_only(function: Callable[[], Lease]) -> Lease | None:
     """Call a function in the first process; an InputError is raised in all."""
     kept: list[Lease] = []
     on_main(lambda: kept.append(function()))

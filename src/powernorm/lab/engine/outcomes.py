@@ -28,7 +28,7 @@ def measured_result(
         InputError: the task returned something else than it has to.
     """
     if "status" in run.recorded:
-        return result_of(run, line, run.recorded["status"], checked_metrics(metrics))
+        return result_of(run, line, run.recorded["status"], _checked_metrics(metrics))
     if run.is_nonfinite:
         message = f"the loss was NaN or infinite; stopped at step {run.step}"
         return result_of(run, line, "nonfinite", message=message)
@@ -39,7 +39,7 @@ def measured_result(
             f"{grid.task.name} called neither run.swap nor run.build_norm, so that every "
             "norm would train the same model: build the model with one of them"
         )
-    found = checked_metrics(metrics)
+    found = _checked_metrics(metrics)
     goal = grid.goal
     if goal not in found:
         raise InputError(
@@ -115,7 +115,7 @@ def _result(line: Line, seed: int, folder: str, status: Status) -> dict[str, Any
     }
 
 
-def checked_metrics(metrics: Any) -> dict[str, float | None]:
+def _checked_metrics(metrics: Any) -> dict[str, float | None]:
     """Return what a training function returned as numbers; None for what is not finite.
 
     Raises:

@@ -92,7 +92,7 @@ def replicated(module: nn.Module) -> nn.Module:
         return DistributedDataParallel(module, broadcast_buffers=False)
 
 
-def barrier() -> None:
+def _barrier() -> None:
     """Wait until all processes are here."""
     if num_processes() > 1:
         gather(None)
@@ -133,7 +133,7 @@ def locally_first(function: Callable[[], _T]) -> _T:
     if num_processes() == 1:
         return function()
     result = function() if local_rank() == 0 else None
-    barrier()
+    _barrier()
     return result if result is not None else function()
 
 

@@ -86,7 +86,7 @@ def standing(grid: Grid, results: Mapping[str, RunResult]) -> Standing:
         results: of its runs, by the names of their folders.
     """
     assert grid.race is not None
-    metric = race_metric(grid, results)
+    metric = _race_metric(grid, results)
     sign = 1 if grid.direction == "min" else -1
     outcomes = {
         line.name: {
@@ -150,7 +150,7 @@ def replay_race(
     return _Rounds(race or Race(), seeds, outcomes).record("value")
 
 
-def race_metric(grid: Grid, results: Mapping[str, RunResult]) -> str:
+def _race_metric(grid: Grid, results: Mapping[str, RunResult]) -> str:
     """Return what decides: the goal, but of the valid split where the runs have it.
 
     The test split then has no part in the choice of who goes on.

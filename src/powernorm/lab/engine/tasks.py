@@ -124,7 +124,7 @@ class Task:
 
     def source(self) -> FunctionRecord:
         """Return where the code is."""
-        return source_of(type(self))
+        return _source_of(type(self))
 
     @cached_property
     def _settings(self) -> dict[str, "_Setting"]:
@@ -145,7 +145,7 @@ class FunctionTask(Task):
 
     def source(self) -> FunctionRecord:
         """Return where the function is."""
-        return source_of(self.train)
+        return _source_of(self.train)
 
 
 def task_of(what: Task | TrainingFunction | str) -> Task:
@@ -178,7 +178,7 @@ def name_of(thing: Any) -> str:
     return f"{module}:{code.__qualname__}"
 
 
-def source_of(thing: Any) -> FunctionRecord:
+def _source_of(thing: Any) -> FunctionRecord:
     """Return name, file and hash of the file that defines a function or class."""
     file = _file_of(thing)
     digest = hashlib.sha256(file.read_bytes()).hexdigest() if file is not None else None

@@ -51,7 +51,7 @@ class NormOfHeads(nn.Module):
     def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
         """Return the normalized heads."""
         if self.kind == "whole":
-            return split_heads(self.norm(x, padding_mask), self.num_heads)
+            return _split_heads(self.norm(x, padding_mask), self.num_heads)
         heads = x.unflatten(-1, (self.num_heads, -1))
         mask = None if padding_mask is None else padding_mask[..., None].expand(heads.shape[:-1])
         normalized: Tensor = self.norm(heads, mask)
@@ -218,7 +218,7 @@ class MultiHeadAttention(nn.Module):
         return apply_masked(self.output, mixed, mask)
 
     def _heads(self, x: Tensor) -> Tensor:
-        return split_heads(x, self.num_heads)
+        return _split_heads(x, self.num_heads)
 
     def _allowed(self, padding_mask: Tensor) -> Tensor:
         """Return where attention may look, True = yes, (batch, 1, length or 1, length)."""
@@ -231,7 +231,7 @@ class MultiHeadAttention(nn.Module):
         return (allowed & earlier) | earlier.new_ones(length).diag()
 
 
-def split_heads(x: Tensor, num_heads: int) -> Tensor:
+def _split_heads(x: Tensor, num_heads: int) -> Tensor:
     """(batch, length, features) → (batch, heads, length, features of a head)."""
     batch, length, features = x.shape
     return x.view(batch, length, num_heads, features // num_heads).transpose(1, 2)

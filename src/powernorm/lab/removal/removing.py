@@ -233,7 +233,7 @@ class _Job:
             device=device,
             settings=settings,
             data=None,
-            num_steps=number_of_steps(settings, original),
+            num_steps=_number_of_steps(settings, original),
             norm_options={},
             lease=lease,
             stop=stop,
@@ -347,7 +347,7 @@ class _Job:
         write_json(self._folder / RESULT_FILE, result)
 
 
-def number_of_steps(settings: RemovalSettings, original: Original) -> int:
+def _number_of_steps(settings: RemovalSettings, original: Original) -> int:
     """Return the updates of a removal.
 
     Raises:
@@ -427,7 +427,7 @@ def _begin(
     folder: Path, settings: RemovalSettings, original: Original, *, resume: bool, force: bool
 ) -> None:
     """Write what the removal is made of, or check that it was made of the same."""
-    steps = number_of_steps(settings, original)
+    steps = _number_of_steps(settings, original)
     made_of = {"settings": to_json(settings), "original": original.facts(), "num_steps": steps}
     path = folder / REMOVAL_FILE
     if resume and path.exists():  # else it was stopped before it began

@@ -99,7 +99,7 @@ class RemovalTraining:
             site.norm.kind != "rms" for site in self.removal.sites if site.name == self._final
         )
         self._order = order
-        self._distillation, self._share = chosen_distillation(
+        self._distillation, self._share = _chosen_distillation(
             self._settings.distillation,
             original,
             self._num_steps * self._optimizer.accumulation,
@@ -356,7 +356,7 @@ def on_split(values: Values, split: str) -> Values:
     return named
 
 
-def chosen_distillation(
+def _chosen_distillation(
     settings: DistillationSettings, original: Original, num_batches: int
 ) -> tuple[str, float]:
     """Return the kind of distillation that fits a model, and its weight in the loss.

@@ -105,7 +105,7 @@ def _points(
     runs: Sequence[Run], column: str, against: Axis
 ) -> list[tuple[Run, Mapping[float, float]]]:
     """The values of runs of one norm by position, NaN where one is not finite; not of no values."""
-    length = steps_per_epoch(runs) if against == "epoch" else 1.0
+    length = _steps_per_epoch(runs) if against == "epoch" else 1.0
     if length is None:
         return []
     axis = "step" if against == "epoch" else against
@@ -120,7 +120,7 @@ def _points(
     return [(run, points) for run, points in zip(runs, found, strict=True) if points]
 
 
-def steps_per_epoch(runs: Iterable[Run]) -> float | None:
+def _steps_per_epoch(runs: Iterable[Run]) -> float | None:
     """The steps in which runs go through their data once; None where all ended before.
 
     By the steps at which one epoch ends and the next begins, to the steps between two rows of the
@@ -140,7 +140,7 @@ def steps_per_epoch(runs: Iterable[Run]) -> float | None:
 
 def num_epochs(run: Run) -> float:
     """How often a run has gone through its data; 0 where that is less than once."""
-    length = steps_per_epoch([run])
+    length = _steps_per_epoch([run])
     steps = [step for row in run.curve if (step := row.get("step")) is not None]
     return max(steps, default=0.0) / length if length else 0.0
 

@@ -38,12 +38,12 @@ def setting_text(value: object) -> str:
     return str(value)
 
 
-def decimals_for(value: float) -> int:
+def _decimals_for(value: float) -> int:
     """How many decimals show a quantity of this size in about four digits.
 
-    >>> decimals_for(7.25), decimals_for(72.5), decimals_for(725.0), decimals_for(7250.0)
+    >>> _decimals_for(7.25), _decimals_for(72.5), _decimals_for(725.0), _decimals_for(7250.0)
     (2, 2, 1, 0)
-    >>> decimals_for(0.0214), decimals_for(0.0)
+    >>> _decimals_for(0.0214), _decimals_for(0.0)
     (4, 2)
     """
     size = abs(value)
@@ -68,7 +68,7 @@ def number(value: float | None, decimals: int | None = None) -> str:
         return "NaN"
     if abs(value) >= 1e6 or (decimals is not None and decimals > MOST_DECIMALS):
         return f"{value:.2e}".replace("inf", "∞")
-    return f"{value:.{decimals_for(value) if decimals is None else decimals}f}"
+    return f"{value:.{_decimals_for(value) if decimals is None else decimals}f}"
 
 
 def spread(value: Spread | None, decimals: int | None = None) -> str:
@@ -81,7 +81,7 @@ def spread(value: Spread | None, decimals: int | None = None) -> str:
         return NOTHING
     if value.std is None:
         return number(value.mean, decimals)
-    std = number(value.std, decimals_for(value.mean) if decimals is None else decimals)
+    std = number(value.std, _decimals_for(value.mean) if decimals is None else decimals)
     return f"{number(value.mean, decimals)} ± {std}"
 
 

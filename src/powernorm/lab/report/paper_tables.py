@@ -60,11 +60,11 @@ def _lines(comparison: Comparison) -> Iterator[list[str]]:
 
 
 def printed_with_source(record: PaperRecord, beside: Iterable[PaperRecord]) -> str:
-    """A paper's number and where it stands, as `printed_value`."""
-    return f"{printed_value(record, beside)} ({printable(record['source'])})"
+    """A paper's number and where it stands, as `_printed_value`."""
+    return f"{_printed_value(record, beside)} ({printable(record['source'])})"
 
 
-def printed_value(record: PaperRecord, beside: Iterable[PaperRecord] = ()) -> str:
+def _printed_value(record: PaperRecord, beside: Iterable[PaperRecord] = ()) -> str:
     """A paper's number with the paper's decimals; a score of 0 is no score.
 
     Args:

@@ -102,13 +102,13 @@ def _row(row: SummaryRow, values: Sequence[float], comparison: Comparison) -> Se
     return SeedRow(
         row.label,
         len(values),
-        bootstrapped(values, _mean),
-        bootstrapped(values, _interquartile_mean),
+        _bootstrapped(values, _mean),
+        _bootstrapped(values, _interquartile_mean),
         gap,
     )
 
 
-def bootstrapped(values: Sequence[float], average: Callable[..., Any]) -> Estimate:
+def _bootstrapped(values: Sequence[float], average: Callable[..., Any]) -> Estimate:
     """Return an average over seeds with its percentile interval.
 
     The runs of one norm on one task are a stratum: what is drawn, with replacement, are its seeds

@@ -52,7 +52,7 @@ def evaluation_table(record: DiagnosisRecord, *, has_tokens: bool = True) -> Tab
     paper = [f"{one['dataset']}, paper" for one in list(printed.values())[:1]]
     headings = [
         *("statistics", *tokens, "loss"),
-        *(printable(score_heading(name)) for name in names),
+        *(printable(_score_heading(name)) for name in names),
         *map(printable, paper),
     ]
     lines = [
@@ -138,7 +138,7 @@ def score_tables(comparisons: Sequence[Comparison]) -> list[tuple[str, Table]]:
     running = [kind for kind in kinds if kind[0] == "running"]
     anew = [kind for kind in kinds if kind[0] not in ("running", "batch")]
     batch = sorted((kind for kind in kinds if kind[0] == "batch"), key=lambda kind: kind[1] or 0)
-    name = printable(score_heading(metric))
+    name = printable(_score_heading(metric))
     dataset = next((printable(one["dataset"]) for one in printed.values()), "")
     beside = f"; paper: Wang et al. 2022, {{}}, {dataset}" if dataset else ""
     found = [
@@ -237,10 +237,10 @@ def _printed(one: PaperStatistic | None) -> str:
     return NOTHING if one is None else f"{one['value']:.1f}"
 
 
-def score_heading(metric: str) -> str:
+def _score_heading(metric: str) -> str:
     """Return what a score is called, of either split.
 
-    >>> score_heading("test_bleu"), score_heading("valid_bleu"), score_heading("valid_accuracy")
+    >>> _score_heading("test_bleu"), _score_heading("valid_bleu"), _score_heading("valid_accuracy")
     ('test BLEU', 'valid BLEU', 'valid accuracy')
     """
     of_test = metric.replace("valid_", "test_", 1)

@@ -99,7 +99,7 @@ def summarize(comparison: Comparison) -> list[SummaryRow]:
         _norm_row(
             f"{norm} ({placement})" if mixed else norm,
             runs,
-            references_of(comparison.runs, runs[0]),
+            _references_of(comparison.runs, runs[0]),
             comparison.metric,
         )
         for (norm, placement), runs in groups.items()
@@ -107,7 +107,7 @@ def summarize(comparison: Comparison) -> list[SummaryRow]:
     return rows + [_baseline_row(baseline, comparison.metric) for baseline in comparison.baselines]
 
 
-def references_of(runs: Sequence[Run], run: Run) -> list[Run]:
+def _references_of(runs: Sequence[Run], run: Run) -> list[Run]:
     """The reference norm's runs that a run can be held against, which bear the same remark.
 
     They are those called like it; with a remark, as in a study that varies this, those of it.

@@ -139,7 +139,7 @@ def _input_error(error: ValidationError, name: str, owner: type) -> InputError:
     path = [str(part) for part in first["loc"]]
     key = ".".join([*([name] if name else []), *path])
     if kind == "unexpected_keyword_argument":
-        return unknown_setting(key, owner, name)
+        return _unknown_setting(key, owner, name)
     if kind in ("missing", "missing_keyword_only_argument"):
         return InputError(f"{key} is needed: set it")
     words = _WORDS.get(kind)
@@ -158,7 +158,7 @@ def _choices(expected: str) -> str:
     return expected.replace(" or ", ", ").replace("'", "")
 
 
-def unknown_setting(key: str, owner: type, name: str) -> InputError:
+def _unknown_setting(key: str, owner: type, name: str) -> InputError:
     """Return the error of a setting that a section does not have."""
     import difflib
 

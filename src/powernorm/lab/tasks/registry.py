@@ -26,7 +26,7 @@ CLASSES: Final[Mapping[str, str]] = MappingProxyType(
 
 
 @cache
-def named_task(name: str) -> Task[Any, Any]:
+def _named_task(name: str) -> Task[Any, Any]:
     """Return a task by its name."""
     # Together they import half a dozen libraries, of which most tasks need none.
     module, _, owner = CLASSES[name].partition(":")
@@ -36,4 +36,4 @@ def named_task(name: str) -> Task[Any, Any]:
 
 def task_of(config: ComparisonSettings) -> Task[Any, Any]:
     """Return the task of settings."""
-    return named_task(config.task)
+    return _named_task(config.task)

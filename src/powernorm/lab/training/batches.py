@@ -59,7 +59,7 @@ class _OwnBatches(Dataset[Batch]):
         return batch if self._size == 1 else batch.shard(self._rank, self._size)
 
 
-def num_loader_workers(wanted: int | None, device: torch.device) -> int:
+def _num_loader_workers(wanted: int | None, device: torch.device) -> int:
     """Return the number of processes that prepare batches while others are computed on.
 
     Args:
@@ -113,7 +113,7 @@ class RunData(ABC, Generic[Settings]):
             InputError: workers are asked for and not to be had.
         """
         config = self._config
-        number = num_loader_workers(config.training.num_workers, device)
+        number = _num_loader_workers(config.training.num_workers, device)
         return DataLoader(
             _OwnBatches(self.batches),
             batch_size=None,

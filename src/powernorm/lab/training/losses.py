@@ -53,12 +53,12 @@ class TrainingLoss(nn.Module):
         """Return the losses of a batch."""
         outputs = self.__dict__["_call"](**batch.inputs())
         minimized, plain = training_losses(self.model, outputs, batch.targets, self._smoothing)
-        tokens = loss_tokens(batch)
+        tokens = _loss_tokens(batch)
         # Some minimize a mean over sentences and report one over words.
         return Losses(minimized / tokens, plain / (batch.logged_targets or tokens))
 
 
-def loss_tokens(batch: Batch) -> float:
+def _loss_tokens(batch: Batch) -> float:
     """Return what the summed loss of a batch is divided by.
 
     Of one of several processes: its share of all targets, which may be below 1.
@@ -69,7 +69,7 @@ def loss_tokens(batch: Batch) -> float:
 def batch_penalty(model: nn.Module, batch: Batch) -> Tensor | None:
     """Return what the penalty of RBN layers adds to the loss of a batch after its forward."""
     # A tensor: no number of tokens is below 1, but the share of one process may be.
-    return process_penalty(model, "mean", torch.tensor(loss_tokens(batch)))
+    return process_penalty(model, "mean", torch.tensor(_loss_tokens(batch)))
 
 
 def training_losses(
@@ -102,10 +102,10 @@ def outputs_nll(model: nn.Module, outputs: Tensor, targets: Tensor) -> Tensor:
     """
     if isinstance(model, OwnLikelihood):
         return model.nll(outputs, targets)
-    return token_nll(outputs, targets)
+    return _token_nll(outputs, targets)
 
 
-def token_nll(logits: Tensor, targets: Tensor) -> Tensor:
+def _token_nll(logits: Tensor, targets: Tensor) -> Tensor:
     """Return the summed negative log-likelihood of the targets, 0-d float32.
 
     Args:

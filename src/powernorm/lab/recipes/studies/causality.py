@@ -17,7 +17,7 @@ _FORMS: Final = {"": "false", "-future": "true"}
 """End of the label and `model.sees_future`."""
 
 
-def both_forms(size: StudySize, config: ComparisonSettings) -> Variants:
+def _both_forms(size: StudySize, config: ComparisonSettings) -> Variants:
     """Return each norm in the causal form (`bn`), then in the other (`bn-future`).
 
     Raises:
@@ -51,7 +51,7 @@ FUTURE: Final = StudyRecipe(
     ),
     "with the causal mask and without (S20 Table 2, W22 Table 2)",
     NORMS,
-    both_forms,
+    _both_forms,
     needs="sees_future",
     rows=_rows,
 )

@@ -33,7 +33,7 @@ class NaiveBayes:
         counts = torch.bincount(places, minlength=num_classes * num_words).double() + 1
         table = counts.view(num_classes, num_words)
         self._log_words = (table / table.sum(1, keepdim=True)).log().T.contiguous()
-        self._log_prior = class_probabilities(split, num_classes).log()
+        self._log_prior = _class_probabilities(split, num_classes).log()
 
     def log_probabilities(self, split: EncodedTextSplit) -> Tensor:
         """Return log p of the classes of each text, float64, (number of texts, classes)."""
@@ -49,7 +49,7 @@ class NaiveBayes:
         return pairs // self._num_words, pairs % self._num_words
 
 
-def class_probabilities(split: EncodedTextSplit, num_classes: int) -> Tensor:
+def _class_probabilities(split: EncodedTextSplit, num_classes: int) -> Tensor:
     """Return (texts of the class + 1) / (texts + classes), float64, (classes,)."""
     counts = torch.bincount(split.labels, minlength=num_classes).double() + 1
     return counts / counts.sum()
@@ -59,7 +59,7 @@ def text_baselines(encoded: EncodedTexts) -> dict[TextBaseline, dict[str, float 
     """Return loss (nats per text) and accuracy (percent) of the valid and test splits."""
     train, num_classes = encoded.splits["train"], len(encoded.labels)
     bayes = NaiveBayes(train, len(encoded.vocabulary), num_classes)
-    prior = class_probabilities(train, num_classes).log()
+    prior = _class_probabilities(train, num_classes).log()
     found: dict[TextBaseline, dict[str, float | None]] = {"unigram": {}, "naive_bayes": {}}
     for split in _EVALUATED:
         part = encoded.splits[split]

@@ -132,7 +132,7 @@ def build_image_model(
     """
     channels, side, num_classes = sizes
     architecture = config.model.architecture
-    make = image_norm_factory(config, norm)
+    make = _image_norm_factory(config, norm)
     if architecture == CONVNET:
         return ConvNet(make, num_classes=num_classes, num_channels=channels, side=side, seed=seed)
     return ResNet(
@@ -145,6 +145,6 @@ def build_image_model(
     )
 
 
-def image_norm_factory(config: ImageSettings, norm: str) -> NormFactory:
+def _image_norm_factory(config: ImageSettings, norm: str) -> NormFactory:
     """Return what makes the norm over the channels of images, (N, C) or (N, C, H, W)."""
     return norm_factory(norm, options_of(config, norm), feature_dim=1)

@@ -81,7 +81,7 @@ class RelativeAttention(nn.Module):
         encoded = self._heads(self.distance(distances)[None])
         scale = 1 / math.sqrt(query.shape[-1])
         by_distance = (query + self.distance_bias) @ encoded.transpose(-1, -2)
-        later = later_positions(x.shape[1], context.shape[1], x.device)
+        later = _later_positions(x.shape[1], context.shape[1], x.device)
         bias = (shifted(by_distance) * scale).masked_fill(later, -math.inf)
         attended = F.scaled_dot_product_attention(
             query + self.content_bias,
@@ -127,7 +127,7 @@ def shifted(by_distance: Tensor) -> Tensor:
     return rows
 
 
-def later_positions(length: int, keys: int, device: torch.device) -> Tensor:
+def _later_positions(length: int, keys: int, device: torch.device) -> Tensor:
     """Return which keys stand after each query, bool, (length, keys); the last key is its own."""
     ones = torch.ones(length, keys, dtype=torch.bool, device=device)
     return ones.triu(diagonal=keys - length + 1)

@@ -72,7 +72,7 @@ class CharacterTask(Task[EncodedBytes, CharacterSettings]):
 
     def build(self, config: CharacterSettings, norm: str, sizes: Sizes, seed: int) -> TaskModel:
         """Return the model of a run; equal seeds give equal weights to all norms."""
-        return build_transformer_xl(config, norm, sizes[-1], seed)
+        return _build_transformer_xl(config, norm, sizes[-1], seed)
 
     def example_inputs(self, config: CharacterSettings, sizes: Sizes) -> tuple[Tensor, ...]:
         """Return bytes of a segment's length, (2, length)."""
@@ -90,7 +90,7 @@ class CharacterTask(Task[EncodedBytes, CharacterSettings]):
         norm_options(config, norm, config.model.norm_widths)
 
 
-def build_transformer_xl(
+def _build_transformer_xl(
     config: CharacterSettings, norm: str, vocabulary_size: int, seed: int
 ) -> TransformerXL:
     """Build the model of one run; equal seeds give equal weights to all norms.

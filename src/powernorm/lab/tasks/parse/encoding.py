@@ -54,7 +54,7 @@ def encode_trees(
         InputError: a split has no sentences, no tree that transitions can build, or nothing but
             punctuation; or a sentence has no tags or is no tree.
     """
-    check_treebank(treebank)
+    _check_treebank(treebank)
     vocabulary = Vocabulary.of((other or treebank).sentences["train"], vocabulary_size)
     trees = {split: vocabulary.number(treebank.sentences[split]) for split in SPLITS}
     inventory = Inventory(len(vocabulary.labels))
@@ -95,7 +95,7 @@ def _fingerprint(trees: Mapping[Split, Trees], vocabulary: Vocabulary) -> str:
     return cache_key(format=_FORMAT, task="parse", ids=digest.hexdigest())
 
 
-def check_treebank(treebank: Treebank) -> None:
+def _check_treebank(treebank: Treebank) -> None:
     """Check that a treebank has trees in each split.
 
     Several words of a sentence may hang from the root, as some treebanks have it, and arcs may

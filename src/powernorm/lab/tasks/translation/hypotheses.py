@@ -27,7 +27,7 @@ def best_candidates(logits: Tensor, live: Tensor, closing: Tensor) -> Candidates
         closing: sentences whose hypotheses have to end now, (batch,).
     """
     beam_size, vocabulary_size = logits.shape[1:]
-    values, tokens = top_logits(logits, min(2 * beam_size, vocabulary_size))
+    values, tokens = _top_logits(logits, min(2 * beam_size, vocabulary_size))
     ending = torch.full_like(values, -torch.inf)
     ending[..., 0] = logits[..., END_ID]
     closed = closing[:, None, None]
@@ -41,7 +41,7 @@ def best_candidates(logits: Tensor, live: Tensor, closing: Tensor) -> Candidates
     return Candidates(best.values, origins, tokens.flatten(1).gather(1, best.indices))
 
 
-def top_logits(logits: Tensor, number: int) -> tuple[Tensor, Tensor]:
+def _top_logits(logits: Tensor, number: int) -> tuple[Tensor, Tensor]:
     """Return the largest logits and their tokens, each (batch, beam, number)."""
     top = logits.topk(number)
     return top.values, top.indices

@@ -234,7 +234,7 @@ def _measured(path: Path) -> tuple[int, int]:
     return path.stat().st_size, checksum
 
 
-def read_facts(folder: Path) -> dict[str, Any]:
+def _read_facts(folder: Path) -> dict[str, Any]:
     """Return what was recorded with the files of a store, each of which is read for that.
 
     Raises:
@@ -265,7 +265,7 @@ def _checked_facts(folder: Path) -> dict[str, Any] | None:
     if not os.path.lexists(folder):
         return None
     try:
-        return read_facts(folder)
+        return _read_facts(folder)
     except InputError as error:
         LOGGER.warning("The cached pairs %s are damaged (%s) and are made anew.", folder, error)
         if folder.is_dir() and not folder.is_symlink():

@@ -111,7 +111,7 @@ class TranslationTask(Task[EncodedPairs, TranslationSettings]):
 
     def build(self, config: TranslationSettings, norm: str, sizes: Sizes, seed: int) -> TaskModel:
         """Return the model of a run; equal seeds give equal weights to all norms."""
-        return build_translation_model(config, norm, sizes, seed)
+        return _build_translation_model(config, norm, sizes, seed)
 
     def example_inputs(self, config: TranslationSettings, sizes: Sizes) -> tuple[Tensor, ...]:
         """Return a source and a target of unlike lengths, (2, length)."""
@@ -168,7 +168,7 @@ class TranslationTask(Task[EncodedPairs, TranslationSettings]):
         )
 
 
-def build_translation_model(
+def _build_translation_model(
     config: TranslationSettings, norm: str, sizes: Sizes, seed: int
 ) -> TranslationModel:
     """Build the model of one run; equal seeds give equal weights to all norms.

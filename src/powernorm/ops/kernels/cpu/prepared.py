@@ -37,7 +37,7 @@ _empty_like: Final = torch.empty_like
 _num_threads: Final = torch.get_num_threads
 
 
-def is_plain_step(x: Tensor) -> bool:
+def _is_plain_step(x: Tensor) -> bool:
     """Return whether this is an eager call on the CPU kernels that autograd records.
 
     Nothing looks at its operators, nothing repeats it, and x is dense.
@@ -138,7 +138,7 @@ class Prepared:
         acc, features = self.acc, self.features
         return (
             x.dtype is self.dtype
-            and is_plain_step(x)
+            and _is_plain_step(x)
             and x.ndim > 0
             and x.shape[-1] == features
             and (
