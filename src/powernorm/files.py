@@ -1,6 +1,7 @@
 """Files and folders of our own: put in place in one step, deleted and read; not behind links."""
 
 import atexit
+import re
 import secrets
 import shutil
 import stat
@@ -19,6 +20,7 @@ MAX_BYTES: Final = 256 * 2**20
 MAX_LINES: Final = 2_000_000
 MAX_LINE_BYTES: Final = 4 * 2**20
 """Bounds of a log or a table; the largest of ours have a tenth of that."""
+_DRAFT: Final = re.compile(r"\..+\.[0-9a-f]{16}")
 
 
 @contextmanager
@@ -32,7 +34,7 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
         OSError: the folder cannot be written.
     """
     check_own(path)
-    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")  # see _DRAFT
     try:
         with draft.open("x+b") as file:  # which follows no link
             yield file
@@ -66,6 +68,11 @@ def remove(*paths: Path) -> None:
             shutil.rmtree(path)
         else:
             path.unlink(missing_ok=True)
+
+
+def remove_drafts(folder: Path) -> None:
+    """Delete what killed processes were writing in a folder that nobody else writes into."""
+    remove(*(path for path in folder.glob(".*") if _DRAFT.fullmatch(path.name)))
 
 
 def check_own(*paths: Path) -> None:

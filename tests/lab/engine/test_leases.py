@@ -204,3 +204,12 @@ def test_a_sign_of_life_by_a_clock_that_is_ahead_ages_from_when_it_is_seen(tmp_p
     lease = Lease(tmp_path, lifetime=0.3)
     assert lease.owner.number == 2
     lease.release()
+
+
+def test_who_takes_a_folder_deletes_what_a_killed_process_was_writing(tmp_path: Path) -> None:
+    (tmp_path / ".results.json.0123456789abcdef").touch()
+    (tmp_path / ".gitignore").touch()
+    (tmp_path / ".notes.2026").touch()
+    Lease(tmp_path).release()
+    hidden = {path.name for path in tmp_path.glob(".*")}
+    assert hidden - {LOCK_FILE} == {".gitignore", ".notes.2026"}

@@ -430,7 +430,6 @@ def test_what_is_no_model_is_named(tmp_path: Path, run: Path) -> None:
     assert "has no norms: there is nothing to remove" in refused(
         (nn.Linear(8, 8).double(), data()), out
     )
-    assert "leave out --resume" in refused(own(), out, resume=True)
     (tmp_path / "file").touch()
     assert "is a file" in refused(own(), tmp_path / "file")
     shutil.copytree(run, tmp_path / "copy")

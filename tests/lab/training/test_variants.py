@@ -8,7 +8,6 @@ from tiny_training import TRAINING, Configure
 
 from powernorm.errors import InputError
 from powernorm.lab.engine.events import Event, RunEnded, RunStarted, StepsDone
-from powernorm.lab.recipes import recipe
 from powernorm.lab.settings.comparison import ComparisonSettings, Study, Variant, to_json
 from powernorm.lab.settings.overrides import override
 from powernorm.lab.settings.training import OptimizerSettings
@@ -51,23 +50,11 @@ def test_json_round_trip() -> None:
     assert settings_from(json.loads(json.dumps(to_json(config)))) == config
 
 
-def test_files_from_before_tasks_had_settings_of_their_own() -> None:
-    """Their runs are resumed and their models loaded."""
+def test_what_a_file_leaves_out_has_its_default() -> None:
     values = to_json(base())
     assert not {"study", "variants"} & set(values)
     del values["model"]["num_norm_layers"], values["training"]["record_scales"]
     assert settings_from(values) == base()
-    image = to_json(recipe("image", "smoke"))
-    once = {"num_features": 128, "dropout": 0.0, "placement": "pre", "activation": "gelu"}
-    old = image | {"model": once, "data": image["data"] | {"sequence_length": 64}}
-    assert settings_from(old) == recipe("image", "smoke")
-    with pytest.raises(InputError, match=r"'model\.dropout' is not a setting"):
-        settings_from(old | {"model": once | {"dropout": 0.5}})
-    pairs = to_json(recipe("translation", "smoke"))
-    del pairs["model"]["initialization"], pairs["data"]["tokenized"]
-    pairs["model"]["initialisation"], pairs["data"]["tokenised"] = "kaiming", True
-    read = settings_from(pairs)
-    assert (read.model.initialization, read.data.tokenized) == ("kaiming", True)
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from typing import Final
 from filelock import FileLock, Timeout
 
 from powernorm.errors import InputError
-from powernorm.files import check_own, remove, write
+from powernorm.files import check_own, remove, remove_drafts, write
 from powernorm.json_reading import read_json_object
 
 LOGGER = logging.getLogger(__name__)
@@ -98,6 +98,7 @@ class Lease:
             _check_free(folder, read_owner(folder), lifetime)
             with self._locked():
                 self.owner = self._take()
+                remove_drafts(folder)
         except OSError as error:
             for path in self._made:
                 with suppress(OSError):
