@@ -1,40 +1,51 @@
-"""Runs as they were before the laboratory was rebuilt: what was trained, and how it is kept.
+"""Runs whose numbers stay while the laboratory is rebuilt: what is trained, and how it is kept.
 
-`python tests/frozen/recorded_runs.py` trains them anew into tests/frozen/recorded: only where a
-change of the numbers is meant.
+`python tests/frozen/recorded_runs.py [CASE…]` trains them into tests/frozen/recorded: only where a
+change of the numbers is meant, and for new cases.
 """
 
 from __future__ import annotations
 
 import csv
+import hashlib
 import json
-import lzma
+import multiprocessing
+import os
 import shutil
 import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
+from unittest import mock
+
+import torch
+from loop_checkpoints import state_of_run, write_checkpoint
+from recorded_states import read_state, write_state
+from torch import nn
 
 from powernorm.lab.engine.events import Event, StepsDone
-from powernorm.lab.engine.folders import LAST
 from powernorm.lab.recipes import recipe
 from powernorm.lab.recipes.studies import study_config
 from powernorm.lab.settings.comparison import ComparisonSettings
 from powernorm.lab.settings.overrides import override
 from powernorm.lab.tasks import TASKS as TASK_NAMES
 from powernorm.lab.tasks.builtin import compare
-from powernorm.lab.training.checkpoints import BEST, read_checkpoint
-from powernorm.runs import CHECKPOINTS_FOLDER, RunResult
+from powernorm.runs import RunResult
 
 RUNS: Final = Path(__file__).parent / "recorded"
 STEPS: Final = 20
 HALF: Final = 10
 NORMS: Final = "ln,bn,rbn,pn"
 BUFFERS: Final = "buffers.json"
-MIDDLE: Final = f"{CHECKPOINTS_FOLDER}/{LAST}.xz"
+STATE: Final = "state-10.safetensors.xz"
+PROCESSOR: Final = RUNS / "processor.txt"
+"""What `fingerprint` was where the runs were recorded."""
+LOGS: Final = ("metrics.csv", "norms.csv")
 _SHORT: Final = (
     f"training.max_steps={STEPS}",
     f"training.validate_every={HALF}",
@@ -44,9 +55,21 @@ _SHORT: Final = (
     "training.num_threads=1",
 )
 TASKS: Final = tuple(TASK_NAMES)
-OTHERS: Final = ("early-stop", "averaging", "study")
-TWO_PROCESSES: Final = "translation-two-processes"
+OTHERS: Final = ("early-stop", "averaging", "study", "float16", "accumulation")
+IN_PROCESSES: Final = {
+    "translation-two-processes": ("translation", "bn,pn", ()),
+    "lm-two-processes": ("lm", "bn,pn", ("optimizer.accumulation=2",)),
+    "fsdp2": ("lm", "ln,rbn", ("training.strategy=fsdp2",)),
+}
+"""The task, norms and settings of comparisons in two processes."""
 TIMES: Final = frozenset({"seconds"})
+ONE_WAY: Final = {
+    "ATEN_CPU_CAPABILITY": "avx2",
+    "MKL_CBWR": "COMPATIBLE",
+    "POWERNORM_BACKEND": "eager",
+    "OMP_NUM_THREADS": "1",
+}
+"""Environment in which processors of several makers add numbers in the same order."""
 
 
 def recorded_config(case: str) -> ComparisonSettings:
@@ -60,28 +83,68 @@ def recorded_config(case: str) -> ComparisonSettings:
     if case == "averaging":
         averaged = ("training.average_checkpoints=2", "training.average_statistics=average")
         return override(recipe("lm", "smoke"), ("norms=bn,pn", *_SHORT, *averaged))
+    if case == "float16":
+        return override(
+            recipe("lm", "smoke"), ("norms=ln,rbn", *_SHORT, "training.precision=float16")
+        )
+    if case == "accumulation":
+        changes = ("norms=rbn,pn", *_SHORT, "optimizer.accumulation=2", "training.log_every=3")
+        return override(recipe("translation", "smoke"), changes)
     return study_config("lm", "lowest-layers", "smoke", list(_SHORT))
 
 
-def stop_after(norm: str, step: int) -> Any:
+@contextmanager
+def one_way() -> Iterator[ProcessPoolExecutor]:
+    """Give a process that computes in the same way on processors of several makers."""
+    context = multiprocessing.get_context("spawn")
+    with (
+        mock.patch.dict(os.environ, ONE_WAY),
+        ProcessPoolExecutor(1, context, _without_onednn) as executor,
+    ):
+        executor.submit(int).result()
+        yield executor
+
+
+def _without_onednn() -> None:
+    torch.set_num_threads(1)
+    # It orders the sums of a convolution by the sizes of the processor's caches.
+    torch.backends.mkldnn.set_flags(False)
+
+
+def fingerprint() -> str:
+    """Return what some training steps of common layers end at, to the bit."""
+    torch.manual_seed(0)
+    layers = (nn.Linear(48, 96), nn.GELU(), nn.LayerNorm(96), nn.Linear(96, 33), nn.Tanh())
+    convolution = nn.Conv1d(33, 20, 3)
+    model = nn.Sequential(*layers)
+    optimizer = torch.optim.AdamW([*model.parameters(), *convolution.parameters()], lr=0.1)
+    for _ in range(5):
+        found = convolution(model(torch.randn(7, 19, 48)).transpose(1, 2)).softmax(1)
+        found.clamp_min(1e-6).log().mul(torch.randn(found.shape)).sum().backward()
+        optimizer.step()
+    kept = b"".join(p.detach().numpy().tobytes() for p in [*model.parameters(), found])
+    return hashlib.sha256(kept).hexdigest()
+
+
+def _stop_after(norm: str, step: int) -> Any:
     """A listener that stops the run of a norm as Ctrl-C does."""
 
     def listen(event: Event) -> None:
-        if isinstance(event, StepsDone) and (event.norm, event.step) == (norm, step):
+        if isinstance(event, StepsDone) and event.norm == norm and event.step >= step:
             raise KeyboardInterrupt
 
     return listen
 
 
-def losses(folder: Path) -> list[dict[str, str]]:
-    """The rows of metrics.csv without what the clock says."""
-    with (folder / "metrics.csv").open(newline="") as file:
+def rows(folder: Path, name: str) -> list[dict[str, str]]:
+    """The rows of a log without what the clock says."""
+    with (folder / name).open(newline="") as file:
         return [{k: v for k, v in row.items() if k not in TIMES} for row in csv.DictReader(file)]
 
 
 def buffers(folder: Path) -> dict[str, list[float]]:
     """The running statistics in a run's last checkpoint, by name."""
-    weights = read_checkpoint(folder / CHECKPOINTS_FOLDER / LAST)["weights"]
+    weights = state_of_run(folder).weights
     return {
         f"model.{name}": weights[name].flatten().tolist()
         for name in sorted(weights)
@@ -98,24 +161,57 @@ def measured(result: RunResult) -> dict[str, Any]:
 
 
 def resumable(case: str) -> str | None:
-    """The norm of which a checkpoint of the middle is kept; of images it would be 5 MB."""
-    others = dict.fromkeys(("image", "early-stop", "study", TWO_PROCESSES))
-    return {"averaging": "bn", **others}.get(case, "pn")
+    """The norm of which a state of the middle is kept; of images it would be 5 MB."""
+    others = dict.fromkeys(("image", "early-stop", "study", *IN_PROCESSES))
+    kept = {"averaging": "bn", "float16": "rbn", "accumulation": "rbn"}
+    return {**kept, **others}.get(case, "pn")
 
 
 def train(case: str, out: Path) -> None:
-    """Train a recorded comparison."""
-    if case != TWO_PROCESSES:
+    """Train a recorded comparison, in a process of `one_way`."""
+    if case not in IN_PROCESSES:
         compare(recorded_config(case), out)
         return
-    changes = [word for change in _SHORT for word in ("--set", change)]
-    command = ("compare", "translation", "--preset", "smoke", "--norms", "bn,pn", "--devices", "2")
+    task, norms, others = IN_PROCESSES[case]
+    changes = [word for change in (*_SHORT, *others) for word in ("--set", change)]
+    command = ("compare", task, "--preset", "smoke", "--norms", norms, "--devices", "2")
     subprocess.run(
         [sys.executable, "-m", "powernorm", *command, *changes, "--out", str(out)],
         check=True,
         capture_output=True,
         timeout=300,
     )
+
+
+def interrupt(case: str, out: Path, step: int) -> Path:
+    """Train one norm of a recorded comparison until Ctrl-C, in a process of `one_way`."""
+    norm = str(resumable(case))
+    with suppress(KeyboardInterrupt):
+        alone = replace(recorded_config(case), norms=(norm,))
+        compare(alone, out, on_event=_stop_after(norm, step))
+    (run,) = _run_folders(out)
+    return run
+
+
+def resume(case: str, out: Path) -> str:
+    """Train one norm of a recorded comparison from its recorded state; returns the run's name.
+
+    In a process of `one_way`. The run begins as any other does and is interrupted at once; then it
+    gets the state and the logs that it would have had.
+    """
+    run = interrupt(case, out, 1)
+    for name in LOGS:
+        with (RUNS / case / run.name / name).open(newline="") as file:
+            reader = csv.DictReader(file)
+            kept = [row for row in reader if int(row["step"]) <= HALF]
+        with (run / name).open("w", newline="") as file:
+            writer = csv.DictWriter(file, reader.fieldnames or ())
+            writer.writeheader()
+            writer.writerows(kept)
+    write_checkpoint(run, read_state(RUNS / case / STATE, out))
+    config = replace(recorded_config(case), norms=(str(resumable(case)),))
+    compare(config, out, resume=True)
+    return run.name
 
 
 def _record(case: str, out: Path) -> None:
@@ -127,47 +223,12 @@ def _record(case: str, out: Path) -> None:
         shutil.copy(whole / "results.json", out)
         for run in _run_folders(whole):
             (out / run.name).mkdir()
-            for file in ("config.json", "metrics.csv", "norms.csv", "result.json"):
+            for file in ("config.json", "result.json", *LOGS):
                 shutil.copy(run / file, out / run.name)
             (out / run.name / BUFFERS).write_text(json.dumps(buffers(run)) + "\n")
-        norm = resumable(case)
-        if norm is not None:
-            config = recorded_config(case)
-            half = Path(name) / "half"
-            try:
-                alone = replace(config, norms=(norm,))
-                compare(alone, half, on_event=stop_after(norm, HALF + 1))
-            except KeyboardInterrupt:
-                (run,) = _run_folders(half)
-                kept = out / "interrupted"
-                kept.mkdir()
-                shutil.copytree(run, kept / run.name)
-                shutil.copy(half / "results.json", kept)
-                _pack(kept / run.name)
-
-
-def _pack(run: Path) -> None:
-    """Compress the last checkpoint, and leave out what is the same."""
-    shutil.rmtree(run / "tensorboard", ignore_errors=True)
-    for path in (run / CHECKPOINTS_FOLDER).iterdir():
-        if path.name == LAST:
-            packed = lzma.compress(path.read_bytes(), preset=9)
-            path.with_name(f"{LAST}.xz").write_bytes(packed)
-        if path.name in (LAST, BEST):
-            path.unlink()
-
-
-def unpacked(case: str, out: Path) -> Path:
-    """Copy the interrupted comparison of a case, with its checkpoints."""
-    shutil.copytree(RUNS / case / "interrupted", out)
-    (run,) = _run_folders(out)
-    folder = run / CHECKPOINTS_FOLDER
-    content = lzma.decompress((folder / f"{LAST}.xz").read_bytes())
-    (folder / f"{LAST}.xz").unlink()
-    # The only validation so far was the best.
-    for name in (LAST, BEST):
-        (folder / name).write_bytes(content)
-    return run
+        if resumable(case) is not None:
+            half = interrupt(case, Path(name) / "half", HALF + 1)
+            write_state(out / STATE, state_of_run(half))
 
 
 def _run_folders(out: Path) -> list[Path]:
@@ -176,9 +237,11 @@ def _run_folders(out: Path) -> list[Path]:
 
 def recorded() -> Iterator[str]:
     """The names of all recorded comparisons."""
-    yield from (*TASKS, *OTHERS, TWO_PROCESSES)
+    yield from (*TASKS, *OTHERS, *IN_PROCESSES)
 
 
 if __name__ == "__main__":
-    for each in sys.argv[1:] or recorded():
-        _record(each, RUNS / each)
+    with one_way() as process:
+        for each in sys.argv[1:] or recorded():
+            process.submit(_record, each, RUNS / each).result()
+        PROCESSOR.write_text(process.submit(fingerprint).result() + "\n")
