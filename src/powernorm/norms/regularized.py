@@ -52,10 +52,10 @@ class RegularizedBatchNorm(BackwardStateNorm):
     `symkl`    (μ_run - μ_B)² (1/s²_run + 1/s²_B)/2  (s²_run - s²_B)²/(2 s²_run s²_B)  loss
     =========  ====================================  ================================  =========
 
-    `diff` is what the released code computes, with λ for a loss summed over tokens. Of the others
-    only this is known: `diff2` has the squared gap of standard deviations, `reldiff` is relative
-    to σ_run, `symkl` is the symmetric KL divergence. The rest is this library's reading. `reldiff`
-    is `diff` of x/s_run, and so does not change with the scale of a feature. `symkl` is
+    `diff` is what the released code computes, with λ for a loss summed over tokens, and `diff2`
+    is how outside readers implement the paper, whose formula is lost in the text at hand. The
+    released code has `reldiff` and `symkl` by name, with other formulas (docs/fidelity.md). Here
+    `reldiff` is `diff` of x/s_run: it does not change with the scale of a feature. `symkl` is
     KL(B‖run) + KL(run‖B) (Jeffreys' divergence, not half of it) of the Gaussians N(μ, s²), whose
     part with means has λ_mean and whose other part λ_var; it and its gradient grow without bound
     as a batch's variance goes to 0, where eps is all that is left.
