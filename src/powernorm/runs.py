@@ -31,7 +31,9 @@ COMPARISON/                 one folder a comparison
 ```
 """
 
-from typing import Any, Final, Literal, NotRequired, TypedDict, get_args
+from typing import Any, Final, Literal, NotRequired, get_args
+
+from typing_extensions import TypedDict  # which pydantic reads in Python 3.11, too
 
 Placement = Literal[
     "pre",
@@ -268,7 +270,7 @@ class DiagnosisRecord(TypedDict):
     padding: float
     """Share of padded positions."""
     layers: list[dict[str, Any]]
-    """DIAGNOSIS_COLUMNS, and what else a layer has; empty where the model could not be diagnosed
+    """A `LayerRow` and what else a layer has; empty where the model could not be diagnosed
     during its training, for the reason in `notes`."""
     verdict: VerdictRecord
     batch_sizes: list[BatchSizeRow]
@@ -282,34 +284,39 @@ class DiagnosisRecord(TypedDict):
     """What a paper prints of the run's norm, where the run is of its recipe or a reduced one."""
 
 
-DIAGNOSIS_COLUMNS: Final = (
-    "layer",
-    "norm",
-    "mean_tid",
-    "var_tid",
-    "pnv_tid",
-    "pn_tid",
-    "padded_mean_tid",
-    "padded_var_tid",
-    "num_outliers",
-    "outlier_ratio",
-    "outlier_feature",
-    "top_position",
-    "top_position_ratio",
-    "lambda_1",
-    "kappa_20",
-    "kappa_50",
-    "kappa_80",
-    "verdict",
-    "reason",
-)
-"""One row a layer of a diagnosis: two-pass TID of SPEC 5 as fractions for BatchNorm (`mean_tid`,
-`var_tid`), PowerNormV (`pnv_tid`) and PowerNorm behind GroupScaling (`pn_tid`), the first two
-again with padding counted as tokens (empty without padding), features whose root mean square is
-far above the median feature's, the position in the sequence with the largest mean square, and the
-conditioning of the layer's input: the largest eigenvalue of its covariance and κ_p = λ_1/λ_⌈p d⌉
-(Wang et al. 2022, Fig. 6, 7).
-"""
+class LayerRow(TypedDict):
+    """A layer of a diagnosis, which may have more columns.
+
+    Two-pass TID of SPEC 5 as fractions for BatchNorm (`mean_tid`, `var_tid`), PowerNormV
+    (`pnv_tid`) and PowerNorm behind GroupScaling (`pn_tid`), the first two again with padding
+    counted as tokens (empty without padding), features whose root mean square is far above the
+    median feature's, the position in the sequence with the largest mean square, and the
+    conditioning of the layer's input: the largest eigenvalue of its covariance and
+    κ_p = λ_1/λ_⌈p d⌉ (Wang et al. 2022, Fig. 6, 7).
+    """
+
+    layer: str
+    norm: str
+    mean_tid: float | None
+    var_tid: float | None
+    pnv_tid: float | None
+    pn_tid: float | None
+    padded_mean_tid: float | None
+    padded_var_tid: float | None
+    num_outliers: float | None
+    outlier_ratio: float | None
+    outlier_feature: float | None
+    top_position: float | None
+    top_position_ratio: float | None
+    lambda_1: float | None
+    kappa_20: float | None
+    kappa_50: float | None
+    kappa_80: float | None
+    verdict: str | None
+    reason: str | None
+
+
+DIAGNOSIS_COLUMNS: Final = tuple(LayerRow.__annotations__)
 
 
 class StudyInfo(TypedDict):

@@ -44,7 +44,7 @@ NORMS: Final = "ln,bn,rbn,pn"
 BUFFERS: Final = "buffers.json"
 STATE: Final = "state-10.safetensors.xz"
 PROCESSOR: Final = RUNS / "processor.txt"
-"""What `fingerprint` was where the runs were recorded."""
+"""The `fingerprint` where the runs were recorded."""
 LOGS: Final = ("metrics.csv", "norms.csv")
 _SHORT: Final = (
     f"training.max_steps={STEPS}",
@@ -153,7 +153,7 @@ def buffers(folder: Path) -> dict[str, list[float]]:
 
 
 def measured(result: RunResult) -> dict[str, Any]:
-    """What a result says beside speeds and times."""
+    """Return a result without speeds and times."""
     speeds = ("decoding_tokens_per_second", "parsing_sentences_per_second")
     kept: dict[str, Any] = {key: result.get(key) for key in ("norm", "seed", "status", "tid")}
     metrics = {k: v for k, v in result["metrics"].items() if k not in speeds}

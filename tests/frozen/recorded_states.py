@@ -16,14 +16,14 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class RecordedState:
-    """What a run goes on from.
+    """Everything that a run continues from.
 
     Attributes:
         step: updates that are done; with the settings it says the place in the batches.
         weights: parameters and buffers, by name.
         optimizer: what the optimizer keeps of each parameter, by the parameter's name.
         random: state of torch's generator, by process.
-        memory: of a model that goes on from earlier batches, by lane.
+        memory: of a model that continues from earlier batches, by lane.
         scaler: of the loss, in float16.
         losses: of the micro-batches since the last row of the log, by process.
         valid_losses: of every validation so far.

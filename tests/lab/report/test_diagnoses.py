@@ -52,17 +52,20 @@ def damaged(tmp_path: Path, place: tuple[str | int, ...], value: object) -> Path
 @pytest.mark.parametrize(
     ("place", "value", "message"),
     [
-        (("format",), 2, "format is 2, this version reads 1; a newer version of powernorm wrote"),
-        (("format",), True, "format is True, this version reads 1; write the file again with"),
+        (("format",), 2, "format is 2, this version reads 1: update powernorm if a newer version"),
         (("model",), 3, "model is 3, expected a string"),
         (("step",), "last", "step is 'last', expected a whole number"),
         (("padding",), None, "padding is null, expected a number"),
         (("layers",), {}, "layers is {}, expected a list"),
         (("layers", 3), 7, "layers[3] is 7, expected an object"),
-        (("layers", 3, "var_tid"), "x", "layers[3].var_tid is 'x', expected a number or null"),
+        (("layers", 3, "var_tid"), "x", "layers[3].var_tid is 'x', expected a number"),
         (("layers", 3, "kappa_50"), ..., "layers[3].kappa_50 is missing"),
         (("layers", 0, "reason"), 1.5, "layers[0].reason is 1.5, expected a string"),
-        (("verdict", "action"), "drop", "verdict.action is 'drop', expected one of keep, swap"),
+        (
+            ("verdict", "action"),
+            "drop",
+            "verdict.action is 'drop', expected 'keep', 'swap' or",
+        ),
         (("verdict", "reasons", 1), 2, "verdict.reasons[1] is 2, expected a string"),
         (
             ("verdict", "thresholds", 0, "limit"),
@@ -70,7 +73,7 @@ def damaged(tmp_path: Path, place: tuple[str | int, ...], value: object) -> Path
             "verdict.thresholds[0].limit is '5 %', expected a number",
         ),
         (("batch_sizes", 5, "tokens"), 1.5, "batch_sizes[5].tokens is 1.5, expected a whole"),
-        (("spectra", 1, "values", 2), None, "spectra[1].values[2] is None, expected a number"),
+        (("spectra", 1, "values", 2), None, "spectra[1].values[2] is null, expected a number"),
         (("scales", 0, "weight"), [1.0], "scales[0].weight has 1 values, deviation 768"),
         (("evaluation", 0, "loss"), None, "evaluation[0].loss is null, expected a number"),
         (("notes",), "none", "notes is 'none', expected a list"),

@@ -171,14 +171,14 @@ def test_damaged_json_is_named_with_its_line(comparison_folder: Path, name: str)
 @pytest.mark.parametrize(
     ("values", "message"),
     [
-        ({"format": 3}, "format is 3, this version reads 2; a newer version of powernorm wrote"),
-        ({"format": "1"}, "format is '1', this version reads 2; write the file again"),
+        ({"format": 3}, "format is 3, this version reads 2: update powernorm if a newer"),
+        ({"format": "1"}, "format is '1', this version reads 2: update powernorm"),
         ({"task": 3}, "task is 3, expected a string"),
         ({"runs": {}}, "runs is {}, expected a list"),
         ({"runs": [3]}, "runs[0] is 3, expected an object"),
         (
             {"runs": [{"status": "well"}]},
-            "runs[0].status is 'well', expected one of finished, diverged",
+            "runs[0].status is 'well', expected 'finished', 'diverged'",
         ),
         ({"baselines": [{"name": "unigram"}]}, "baselines[0].metrics is missing"),
     ],
@@ -200,12 +200,12 @@ def test_results_of_another_shape(
         (
             "status",
             "paused",
-            "status is 'paused', expected one of finished, diverged, nonfinite, interrupted, "
-            "failed, dropped, pruned (a newer version of powernorm may know more: update it if one "
-            "wrote the file); restore the file",
+            "status is 'paused', expected 'finished', 'diverged', 'nonfinite', 'interrupted', "
+            "'failed', 'dropped' or 'pruned' (a newer version of powernorm may know more: update "
+            "it if one wrote the file); restore the file",
         ),
         ("seed", True, "seed is True, expected a whole number"),
-        ("seconds", "long", "seconds is 'long', expected a number or null"),
+        ("seconds", "long", "seconds is 'long', expected a number"),
         ("metrics", {"test_perplexity": [1]}, "test_perplexity is [1], expected a number"),
         ("tid", {"mean_last": 0.1}, "runs[0].tid.var_last is missing"),
         ("folder", "../elsewhere", "the run folder '../elsewhere' lies outside"),

@@ -230,7 +230,7 @@ def test_a_damaged_line_is_named(tmp_path: Path) -> None:
     file.write_text(whole + '{"format": 1')
     assert len(read_diagnoses(file)) == 1
     for damaged, words in (
-        ("[]\n", "diagnoses.jsonl, line 2: expected an object"),
+        ("[]\n", "diagnoses.jsonl, line 2: the file is .., expected an object"),
         ("no json\n", "diagnoses.jsonl, line 2: not JSON"),
         ('{"format": 9}\n', "line 2: format is 9, this version reads 1"),
         (whole.replace('"num_tokens"', '"tokens"'), "line 2: num_tokens is missing"),

@@ -331,7 +331,7 @@ def test_a_single_run_knows_its_comparison(
         ({"goal": "accuracy"}, "goal is 'accuracy', expected an object"),
         ({"function": "train"}, "function is 'train', expected an object"),
         ({"function": {"name": 3}}, "function.name is 3, expected a string"),
-        ({"format": 3}, "format is 3, this version reads 2; a newer version of powernorm wrote"),
+        ({"format": 3}, "format is 3, this version reads 2: update powernorm"),
     ],
 )
 @pytest.mark.parametrize("name", [RESULTS_FILE, COMPARISON_FILE])

@@ -115,9 +115,9 @@ def test_out(small_folder: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "message"),
     [
-        (RESULTS_FILE, '{"format": 3}', "format is 3, .* a newer version of powernorm wrote"),
+        (RESULTS_FILE, '{"format": 3}', "format is 3, .*: update powernorm"),
         (f"{BN}/{RESULT_FILE}", '{"norm": "bn"', r"result.json, line 1: not JSON"),
-        (f"{BN}/{RESULT_FILE}", '{"norm": "bn"}', r"result.json: status is missing"),
+        (f"{BN}/{RESULT_FILE}", '{"norm": "bn"}', r"result.json: seed is missing"),
     ],
 )
 def test_damaged_folder(comparison_folder: Path, name: str, content: str, message: str) -> None:

@@ -7,10 +7,10 @@ from typing import Any, Final
 
 from markupsafe import Markup
 
+from powernorm.json_reading import read_json_object
 from powernorm.lab.report.comparison_tables import settings_table
 from powernorm.lab.report.document import Article, SectionParts, document, write_page
 from powernorm.lab.report.figures import DrawnFigure
-from powernorm.lab.report.json_files import read_object
 from powernorm.lab.report.lines import Band, Panel, draw_panels
 from powernorm.lab.report.logs import read_metrics
 from powernorm.lab.report.numerals import counted, duration, printable
@@ -39,8 +39,8 @@ def write_removal_page(folder: Path) -> Path:
     Raises:
         InputError: a file is missing or damaged.
     """
-    settings = read_object(folder / _REMOVAL_FILE, _FIX).values
-    result = read_object(folder / RESULT_FILE, _FIX).values
+    settings = read_json_object(folder / _REMOVAL_FILE, _FIX)
+    result = read_json_object(folder / RESULT_FILE, _FIX)
     curve = read_metrics(folder / METRICS_FILE)
     name = printable(str(settings["original"]["model"]))
     article = Article(

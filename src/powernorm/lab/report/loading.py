@@ -5,15 +5,17 @@ from collections.abc import Sequence
 from dataclasses import replace
 from math import isfinite
 from pathlib import Path
-from typing import Final, Literal, cast, get_args
+from typing import Any, Final, NotRequired, cast
+
+from typing_extensions import TypedDict
 
 from powernorm.errors import InputError
-from powernorm.lab.report.diagnoses import paper_statistics, read_diagnoses, read_diagnosis
-from powernorm.lab.report.json_files import JsonObject, read_object
+from powernorm.json_reading import read_json_object
+from powernorm.lab.report.diagnoses import read_diagnoses, read_diagnosis
 from powernorm.lab.report.logs import read_metrics, read_norms
 from powernorm.lab.report.measures import MAIN, PERPLEXITY, goal_of
-from powernorm.lab.report.records import KNOWN_STATUSES, BaselineRow, Comparison, Run
-from powernorm.lab.report.tuning_files import read_tuning
+from powernorm.lab.report.records import BaselineRow, Comparison, Run
+from powernorm.lab.schema import read_record, record_of
 from powernorm.runs import (
     COMPARISON_FILE,
     CONFIG_FILE,
@@ -26,26 +28,17 @@ from powernorm.runs import (
     RESULT_FILE,
     RESULTS_FILE,
     SCALES_FILE,
-    TID,
     TRIALS_FOLDER,
     TUNING_FILE,
-    ChangeRecord,
-    ChangesRecord,
-    DropRecord,
+    ComparisonHead,
+    ComparisonResults,
     FunctionRecord,
     Goal,
-    PaperRecord,
-    Placement,
-    RaceOutcome,
-    RaceRecord,
-    RaceSettings,
-    ScaleRecord,
-    Status,
+    RunResult,
+    ScalesRecord,
     StudyInfo,
 )
 
-_FORMAT: Final = 2
-_SCALES_FORMAT: Final = 1
 _MEND: Final = "restore the file, or delete it and run the comparison again with --resume"
 _RUN_NAME: Final = re.compile(
     rf"(?P<norm>.+?)(?:-(?P<placement>{'|'.join(PLACEMENTS)}))?-seed(?P<seed>\d+)"
@@ -153,20 +146,20 @@ def is_run_folder(path: Path) -> bool:
 
 def _headless(folder: Path, runs: list[Run]) -> Comparison:
     """What is known of a comparison without `results.json`: one run's settings."""
-    written = JsonObject(folder, {}, _MEND)
+    settings: dict[str, Any] = {}
     whose = ""
     for run in runs:
         path = folder / run.folder / CONFIG_FILE
         if path.exists():
-            written, whose = read_object(path, _MEND), run.folder
+            settings, whose = read_json_object(path, _MEND), run.folder
             break
-    settings = written.values
+    own = record_of(_OwnSettings, settings, f"{folder / whose / CONFIG_FILE}", _MEND)
     return Comparison(
         folder=folder,
         study=_study_of_runs(folder, runs),
         settings_of=whose,
-        goal=_goal(written, runs),
-        function=_function(written),
+        goal=own.get("goal") or _goal(own, runs),
+        function=own.get("function"),
         task=str(settings.get("task", folder.name)),
         preset=str(settings.get("preset", "")),
         placement=runs[0].placement,
@@ -177,30 +170,20 @@ def _headless(folder: Path, runs: list[Run]) -> Comparison:
     )
 
 
-def _goal(written: JsonObject, runs: Sequence[Run]) -> Goal:
-    """What a comparison is about; where it does not say so, by what its runs have."""
-    if "goal" not in written.values and written.values.get("function") is not None:
+class _OwnSettings(TypedDict):
+    """What the settings of a run may say of its comparison."""
+
+    goal: NotRequired[Goal]
+    function: NotRequired[FunctionRecord | None]
+
+
+def _goal(own: _OwnSettings, runs: Sequence[Run]) -> Goal:
+    """What a comparison is about that does not say so, by what its runs have."""
+    if own.get("function") is not None:
         # Which way a metric of its own is better, its name does not say.
         return Goal(metric="valid_loss", direction="min")
-    if "goal" not in written.values:
-        found = {metric for run in runs for metric in run.metrics}
-        return goal_of(next((metric for metric in MAIN if metric in found), PERPLEXITY))
-    return _direction(written.child("goal"))
-
-
-def _direction(goal: JsonObject) -> Goal:
-    direction = cast(Literal["min", "max"], goal.choice("direction", ("min", "max")))
-    return Goal(metric=goal.text("metric"), direction=direction)
-
-
-def _function(written: JsonObject) -> FunctionRecord | None:
-    if written.values.get("function") is None:
-        return None
-    row = written.child("function")
-    file, sha256 = (
-        None if row.values.get(key) is None else row.text(key) for key in ("file", "sha256")
-    )
-    return FunctionRecord(name=row.text("name"), file=file, sha256=sha256)
+    found = {metric for run in runs for metric in run.metrics}
+    return goal_of(next((metric for metric in MAIN if metric in found), PERPLEXITY))
 
 
 def _study_of_runs(folder: Path, runs: Sequence[Run]) -> StudyInfo | None:
@@ -208,90 +191,45 @@ def _study_of_runs(folder: Path, runs: Sequence[Run]) -> StudyInfo | None:
     for run in runs:
         path = folder / run.folder / RESULT_FILE
         if path.exists():
-            study = _study(read_object(path, _MEND))
+            study = read_record(RunResult, path, _MEND).get("study")
             if study is not None:
                 return study
     return None
 
 
 def _read_results(path: Path) -> Comparison:
-    results = read_object(path, _MEND)
-    results.check_format(_FORMAT, "the version of powernorm that wrote the comparison")
-    runs = [] if path.name == COMPARISON_FILE else [_run(row) for row in results.children("runs")]
-    baselines = results.children("baselines") if "baselines" in results.values else []
+    if path.name == COMPARISON_FILE:
+        written = cast(ComparisonResults, read_record(ComparisonHead, path, _MEND))
+    else:
+        written = read_record(ComparisonResults, path, _MEND)
+    changes = written.get("changes")
     return Comparison(
         folder=path.parent,
-        task=results.text("task"),
-        preset=_text(results, "preset"),
-        placement=_text(results, "placement"),
-        settings=results.mapping("settings"),
-        data=results.mapping("data") if "data" in results.values else {},
-        study=_study(results),
-        goal=_direction(results.child("goal")),
-        function=_function(results),
-        paper=_paper(results),
-        paper_statistics=paper_statistics(results, "paper_statistics"),
-        reduced=_text(results, "reduced"),
-        changes=_changes(results),
-        tuning=read_tuning(results),
-        score=_direction(results.child("score")) if "score" in results.values else None,
-        baselines=[BaselineRow(row.text("name"), _metrics(row)) for row in baselines],
-        runs=runs,
-        race=_race(results),
-        standing=_standing(results),
+        task=written["task"],
+        preset=written.get("preset", ""),
+        placement=written.get("placement", ""),
+        settings=written["settings"],
+        data=written.get("data", {}),
+        study=written.get("study"),
+        goal=written["goal"],
+        function=written.get("function"),
+        paper=written.get("paper", []),
+        paper_statistics=written.get("paper_statistics", []),
+        reduced=written.get("reduced", ""),
+        changes=changes if changes and changes["settings"] else None,
+        tuning=written.get("tuning"),
+        score=written.get("score"),
+        baselines=[BaselineRow(**row) for row in written.get("baselines", [])],
+        runs=[_run(row) for row in written.get("runs", [])],
+        race=written.get("race"),
+        standing=written.get("standing"),
     )
-
-
-def _race(results: JsonObject) -> RaceSettings | None:
-    if "race" not in results.values:
-        return None
-    row = results.child("race")
-    return RaceSettings(confidence=row.sure_number("confidence"), margin=row.number("margin"))
-
-
-def _standing(results: JsonObject) -> RaceRecord | None:
-    if "standing" not in results.values:
-        return None
-    row = results.child("standing")
-    return RaceRecord(
-        metric=row.text("metric"),
-        leader=None if row.values.get("leader") is None else row.text("leader"),
-        left=row.texts("left"),
-        dropped=[_drop(one) for one in row.children("dropped")],
-        outcome=cast(RaceOutcome, row.choice("outcome", get_args(RaceOutcome))),
-        rounds=row.whole("rounds"),
-    )
-
-
-def _drop(row: JsonObject) -> DropRecord:
-    return DropRecord(
-        label=row.text("label"),
-        after=row.whole("after"),
-        behind=row.text("behind"),
-        difference=row.number("difference"),
-        at_least=row.number("at_least"),
-        seeds=row.whole("seeds"),
-    )
-
-
-def _changes(results: JsonObject) -> ChangesRecord | None:
-    if "changes" not in results.values:
-        return None
-    row = results.child("changes")
-    preset, rows = row.text("preset"), row.child("settings")
-    settings = {name: cast(ChangeRecord, rows.mapping(name)) for name in rows.values}
-    return ChangesRecord(preset=preset, settings=settings) if settings else None
-
-
-def _text(row: JsonObject, key: str) -> str:
-    """A string that may be absent."""
-    return row.text(key) if key in row.values else ""
 
 
 def _read_run(folder: Path) -> Run:
     path = folder / RESULT_FILE
     if path.exists():
-        return replace(_run(read_object(path, _MEND)), folder=folder.name)
+        return replace(_run(read_record(RunResult, path, _MEND)), folder=folder.name)
     match = _RUN_NAME.fullmatch(folder.name)
     if match is None:
         raise InputError(
@@ -300,7 +238,7 @@ def _read_run(folder: Path) -> Run:
             "comparison's folder"
         )
     config = folder / CONFIG_FILE
-    written = read_object(config, _MEND).values if config.exists() else {}
+    written = read_json_object(config, _MEND) if config.exists() else {}
     return Run(
         norm=str(written.get("norm", match["norm"].replace("+", ":"))),
         label=str(written.get("label", "")),
@@ -317,125 +255,37 @@ def _with_logs(comparison: Path, run: Run) -> Run:
         raise InputError(
             f"{comparison / RESULTS_FILE}: the run folder {run.folder!r} lies outside; {_MEND}"
         )
-    diagnosis = folder / DIAGNOSIS_FILE
+    diagnosis, scales = folder / DIAGNOSIS_FILE, folder / SCALES_FILE
     return replace(
         run,
         curve=read_metrics(folder / METRICS_FILE),
         samples=read_norms(folder / NORMS_FILE),
         diagnosis=read_diagnosis(diagnosis) if diagnosis.exists() else None,
         diagnoses=read_diagnoses(folder / DIAGNOSES_FILE),
-        scales=_scales(folder / SCALES_FILE),
+        scales=read_record(ScalesRecord, scales, _MEND)["layers"] if scales.exists() else [],
     )
 
 
-def _run(row: JsonObject) -> Run:
-    status = row.choice("status", KNOWN_STATUSES)
+def _run(row: RunResult) -> Run:
+    x, y = row.get("x"), row.get("y")
     return Run(
-        norm=row.text("norm"),
-        placement=_text(row, "placement"),
-        seed=row.whole("seed"),
-        status=cast(Status, status),
-        folder=row.text("folder"),
-        metrics=_metrics(row),
-        tid=_tid(row),
-        seconds=row.number("seconds"),
-        tokens_per_second=row.number("tokens_per_second"),
-        examples_per_second=_optional(row, "examples_per_second"),
-        steps_per_second=_optional(row, "steps_per_second"),
-        parameters=None if row.values.get("parameters", 0) is None else row.whole("parameters"),
-        message=str(row.values.get("message", "")),
-        remark=str(row.values.get("remark", "")),
-        label=_text(row, "label"),
-        x=_place(row, "x"),
-        y=_place(row, "y"),
-        signatures=_signatures(row),
-        scored=_text(row, "scored"),
+        norm=row["norm"],
+        placement=row.get("placement", ""),
+        seed=row["seed"],
+        status=row["status"],
+        folder=row["folder"],
+        metrics=row["metrics"],
+        tid=row["tid"],
+        seconds=row["seconds"],
+        tokens_per_second=row["tokens_per_second"],
+        examples_per_second=row.get("examples_per_second"),
+        steps_per_second=row.get("steps_per_second"),
+        parameters=row["parameters"],
+        message=row.get("message", ""),
+        remark=row.get("remark", ""),
+        label=row.get("label", ""),
+        x=x if x is not None and isfinite(x) else None,
+        y=y if y is not None and isfinite(y) else None,
+        signatures=row.get("signatures", {}),
+        scored=row.get("scored", ""),
     )
-
-
-def _optional(row: JsonObject, key: str) -> float | None:
-    return row.number(key) if key in row.values else None
-
-
-def _signatures(row: JsonObject) -> dict[str, str]:
-    if "signatures" not in row.values:
-        return {}
-    signatures = row.child("signatures")
-    return {metric: signatures.text(metric) for metric in signatures.values}
-
-
-def _paper(results: JsonObject) -> list[PaperRecord]:
-    if "paper" not in results.values:
-        return []
-    return [_paper_record(row) for row in results.children("paper")]
-
-
-def _paper_record(row: JsonObject) -> PaperRecord:
-    record = PaperRecord(
-        norm=row.text("norm"),
-        placement=cast(Placement, row.choice("placement", PLACEMENTS)),
-        dataset=row.text("dataset"),
-        metric=row.text("metric"),
-        value=row.number("value"),
-        source=row.text("source"),
-    )
-    if "against" in row.values:
-        record["against"] = row.texts("against")
-    return record
-
-
-def _place(row: JsonObject, axis: str) -> float | None:
-    value = _optional(row, axis)
-    return value if value is not None and isfinite(value) else None
-
-
-def _study(results: JsonObject) -> StudyInfo | None:
-    if "study" not in results.values:
-        return None
-    row = results.child("study")
-    study = StudyInfo(
-        name=row.text("name"),
-        title=row.text("title"),
-        x_label=row.text("x_label"),
-        logarithmic=row.values.get("logarithmic") is True,
-        source=row.text("source"),
-    )
-    if "y_label" in row.values:
-        study["y_label"] = row.text("y_label")
-    return study
-
-
-def _scales(path: Path) -> list[ScaleRecord]:
-    if not path.exists():
-        return []
-    record = read_object(path, _MEND)
-    record.check_format(_SCALES_FORMAT, "the version of powernorm that trained the run")
-    return [
-        ScaleRecord(
-            layer=row.text("layer"),
-            weight=row.numbers("weight"),
-            deviation=row.numbers("deviation"),
-        )
-        for row in record.children("layers")
-    ]
-
-
-def _metrics(row: JsonObject) -> dict[str, float | None]:
-    metrics = row.child("metrics")
-    return {name: metrics.number(name) for name in metrics.values}
-
-
-def _tid(row: JsonObject) -> TID | None:
-    if row.values.get("tid") is None:
-        return None
-    tid = row.child("tid")
-    return TID(
-        mean_last=tid.number("mean_last"),
-        var_last=_nan_if_none(tid.number("var_last")),
-        mean_avg=tid.number("mean_avg"),
-        var_avg=_nan_if_none(tid.number("var_avg")),
-    )
-
-
-def _nan_if_none(value: float | None) -> float:
-    return float("nan") if value is None else value
