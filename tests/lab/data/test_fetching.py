@@ -111,6 +111,9 @@ def test_damage_is_noticed_and_fixed(fake: DataSet, harm: object, message: str) 
     fetch(fake.name)
     path = fetched("fake") / "train.txt"
     harm(path)  # type: ignore[operator]
+    same_size = path.exists() and path.stat().st_size == len(FILES["train.txt"])
+    assert cached_state("fake") == ("whole" if same_size else "damaged")
+    assert cached_state("fake", thorough=True) == "damaged"
     with pytest.raises(InputError, match=f"fake is damaged: .*train.txt ({message}).*data get"):
         fetched("fake")
     assert fetch("fake")

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 OnProgress = Callable[[int], None]
 """Receives how many more bytes have come; in all they are `DataSet.download_size`."""
-_TIMEOUT: Final = 30
-"""Seconds without a byte after which a server counts as lost."""
 _BLOCK: Final = 1 << 16
 
 
@@ -205,9 +203,7 @@ def _retrieve(
 
     reasons = []
     for url in urls:
-        downloader = pooch.HTTPDownloader(
-            progressbar=_Progress(size, advance), timeout=_TIMEOUT, chunk_size=_BLOCK
-        )
+        downloader = pooch.HTTPDownloader(_Progress(size, advance), chunk_size=_BLOCK)
         try:
             pooch.retrieve(
                 url, f"sha256:{sha256}", target.name, target.parent, processor, downloader
