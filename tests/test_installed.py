@@ -99,6 +99,7 @@ def test_the_wheel_for_all_platforms(wheel: Path) -> None:
         names = set(archive.namelist())
     assert {
         "powernorm/py.typed",
+        "powernorm/lab/data/sets/data_sets.toml",
         f"{KERNELS}/{NOTE_NAME}",
         f"{KERNELS}/source/kernels.cpp",
     } <= names

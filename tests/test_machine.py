@@ -13,7 +13,7 @@ import torch
 
 from machine import CACHES
 from powernorm.lab.data.cache import cache_folder
-from powernorm.lab.data.fetching import is_fetched
+from powernorm.lab.data.fetching import cached_state
 
 ROOT = Path(__file__).parents[1]
 
@@ -25,7 +25,8 @@ def test_home_and_caches_are_the_suites_own() -> None:
     for variable in CACHES:
         assert Path(os.environ[variable]).is_relative_to(home), variable
     assert cache_folder().is_relative_to(home)
-    assert not any(map(is_fetched, ("mnist", "conll2003", "imdb", "msra")))
+    names = ("mnist", "conll2003", "imdb", "msra")
+    assert {cached_state(name) for name in names} == {"absent"}
     assert Path(torch.hub.get_dir()).is_relative_to(home)
 
 

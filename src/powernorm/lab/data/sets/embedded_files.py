@@ -8,7 +8,7 @@ from typing import Final
 
 from powernorm.errors import InputError
 from powernorm.integrations.extras import install_corpora
-from powernorm.lab.data.sets.entries import DataSet, Member
+from powernorm.lab.data.sets.entries import DataFile, DataSet
 
 PACKAGE: Final = "powernorm_data"
 """Holds files only; nothing of it is imported."""
@@ -29,12 +29,12 @@ def embedded_paths(entry: DataSet) -> list[Path]:
         InputError: their package is not installed; says what to install.
     """
     folder = corpora_folder()
-    if folder is None and entry.packed:
+    if folder is None and entry.files:
         raise InputError(
             f"the data set {entry.name} is in the package powernorm-data, which is not installed: "
             f"{install_corpora()}; or give your own files with --data"
         )
-    return [] if folder is None else [folder / member.name for member in entry.packed]
+    return [] if folder is None else [folder / file.name for file in entry.files]
 
 
 def embedded_texts(entry: DataSet) -> list[str]:
@@ -43,18 +43,18 @@ def embedded_texts(entry: DataSet) -> list[str]:
     Raises:
         InputError: the package is not installed, or a file of it is not the known one.
     """
-    pairs = zip(embedded_paths(entry), entry.packed, strict=True)
-    return [lzma.decompress(_content(path, member)).decode() for path, member in pairs]
+    pairs = zip(embedded_paths(entry), entry.files, strict=True)
+    return [lzma.decompress(_content(path, file)).decode() for path, file in pairs]
 
 
-def _content(path: Path, member: Member) -> bytes:
+def _content(path: Path, file: DataFile) -> bytes:
     try:
         content = path.read_bytes()
     except OSError as error:
         raise InputError(f"{path} cannot be read ({error.strerror}): {_again()}") from error
     found = hashlib.sha256(content).hexdigest()
-    if found != member.sha256:
-        raise InputError(f"{path} has the sha256 {found}, expected {member.sha256}: {_again()}")
+    if found != file.sha256:
+        raise InputError(f"{path} has the sha256 {found}, expected {file.sha256}: {_again()}")
     return content
 
 

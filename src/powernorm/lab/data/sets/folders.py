@@ -1,6 +1,6 @@
 """The folders of fetched data sets in the user's cache.
 
-A folder holds the files of its data set and a text on where they come from. The catalog knows
+A folder holds the files of its data set and a text on where they come from. The table knows
 size and sum of every file, so nothing in the folder has to be believed. It appears whole under its
 name; where it is there already, single files are replaced by whole ones. As the files of all
 processes are the same, two that fetch at once do no harm.
@@ -18,12 +18,11 @@ from typing import Final, Literal
 
 from powernorm.errors import InputError
 from powernorm.lab.data.cache import cache_folder
-from powernorm.lab.data.sets.entries import DataSet, Member, Wheel
+from powernorm.lab.data.sets.entries import DataFile, DataSet
 
 State = Literal["absent", "whole", "damaged"]
 
-PROVENANCE: Final = "README.txt"
-_BLOCK: Final = 1 << 20
+_PROVENANCE: Final = "README.txt"
 _ABANDONED: Final = 24 * 3600
 """Seconds after which a half-made folder belongs to a process that was killed."""
 
@@ -33,25 +32,24 @@ def sets_folder() -> Path:
     return cache_folder() / "data"
 
 
-def folder_of(name: str) -> Path:
+def folder_of(entry: DataSet) -> Path:
     """Return the folder of a fetched data set, whether it is there or not."""
-    return sets_folder() / name
+    return sets_folder() / entry.name
 
 
-def damage(entry: DataSet) -> str | None:
+def damage(folder: Path, files: Sequence[DataFile]) -> str | None:
     """Say what is wrong with the files of a data set, which are read for that.
 
     Returns:
         None where all are whole; else what is wrong with the first that is not.
     """
-    folder = folder_of(entry.name)
-    for member in wheel_of(entry).members:
+    for file in files:
         try:
-            found = _fault(folder / member.name, member)
+            found = _fault(folder / file.name, file)
         except OSError as error:
             found = f"cannot be read ({error.strerror})"
         if found:
-            return f"{folder / member.name} {found}"
+            return f"{folder / file.name} {found}"
     return None
 
 
@@ -62,26 +60,21 @@ def state_of(entry: DataSet, *, thorough: bool = True) -> State:
         entry: which.
         thorough: read the files; else look at their sizes alone.
     """
-    state = state_in(folder_of(entry.name), wheel_of(entry).members)
-    return "damaged" if state == "whole" and thorough and damage(entry) else state
+    folder = folder_of(entry)
+    state = state_in(folder, entry.files)
+    return "damaged" if state == "whole" and thorough and damage(folder, entry.files) else state
 
 
-def state_in(folder: Path, members: Sequence[Member]) -> State:
+def state_in(folder: Path, files: Sequence[DataFile]) -> State:
     """Return whether a folder holds these files, by their sizes; no files are always there."""
-    sizes = [_size(folder / member.name) for member in members]
-    if members and all(size is None for size in sizes):
+    sizes = [_size(folder / file.name) for file in files]
+    if files and all(size is None for size in sizes):
         return "absent"
-    return "whole" if sizes == [member.size for member in members] else "damaged"
-
-
-def wheel_of(entry: DataSet) -> Wheel:
-    """Return the wheel of a data set that can be fetched."""
-    assert entry.wheel is not None, entry.name
-    return entry.wheel
+    return "whole" if sizes == [file.size for file in files] else "damaged"
 
 
 @contextmanager
-def half_made(name: str) -> Iterator[Path]:
+def half_made(entry: DataSet) -> Iterator[Path]:
     """Give an empty folder beside the finished ones, which is gone afterwards whatever happens.
 
     Raises:
@@ -92,7 +85,7 @@ def half_made(name: str) -> Iterator[Path]:
         parent.mkdir(parents=True, exist_ok=True)
         _sweep(parent)
         with tempfile.TemporaryDirectory(
-            dir=parent, prefix=f".{name}.", ignore_cleanup_errors=True
+            dir=parent, prefix=f".{entry.name}.", ignore_cleanup_errors=True
         ) as folder:
             yield Path(folder)
     except OSError as error:
@@ -112,28 +105,34 @@ def _sweep(parent: Path) -> None:
                 shutil.rmtree(path)
 
 
-def install(made: Path, entry: DataSet, origin: str) -> Path:
-    """Put the finished files of a folder into their place, the whole folder at once if it is new.
+def install(scratch: Path, entry: DataSet) -> None:
+    """Put the files of a data set into their place, the whole folder at once if it is new.
 
     Args:
-        made: the folder.
+        scratch: has each file under its path in the archive.
         entry: the data set.
-        origin: where the files were read from, for the text beside them.
 
     Raises:
+        InputError: a file is not the known one.
         OSError: the cache cannot be written.
     """
-    (made / PROVENANCE).write_text(_provenance(entry, origin), encoding="utf-8")
-    target = folder_of(entry.name)
+    made, target = scratch / "made", folder_of(entry)
+    made.mkdir()
+    for file in entry.files:
+        # A copy: pooch's own files can be read by their owner alone.
+        shutil.copyfile(scratch / file.path, made / file.name)
+    fault = damage(made, entry.files)
+    if fault:
+        raise InputError(f"{entry.name} is not the known data set: {fault}; nothing was kept")
+    (made / _PROVENANCE).write_text(_provenance(entry), encoding="utf-8")
     try:
         made.rename(target)
     except OSError:
         if not target.is_dir():
             raise
-        # Another process was faster, or it is fetched anew: the same files again.
+        # Another process was faster, or it is fetched again: the same files.
         for path in sorted(made.iterdir()):
             path.replace(target / path.name)
-    return target
 
 
 def delete(entry: DataSet) -> bool:
@@ -145,9 +144,9 @@ def delete(entry: DataSet) -> bool:
     Raises:
         InputError: it cannot be deleted.
     """
-    folder = folder_of(entry.name)
-    names = [member.name for member in wheel_of(entry).members]
-    there = [folder / name for name in (*names, PROVENANCE) if (folder / name).exists()]
+    folder = folder_of(entry)
+    names = [*(file.name for file in entry.files), _PROVENANCE]
+    there = [folder / name for name in names if (folder / name).exists()]
     try:
         for path in there:
             path.unlink(missing_ok=True)
@@ -158,37 +157,31 @@ def delete(entry: DataSet) -> bool:
     return bool(there)
 
 
-def _provenance(entry: DataSet, origin: str) -> str:
+def _provenance(entry: DataSet) -> str:
     """Return the text that lies beside the files."""
-    wheel = wheel_of(entry)
     lines = [
         f"{entry.name}: {entry.summary}; {entry.amount}.",
-        f"Source: {origin}.",
+        f"Source: {entry.source}, {entry.archive.url if entry.archive else entry.mirrors[0]}",
         f"License: {entry.license}.",
         *([entry.rights] if entry.rights else []),
         "",
         "sha256, bytes and name of each file:",
-        *(f"{member.sha256} {member.size} {member.name}" for member in wheel.members),
+        *(f"{file.sha256} {file.size} {file.name}" for file in entry.files),
         "",
-        f"Put here by `powernorm data get {entry.name}`; `powernorm data remove {entry.name}` "
-        "deletes it.",
+        f"`powernorm data remove {entry.name}` deletes it.",
     ]
     return "\n".join(lines) + "\n"
 
 
-def _fault(path: Path, member: Member) -> str | None:
+def _fault(path: Path, file: DataFile) -> str | None:
     size = _size(path)
     if size is None:
         return "is missing"
-    if size != member.size:
-        return f"has {size} bytes, expected {member.size}"
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-    if digest.hexdigest() != member.sha256:
-        return f"has the sha256 {digest.hexdigest()}, expected {member.sha256}"
-    return None
+    if size != file.size:
+        return f"has {size} bytes, expected {file.size}"
+    with path.open("rb") as opened:
+        found = hashlib.file_digest(opened, "sha256").hexdigest()
+    return None if found == file.sha256 else f"has the sha256 {found}, expected {file.sha256}"
 
 
 def _size(path: Path) -> int | None:

@@ -79,7 +79,7 @@ def load_texts(source: str | None, columns: Columns = Columns()) -> LabeledTexts
 
 def _embedded() -> LabeledTexts:
     about = data_set(DEFAULT)
-    (text,), (file,) = embedded_texts(about), about.packed
+    (text,), (file,) = embedded_texts(about), about.files
     rows = [line.split("\t") for line in text.rstrip("\n").split("\n")]
     texts = [
         LabeledText(LABELS[int(label)], text, Path(file.name), number)

@@ -76,7 +76,7 @@ def load_entities(source: str | None) -> EntityCorpus:
 
 def _embedded() -> EntityCorpus:
     about = data_set(DEFAULT)
-    (text,), (file,) = embedded_texts(about), about.packed
+    (text,), (file,) = embedded_texts(about), about.files
     # Two of its entities begin with I.
     sentences = parse_columns(text, file.name, "iob")
     return EntityCorpus(DEFAULT, about.source, about.license, _split(sentences))
