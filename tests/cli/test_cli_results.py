@@ -23,30 +23,6 @@ def test_folders_without_results_are_named(tmp_path: Path) -> None:
     assert "empty holds neither" in powernorm(tmp_path, "results", "empty").refused()
 
 
-def test_fluctuation(tmp_path: Path) -> None:
-    write_comparison(tmp_path / "demo")
-    run = "demo/bn-pre-seed0"
-    outcome = powernorm(tmp_path, "fluctuation", f"one={run}", "--out", "a.png", fresh=True)
-    assert (outcome.code, outcome.out) == (0, "written: a.png\n")
-    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
-    for arguments, message in (
-        ([run], "is not of the form NAME=RUN"),
-        ([f"a={run}", f"a={run}"], "a names two runs"),
-        ([f"a={run}", "--out", "a.pdf"], ".svg or a .png"),
-    ):
-        assert message in powernorm(tmp_path, "fluctuation", *arguments).refused()
-
-
-def test_curves(tmp_path: Path) -> None:
-    write_comparison(tmp_path / "demo")
-    more = ("--norms", "ln, rbn", "--out", "a.png")
-    outcome = powernorm(tmp_path, "curves", "demo", *more, fresh=True)
-    assert (outcome.code, outcome.out) == (0, "written: a.png\n")
-    assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
-    assert "no run of x" in powernorm(tmp_path, "curves", "demo", "--norms", "x").refused()
-    assert ".svg or a .png" in powernorm(tmp_path, "curves", "demo", "--out", "a.pdf").refused()
-
-
 def test_figures(tmp_path: Path) -> None:
     write_comparison(tmp_path / "demo", norms=("ln", "bn"), seeds=(0,))
     assert powernorm(tmp_path, "report", "demo").code == 0

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pictures import draw_training_curves
 from rich.console import Console
 
 from lab.report.own_functions import FUNCTION, NORMS, SEEDS, TASK, write_own_comparison
@@ -28,7 +29,6 @@ from powernorm.lab.report.comparison_tables import cells, markdown_table, run_ce
 from powernorm.lab.report.figures import MAX_CURVES, learning_curves, own_columns
 from powernorm.lab.report.joining import joined
 from powernorm.lab.report.numerals import printable
-from powernorm.lab.report.pictures import draw_training_curves
 from powernorm.lab.report.results_document import results_document
 from powernorm.lab.report.run_columns import run_columns_of
 from powernorm.lab.report.summary import best_rows

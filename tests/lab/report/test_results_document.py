@@ -9,10 +9,8 @@ from markdown_it import MarkdownIt
 
 from lab.report.study_folders import Row, write_study
 from lab.report.synthetic import write_comparison
-from powernorm.errors import InputError
 from powernorm.lab.report import read_comparison
 from powernorm.lab.report.comparison_tables import headline
-from powernorm.lab.report.pictures import draw_fluctuation
 from powernorm.lab.report.results_document import results_document
 from powernorm.runs import RESULTS_FILE
 
@@ -141,26 +139,6 @@ def test_a_model_with_one_place_for_its_norms_has_no_placement(folder: Path) -> 
     (folder / RESULTS_FILE).write_text(json.dumps(results | {"task": "image"}))
     assert "`powernorm compare image --preset demo`; the measure" in results_document([folder])
     assert headline(read_comparison(folder)) == "image · demo"
-
-
-def test_fluctuation_of_several_runs(tmp_path: Path) -> None:
-    folder = write_comparison(tmp_path / "demo")
-    picture = tmp_path / "figures" / "fluctuation.svg"
-    draw_fluctuation({"A": folder / "bn-pre-seed0", "B": folder / "rbn-pre-seed0"}, picture)
-    text = picture.read_text()
-    assert text.startswith("<?xml")
-    assert text.count("<!-- A -->") == text.count("<!-- B -->") == 1
-
-
-def test_runs_without_batch_statistics_have_no_fluctuation(tmp_path: Path) -> None:
-    folder = write_comparison(tmp_path / "demo")
-    with pytest.raises(InputError, match="no statistics of batches"):
-        draw_fluctuation({"A": folder / "ln-pre-seed0"}, tmp_path / "a.svg")
-    with pytest.raises(InputError, match="is no run"):
-        draw_fluctuation({"A": folder}, tmp_path / "a.svg")
-    (tmp_path / "file").touch()
-    with pytest.raises(InputError, match=r"a\.svg cannot be written"):
-        draw_fluctuation({"A": folder / "bn-pre-seed0"}, tmp_path / "file" / "a.svg")
 
 
 HOSTILE = (

@@ -1,10 +1,22 @@
-"""Pictures in files of their own, for papers and pages other than the report."""
+"""Draw the pictures of docs/results that no report holds, as .svg or .png.
 
+    python tools/pictures.py curves RUNS... --norms ln,bn --measure valid_loss --out a.svg
+    python tools/pictures.py fluctuation ResNet-20=runs/a/bn-pre-seed0 LM=runs/b/bn-pre-seed0
+
+`curves` takes the folder of a comparison, of parts of it, or of runs, and draws losses and scores
+over the training: mean and range of the seeds of each norm. `fluctuation` draws how far batch
+statistics lie from the running ones in models of unlike tasks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, get_args
 
 import matplotlib as mpl
 from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -278,3 +290,52 @@ def _save(drawn: Figure, out: Path) -> Path:
             f"{out} cannot be written ({error.strerror}): give a file in a folder of your own"
         ) from error
     return out
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Draw what the command line asks for."""
+    assert __doc__ is not None
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    kinds = parser.add_subparsers(dest="kind", required=True)
+    curves = kinds.add_parser("curves", help="losses and scores over the training")
+    curves.add_argument("runs", nargs="+", type=Path)
+    for option in ("--norms", "--measure"):
+        curves.add_argument(option, default="", metavar="NAME,...")
+    curves.add_argument("--x", default="step", choices=get_args(Axis))
+    fluctuation = kinds.add_parser("fluctuation", help="batch statistics against running ones")
+    fluctuation.add_argument("runs", nargs="+", metavar="NAME=RUN")
+    for kind in (curves, fluctuation):
+        kind.add_argument("--out", type=Path, default=Path("picture.svg"))
+    chosen = parser.parse_args(arguments)
+    if chosen.out.suffix not in SUFFIXES:
+        parser.error(f"--out {chosen.out}: the picture is an .svg or a .png file")
+    try:
+        if chosen.kind == "curves":
+            norms, measures = (
+                [name.strip() for name in names.split(",") if name.strip()]
+                for names in (chosen.norms, chosen.measure)
+            )
+            draw_training_curves(chosen.runs, chosen.out, norms, measures, chosen.x)
+        else:
+            draw_fluctuation(_named(chosen.runs), chosen.out)
+    except InputError as error:
+        sys.exit(f"error: {error}")
+    sys.stdout.write(f"written: {chosen.out}\n")
+
+
+def _named(texts: Sequence[str]) -> Mapping[str, Path]:
+    named: dict[str, Path] = {}
+    for text in texts:
+        name, equals, folder = text.partition("=")
+        if not equals or not name or not folder:
+            raise InputError(
+                f"{text!r} is not of the form NAME=RUN, e.g. ResNet-20=runs/a/bn-pre-seed0"
+            )
+        if name in named:
+            raise InputError(f"{name} names two runs: give each a name of its own")
+        named[name] = Path(folder)
+    return named
+
+
+if __name__ == "__main__":
+    main()

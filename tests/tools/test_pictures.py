@@ -5,14 +5,15 @@ import json
 from pathlib import Path
 from statistics import fmean
 
+import pictures
 import pytest
-from synthetic import write_comparison
+from pictures import draw_fluctuation, draw_training_curves
 
+from lab.report.synthetic import write_comparison
 from powernorm.errors import InputError
-from powernorm.lab.report import pictures, read_comparison
+from powernorm.lab.report import read_comparison
 from powernorm.lab.report.curves import Axis
 from powernorm.lab.report.figures import learning_curves
-from powernorm.lab.report.pictures import draw_training_curves
 from powernorm.runs import METRICS_FILE
 
 
@@ -177,3 +178,50 @@ def test_the_page_draws_the_mean_of_the_seeds_by_epoch(scored: Path) -> None:
     assert ">Validation BLEU</text>" in drawn.svg
     assert "BLEU on the validation data; higher is better." in drawn.caption
     assert "means over the seeds that finished" in drawn.caption
+
+
+def test_fluctuation_of_several_runs(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture = tmp_path / "figures" / "fluctuation.svg"
+    named = [f"A={folder / 'bn-pre-seed0'}", f"B={folder / 'rbn-pre-seed0'}"]
+    pictures.main(["fluctuation", *named, "--out", str(picture)])
+    assert capsys.readouterr().out == f"written: {picture}\n"
+    text = _texts(picture)
+    assert text.startswith("<?xml")
+    assert text.count("<!-- A -->") == text.count("<!-- B -->") == 1
+
+
+def test_runs_without_batch_statistics_have_no_fluctuation(folder: Path, tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="no statistics of batches"):
+        draw_fluctuation({"A": folder / "ln-pre-seed0"}, tmp_path / "a.svg")
+    with pytest.raises(InputError, match="is no run"):
+        draw_fluctuation({"A": folder}, tmp_path / "a.svg")
+    (tmp_path / "file").touch()
+    with pytest.raises(InputError, match=r"a\.svg cannot be written"):
+        draw_fluctuation({"A": folder / "bn-pre-seed0"}, tmp_path / "file" / "a.svg")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["fluctuation", "runs/a"], "is not of the form NAME=RUN"),
+        (["fluctuation", "a=x", "a=x"], "a names two runs"),
+        (["curves", "none", "--norms", "x"], "none is not a folder"),
+    ],
+)
+def test_wrong_arguments_are_one_line(
+    arguments: list[str], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(SystemExit, match=message):
+        pictures.main(arguments)
+
+
+def test_pictures_as_a_command(folder: Path, tmp_path: Path) -> None:
+    picture = tmp_path / "a.png"
+    more = ["--norms", "ln, rbn", "--measure", "train_loss,valid_loss", "--out", str(picture)]
+    pictures.main(["curves", str(folder), *more])
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(SystemExit):
+        pictures.main(["curves", str(folder), "--out", "a.pdf"])
