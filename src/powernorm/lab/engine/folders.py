@@ -28,11 +28,9 @@ LAST: Final = "last.ckpt"
 KEPT: Final = frozenset({LEASE_FILE, LOCK_FILE})
 _DRAFTS: Final = (f".{CONFIG_FILE}.", f".{LEASE_FILE}.")
 """Files that a killed process may leave before a folder is a run's."""
-IGNORED: Final = frozenset(
-    {"data.path", "function.file", "function.sha256", "training.num_workers"}
-)
-"""Settings of a run that may differ: a fingerprint stands for the data, a change of the code is
-told, and batches are the same whoever prepares them."""
+IGNORED: Final = frozenset({"data.path", "function.file", "function.sha256"})
+"""Settings of a run that may differ: a fingerprint identifies the data, and a change of the code is
+told."""
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:

@@ -253,8 +253,7 @@ class RemovalTraining:
     def _distilled(self, seen: Seen, taught: Seen, valid: Tensor | None) -> Tensor:
         ours, theirs = (self._original.logits(one.outputs) for one in (seen, taught))
         if self._distillation == "logits":
-            temperature = self._settings.distillation.temperature
-            return logit_divergence(ours, theirs, _fitting(valid, ours), temperature=temperature)
+            return logit_divergence(ours, theirs, _fitting(valid, ours))
         names = [name for name in self._order if name in seen.states and name in taught.states]
         return hidden_state_error(
             [*(seen.states[name] for name in names), ours],
