@@ -85,11 +85,12 @@ def check_place(folder: Path) -> None:
         return
     if not folder.is_dir():
         raise InputError(f"{folder} is a file, and a run is to go there: move it away")
-    check_own(*folder.iterdir())
-    names = [] if _is_run(folder) else sorted(path.name for path in folder.iterdir())
+    paths = sorted(folder.iterdir())
+    check_own(*paths)
     # A process may have been killed between its lease and its first file.
-    foreign = [name for name in names if name not in KEPT and not is_draft(name)]
-    if foreign:
+    foreign = [p.name for p in paths if p.name not in KEPT and not is_draft(p.name)]
+    # Asked last: another process may begin the run in between.
+    if foreign and not _is_run(folder):
         more = "" if len(foreign) <= MAX_DIFFERENCES else " and more"
         raise InputError(
             f"{folder} is no run and holds {', '.join(foreign[:MAX_DIFFERENCES])}{more}: move that "
