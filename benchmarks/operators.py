@@ -17,10 +17,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from powernorm.integrations.onnx_operators import count_operators
-from powernorm.integrations.onnx_runtime import optimized_graph, read_graph
 from speed.costs import COMPILED_FEATURES, INPUTS, PRECISIONS, RIVALS
 from speed.encoders import SIZES, OnnxFiles, build_encoders
+from speed.int8_example import count_operators, optimized_graph, read_graph
 
 
 def rows() -> Iterator[dict[str, Any]]:

@@ -28,16 +28,16 @@ import torch
 from torch import Tensor, nn
 
 import powernorm
-from powernorm.inspection import find_norms
-from powernorm.integrations.onnx import export, largest_difference
-from powernorm.integrations.onnx_operators import count_operators
-from powernorm.integrations.onnx_runtime import (
+from int8.operators import count_operators
+from int8.runtime import (
     OnnxSession,
     optimized_graph,
     quantize_dynamic,
     quantize_static,
     read_graph,
 )
+from powernorm.inspection import find_norms
+from powernorm.integrations.onnx import export, largest_difference
 from powernorm.lab.model_outputs import answer_in
 from powernorm.lab.model_sources import batches_of, open_model
 from powernorm.surgery.fold_solver import static_of
@@ -171,7 +171,7 @@ def write_checked(call: TensorCall, file: Path, free: Sequence[tuple[int, ...]])
     shown = session.input_shapes.values()
     smaller = [cut(*pair) for pair in zip(call.example, shown, strict=True)]
     largest = max(
-        largest_difference(session(tuple(tensors)), [call.compute(tensors)])
+        largest_difference(session(tensors), [call.compute(tensors)])
         for tensors in (call.example, smaller)
     )
     if not largest <= TOLERANCE:
@@ -265,10 +265,10 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
                 quantize_dynamic(source, file)
             else:
                 ranges = fit([call.tensors_of(batch) for batch in fitted])
-                quantize_static(source, file, [tuple(one) for one in ranges], given.int8)
+                quantize_static(source, file, ranges, given.int8)
             source.unlink()
             session = OnnxSession(file)
-            found = agreement(lambda tensors: session(tuple(tensors))[0], call, fit(shown))
+            found = agreement(lambda tensors: session(tensors)[0], call, fit(shown))
         report = {
             "kind": type(model).__name__,
             "bytes": sum(part.stat().st_size for part in Path(folder).iterdir()),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +11,12 @@ from torch import nn
 
 import powernorm
 from powernorm.norms import NORMS, BatchStatisticsNorm
+
+
+def uses_batch_statistics(name: str) -> bool:
+    """Whether the training of a norm uses statistics over the tokens of a batch."""
+    layer = NORMS[name].layer
+    return inspect.isclass(layer) and issubclass(layer, BatchStatisticsNorm)
 
 
 @dataclass(frozen=True)
@@ -37,7 +44,7 @@ class Case:
 
     @property
     def stateful(self) -> bool:
-        return NORMS[self.name].needs_batch_statistics
+        return uses_batch_statistics(self.name)
 
 
 CASES = (

@@ -15,7 +15,6 @@ from torch import Tensor, nn
 import powernorm
 from powernorm import InputError
 from powernorm.integrations.onnx import export
-from powernorm.integrations.onnx_runtime import quantize_dynamic, quantize_static
 from powernorm.surgery.structure import FoldedNorm
 
 Placement = Literal["pre", "post"]
@@ -205,11 +204,14 @@ class OnnxFiles:
         if precision == "float32":
             export(_exportable(self._models[kind]), random_tokens(*inputs)).save(file)
             return file
+        # It needs onnxruntime, which those that time torch alone may lack.
+        from speed.int8_example import quantize_dynamic, quantize_static
+
         float_file = self.path(kind, inputs, "float32")
         if precision == "int8 dynamic":
             quantize_dynamic(float_file, file)
         else:
-            batches = [random_tokens(*inputs, seed) for seed in _CALIBRATION_SEEDS]
+            batches = [(random_tokens(*inputs, seed),) for seed in _CALIBRATION_SEEDS]
             operators = "all" if precision.endswith("all") else "matmul"
             quantize_static(float_file, file, batches, operators)
         return file

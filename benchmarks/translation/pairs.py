@@ -55,7 +55,6 @@ def training_pairs(encoded: EncodedPairs, shape: Shape) -> TrainingBatches:
     return pairs_of(
         encoded.splits["train"],
         batch_tokens=shape.batch_tokens,
-        count_padding=True,
         seed=TRAINING_SEED,
         batches_per_update=1,
     )

@@ -134,7 +134,6 @@ def compare_arguments(job: dict[str, Any], shape: Shape, num_updates: int) -> li
         "data.vocabulary_size": shape.vocabulary_size,
         "data.sequence_length": shape.max_length,
         "data.batch_tokens": shape.batch_tokens,
-        "data.count_padding": True,
         "data.max_length_ratio": None,
         "data.max_pairs": None,
         "model.num_features": shape.num_features,

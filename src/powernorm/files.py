@@ -70,9 +70,14 @@ def remove(*paths: Path) -> None:
             path.unlink(missing_ok=True)
 
 
+def is_draft(name: str) -> bool:
+    """Return whether a file has the name of a draft, which a killed process may have left."""
+    return _DRAFT.fullmatch(name) is not None
+
+
 def remove_drafts(folder: Path) -> None:
     """Delete what killed processes were writing in a folder that nobody else writes into."""
-    remove(*(path for path in folder.glob(".*") if _DRAFT.fullmatch(path.name)))
+    remove(*(path for path in folder.glob(".*") if is_draft(path.name)))
 
 
 def check_own(*paths: Path) -> None:

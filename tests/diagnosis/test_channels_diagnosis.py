@@ -158,7 +158,7 @@ def test_torchs_batch_norm_over_images_is_diagnosed() -> None:
     assert ours.var_tid == pytest.approx(layer.var_tid, rel=1e-9)
     with torch.no_grad():
         hidden = [model[0](x) for x in batches]
-    found = [model[1].batch_moments(x) for x in hidden]
+    found = [model[1].token_moments(x.movedim(1, -1)) for x in hidden]
     by_hand = [Moments.of(x.movedim(1, -1)) for x in hidden]
     for one, other in zip(found, by_hand, strict=True):
         torch.testing.assert_close(one.mean, other.mean)

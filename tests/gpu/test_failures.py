@@ -16,7 +16,8 @@ from torch import Tensor
 
 import powernorm
 from gpu.kernel_cases import DEVICE, kernels
-from powernorm.ops import dispatch, eager, explain, inspection, use_backend
+from powernorm.cli.health import print_health
+from powernorm.ops import dispatch, eager, explain, use_backend
 from powernorm.ops.kernels.errors import KernelError
 from powernorm.ops.kernels.triton import launch as launching
 from powernorm.ops.running_stats import CenteredUpdate, PowerUpdate, UncenteredUpdate, Update
@@ -233,13 +234,16 @@ def test_rows_too_wide_for_a_program_go_to_eager() -> None:
     powernorm.BatchNorm(33_000).to(DEVICE).eval()(x)
 
 
-def test_doctor_tries_a_launch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_tries_a_launch(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     error = RuntimeError("Triton Error [CUDA]: device kernel image is invalid")
     monkeypatch.setattr(static, "static_kernel", FailingKernel("static_kernel", error))
-    health = inspection._inspect("triton")
-    assert not health.available
-    assert "device kernel image is invalid" in health.detail
-    assert not health.detail.startswith("backend")
+    print_health()
+    (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("triton:")]
+    assert "not available: " in line
+    assert "device kernel image is invalid" in line
+    assert "backend" not in line
 
 
 def test_a_triton_that_cannot_be_imported_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from powernorm.norms import kernel_check
-from powernorm.norms.kernel_check import Case, Outcome, check_case, kernels_here, takes
+from powernorm.norms.kernel_check import Case, Outcome, check_case, run_cases, takes
+from powernorm.ops import eager
 from powernorm.ops.dispatch import missing_reason
 
 needs_kernels = pytest.mark.skipif(bool(missing_reason("cpu")), reason="no C++ kernels here")
@@ -35,7 +36,6 @@ def on_cpu(case: Case) -> Outcome:
 def test_right_kernels_pass() -> None:
     """An input of every setting: a user with right kernels would be told they are wrong."""
     cases = [case for case in kernel_check.select_cases() if takes("cpu", case)]
-    assert "cpu" in kernels_here()
     settings: dict[str, list[Case]] = {}
     for case in cases:
         settings.setdefault(str(case.setting), []).append(case)
@@ -152,6 +152,24 @@ def test_a_wrong_kernel_is_seen(
     monkeypatch.setattr(cpu, function, broken(getattr(cpu, function)))
     outcome = on_cpu(case)
     assert message in outcome.problems[wrong]
+
+
+def test_an_eager_torch_that_computes_wrong_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing but float64 is there to compare it with."""
+    right = eager.batch_norm
+
+    def wrong(args: Any, *update: Any) -> Any:
+        result = right(args, *update)
+        if args.x.dtype == torch.float32:
+            result[0].mul_(1.0001)
+        return result
+
+    case = case_of("pnv")
+    (found,) = run_cases([case], ["eager"])
+    assert found.problems == {}
+    monkeypatch.setattr(eager, "batch_norm", wrong)
+    (found,) = run_cases([case], ["eager"])
+    assert "are allowed" in found.problems["y"]
 
 
 @needs_kernels

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 import powernorm
-from cases import step
+from cases import step, uses_batch_statistics
 from powernorm.norms import center_weight, check_norm_options, current_padding_mask
 
 
@@ -406,9 +406,7 @@ def test_a_nonfinite_first_batch_leaves_no_trace_in_the_warm_up() -> None:
     torch.testing.assert_close(norm.running_second_moment, torch.full((8,), 17.0))
 
 
-@pytest.mark.parametrize(
-    "name", [n for n, i in powernorm.NORMS.items() if i.needs_batch_statistics]
-)
+@pytest.mark.parametrize("name", [*filter(uses_batch_statistics, powernorm.NORMS)])
 def test_built_and_used_under_inference_mode(name: str) -> None:
     with torch.inference_mode():
         norm = powernorm.build_norm(name, 8).eval()

@@ -17,11 +17,11 @@ from torch.optim.swa_utils import AveragedModel, update_bn
 from torch.utils.data import DataLoader
 
 import powernorm
-from cases import STATEFUL, Case, case_id
+from cases import STATEFUL, Case, case_id, uses_batch_statistics
 from powernorm.errors import InputError
 from powernorm.norms import NORMS, check_norm_options
 
-BATCH = tuple(dict.fromkeys(info.layer for info in NORMS.values() if info.needs_batch_statistics))
+BATCH = tuple(dict.fromkeys(NORMS[name].layer for name in NORMS if uses_batch_statistics(name)))
 
 
 # ---- arguments ---------------------------------------------------------------------------------

@@ -213,7 +213,7 @@ def test_swapped_model_hands_its_own_mask_to_the_norms(norm: str, way: Any) -> N
     with last.register_forward_pre_hook(lambda _, args: seen.append(args[0][~mask])):
         for batch in data:
             model(**batch)
-    found = last.batch_moments(torch.cat(seen))
+    found = last.token_moments(torch.cat(seen))
     if last.centered:
         torch.testing.assert_close(found.mean.float(), last.running_mean, rtol=1e-4, atol=1e-5)
     else:

@@ -24,7 +24,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 MORE: dict[str, dict[str, Any]] = {
     **VARIANTS,
-    "mix-whole": {"placement": "mix", "post_fraction": 1.0},
     "pre-embedding-norm": {"placement": "pre", "embedding_norm": True},
 }
 

@@ -259,7 +259,7 @@ def test_moments_for_monitors_take_the_mask_that_fits() -> None:
     counts: list[int] = []
     for norm in (model.first, model.encoder.norm, model.norm):
         norm.register_forward_pre_hook(
-            lambda norm, args: counts.append(int(norm.batch_moments(args[0]).count))
+            lambda norm, args: counts.append(int(norm.token_moments(args[0]).count))
         )
     model(vectors(2), padding(2))
     assert counts == [8, 10, 2]

@@ -1,10 +1,14 @@
 """What `powernorm doctor` prints. It needs torch alone, for who asks may have nothing else."""
 
+import os
+import platform
 import warnings
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
-    from powernorm.ops.inspection import Health
+    from powernorm.norms.kernel_check import Outcome
+    from powernorm.ops.dispatch import Backend
 
 _SHOWN: Final = 5
 """Wrong calls that are printed in full."""
@@ -18,18 +22,25 @@ def print_health() -> bool:
     """
     import torch
 
-    from powernorm.ops.dispatch import explain
-    from powernorm.ops.inspection import describe_environment, inspect_backends
+    from powernorm.norms import kernel_check
+    from powernorm.ops.dispatch import BACKENDS, VARIABLE, explain
     from powernorm.ops.torch_private import untested_note
 
-    for name, value in describe_environment().items():
-        _say(f"{name}: {value}")
+    _say(f"python: {platform.python_version()}")
+    _say(f"torch: {torch.__version__}")
+    _say(f"threads: {torch.get_num_threads()}")
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "no device"
+    _say(f"cuda: {device}")
+    _say(f"forced backend: {os.environ.get(VARIABLE, 'none')}")
     if note := untested_note():
         _say(f"warning: {note}")
-    found = inspect_backends()
-    for health in found:
+    with warnings.catch_warnings():  # of an untested torch, which has been printed
+        warnings.simplefilter("ignore")
+        outcomes = kernel_check.run_cases(kernel_check.quick_cases(), BACKENDS)
+    for backend in BACKENDS:
         _say("")
-        _print_backend(health)
+        _print_backend(backend, outcomes)
+    _print_wrong(outcomes)
     failed = _failing_layers()
     _say("")
     for name, error in failed.items():
@@ -41,7 +52,7 @@ def print_health() -> bool:
     _say(f"on the CPU your models use: {served}")
     _say("which backend serves one input, and why: powernorm.ops.explain(x)")
     _say("every norm, type and mask: powernorm doctor --kernels")
-    return not failed and not any(health.failures for health in found)
+    return not failed and not any(outcome.problems for outcome in outcomes)
 
 
 def print_kernel_check() -> bool:
@@ -51,35 +62,57 @@ def print_kernel_check() -> bool:
         Whether all of them are right.
     """
     from powernorm.norms import kernel_check
-    from powernorm.ops.dispatch import BACKENDS, missing_reason
+    from powernorm.ops.dispatch import BACKENDS
 
-    backends = kernel_check.kernels_here()
-    outcomes = [
-        outcome
-        for case in (kernel_check.select_cases() if backends else [])
-        if (able := [name for name in backends if kernel_check.takes(name, case)])
-        for outcome in kernel_check.check_case(case, able)
-    ]
-    wrong = [outcome for outcome in outcomes if outcome.problems]
-    for backend in BACKENDS[1:]:
-        found = [outcome for outcome in outcomes if outcome.backend == backend]
-        missing = missing_reason(backend)
-        _say(f"{backend}: " + (f"not available: {missing}" if missing else f"{len(found)} calls"))
-        for dtype in dict.fromkeys(outcome.case.dtype for outcome in found):
-            worst = max((o for o in found if o.case.dtype == dtype), key=lambda o: o.error)
-            norms = {o.case.setting.norm for o in found if o.case.dtype == dtype and o.problems}
-            verdict = f"WRONG: {', '.join(sorted(norms))}" if norms else "right"
-            largest = f"largest error: {worst.error:.2f}, {worst.case.setting.norm}"
-            _say(f"  {str(dtype).removeprefix('torch.')}: {verdict} ({largest})")
-    for outcome in wrong[:_SHOWN]:
-        _say(f"\nWRONG on {outcome.backend}: {outcome.case}")
-        for name, problem in outcome.problems.items():
-            _say(f"  {name} {problem}")
+    kernels = BACKENDS[1:]
+    outcomes = kernel_check.run_cases(kernel_check.select_cases(), kernels)
+    for backend in kernels:
+        _print_backend(backend, outcomes)
+    _print_wrong(outcomes)
+    wrong = sum(bool(outcome.problems) for outcome in outcomes)
     _say(
         "\nAn error of 1 is allowed: twice that of eager torch in the same type, and 32 roundings."
     )
-    _say(f"{len(wrong)} of {len(outcomes)} calls are WRONG" if wrong else "all calls are right")
+    _say(f"{wrong} of {len(outcomes)} calls are WRONG" if wrong else "all calls are right")
     return not wrong
+
+
+def _print_backend(backend: "Backend", outcomes: "Sequence[Outcome]") -> None:
+    """Print what a backend is, or why it is missing, and its largest error in each type."""
+    from powernorm.ops.dispatch import missing_reason
+
+    if missing := missing_reason(backend):
+        _say(f"{backend}: not available: {missing}")
+        return
+    found = [outcome for outcome in outcomes if outcome.backend == backend]
+    _say(f"{backend}: {_detail(backend)}, {len(found)} calls")
+    for dtype in dict.fromkeys(outcome.case.dtype for outcome in found):
+        of_type = [outcome for outcome in found if outcome.case.dtype == dtype]
+        worst = max(of_type, key=lambda outcome: outcome.error)
+        norms = {outcome.case.setting.norm for outcome in of_type if outcome.problems}
+        verdict = f"WRONG: {', '.join(sorted(norms))}" if norms else "right"
+        largest = f"largest error: {worst.error:.2f} of what is allowed, {worst.case.setting.norm}"
+        _say(f"  {str(dtype).removeprefix('torch.')}: {verdict} ({largest})")
+
+
+def _detail(backend: "Backend") -> str:
+    if backend == "cpu":
+        from powernorm.ops.kernels.cpu.loading import load_library
+
+        library = load_library()
+        openmp = "torch's OpenMP threads" if library.uses_openmp else "one thread (no OpenMP)"
+        return f"C++ kernels, {library.instruction_set}, {openmp}"
+    if backend == "triton":
+        interpreted = os.environ.get("TRITON_INTERPRET") == "1"
+        return "Triton kernels" + (", interpreted (slow, for tests)" if interpreted else "")
+    return "torch operations, everywhere"
+
+
+def _print_wrong(outcomes: "Sequence[Outcome]") -> None:
+    for outcome in [outcome for outcome in outcomes if outcome.problems][:_SHOWN]:
+        _say(f"\nWRONG on {outcome.backend}: {outcome.case}")
+        for name, problem in outcome.problems.items():
+            _say(f"  {name} {problem}")
 
 
 def _failing_layers() -> dict[str, str]:
@@ -105,19 +138,6 @@ def _failing_layers() -> dict[str, str]:
         except Exception as error:  # anything, of a torch that is not known yet
             failed[name] = f"{type(error).__name__}: {error}"
     return failed
-
-
-def _print_backend(health: "Health") -> None:
-    if not health.available:
-        _say(f"{health.backend}: not available: {health.detail}")
-        return
-    _say(f"{health.backend}: {health.detail}")
-    for dtype in dict.fromkeys(dtype for dtype, _ in health.errors):
-        errors = {op: error for (kind, op), error in health.errors.items() if kind == dtype}
-        worst = max(errors, key=lambda op: errors[op])
-        failed = [op for kind, op in health.failures if kind == dtype]
-        verdict = f"WRONG: {', '.join(failed)}" if failed else "right"
-        _say(f"  {dtype}: {verdict} (largest error against float64: {errors[worst]:.1e}, {worst})")
 
 
 def _say(line: str) -> None:

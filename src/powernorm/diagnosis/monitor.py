@@ -133,11 +133,6 @@ class NormMonitor:
         self._scale = loss_scale
         self._observing = bool(self._watched) and self.schedule.is_due(step)
 
-    @property
-    def is_observing(self) -> bool:
-        """Whether the current step is observed."""
-        return self._observing
-
     def finish_step(self, step: int) -> list[NormRow]:
         """Return what was observed, compared with the current running statistics.
 

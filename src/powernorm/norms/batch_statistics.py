@@ -28,7 +28,7 @@ from powernorm.norms.buffers import (
     rename_key,
 )
 from powernorm.norms.checkpointing import Seen
-from powernorm.norms.feature_dims import Normalized, features_last
+from powernorm.norms.feature_dims import Normalized
 from powernorm.norms.masks import current_padding_mask
 from powernorm.norms.stateful import StatefulNorm
 from powernorm.ops.arrays import reciprocal_root, scale_groups, tokens_of
@@ -206,17 +206,13 @@ class BatchStatisticsNorm(StatefulNorm):
         """
         return False
 
-    def batch_moments(self, x: Tensor, padding_mask: Tensor | None = None) -> Moments:
+    def token_moments(self, x: Tensor, padding_mask: Tensor | None = None) -> Moments:
         """Return the moments of what the layer normalizes, over this process's valid tokens.
 
         Args:
-            x: the layer's input, features in `feature_dim`.
+            x: the layer's input with the features last, (..., C).
             padding_mask: True = padding; None means the mask of the scope.
         """
-        return self.token_moments(features_last(x, self.feature_dim), padding_mask)
-
-    def token_moments(self, x: Tensor, padding_mask: Tensor | None = None) -> Moments:
-        """Return the same moments for an x with the features last, (..., C)."""
         mask = padding_mask if padding_mask is not None else current_padding_mask(x, self)
         with torch.no_grad():
             return Moments.of(self.scaled(x), mask)

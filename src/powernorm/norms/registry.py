@@ -21,7 +21,6 @@ from powernorm.norms import pointwise, token, token_scale
 from powernorm.norms.arguments import Start, TokenKind, Variant, feature_count
 from powernorm.norms.base import Norm
 from powernorm.norms.batch import BatchNorm, PowerNormV
-from powernorm.norms.batch_statistics import BatchStatisticsNorm
 from powernorm.norms.divergences import Divergence
 from powernorm.norms.moving_average import MovingAverageBatchNorm
 from powernorm.norms.named_layers import imported_layer, packaged_layer, packaged_names
@@ -58,11 +57,6 @@ class NormInfo:
     paper: str
     presets: Mapping[str, Any] = field(default_factory=dict)
     """Options that the short name sets; they can be overridden."""
-
-    @property
-    def needs_batch_statistics(self) -> bool:
-        """Whether training uses statistics over the tokens of a batch."""
-        return inspect.isclass(self.layer) and issubclass(self.layer, BatchStatisticsNorm)
 
 
 _FEATURES = "features of a token"

@@ -80,6 +80,15 @@ def _check_backend(name: str) -> Backend:
 
 
 _setting = _Setting(os.environ.get(VARIABLE) or None)
+_loaders: Final[dict[Backend, Callable[[], ModuleType]]] = {}
+
+
+def add_backend(backend: Backend, load: Callable[[], ModuleType]) -> None:
+    """Say how the functions of a backend are imported, when they are first needed.
+
+    The package `powernorm.ops` does: backends import the ops, whose files call `functions_for`.
+    """
+    _loaders[backend] = load
 
 
 @contextmanager
@@ -145,7 +154,7 @@ def _triton_absence() -> str:
             "torch sees no CUDA device (TRITON_INTERPRET=1 runs the kernels, slowly, without one)"
         )
     try:
-        import powernorm.ops.kernels.triton  # noqa: F401
+        _loaders["triton"]()
     except Exception as error:
         said = " ".join(str(error).split())[:160]
         return f"triton cannot be imported ({said}), so install the one that this torch asks for"
@@ -172,25 +181,11 @@ def unfit_reason(backend: Backend, x: Tensor) -> str:
 @cache
 def _module(backend: Backend) -> ModuleType | None:
     """Return the backend's functions, None where it is missing."""
-    if missing_reason(backend):
-        return None
-    if backend == "cpu":
-        import powernorm.ops.kernels.cpu
-
-        return powernorm.ops.kernels.cpu
-    if backend == "triton":
-        import powernorm.ops.kernels.triton
-
-        return powernorm.ops.kernels.triton
-    return _eager()
+    return None if missing_reason(backend) else _loaders[backend]()
 
 
-@cache
 def _eager() -> ModuleType:
-    # Imported late: the references are in the files of the ops, which call `functions_for`.
-    from powernorm.ops import eager
-
-    return eager
+    return _loaders["eager"]()
 
 
 _triton_failure = ""
@@ -210,9 +205,7 @@ class _TritonFunctions:
         """(what cannot be served, why) by the name of the function."""
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        import powernorm.ops.kernels.triton
-
-        function, instead = getattr(powernorm.ops.kernels.triton, name), getattr(_eager(), name)
+        function, instead = (getattr(_loaders[kind](), name) for kind in ("triton", "eager"))
 
         def call(*args: Any) -> Any:
             if name not in self.failures:

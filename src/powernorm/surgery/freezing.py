@@ -134,11 +134,6 @@ class StatisticsFreezing:
         self._model = model
         self._layers = dict(layers if order == "lowest_first" else layers[::-1])
 
-    @property
-    def is_finished(self) -> bool:
-        """Whether all layers are frozen."""
-        return all(layer.is_frozen for layer in self._layers.values())
-
     def step(self, step: int) -> list[str]:
         """Freeze the layers that are due; call it before each update.
 

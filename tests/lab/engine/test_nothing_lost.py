@@ -55,10 +55,24 @@ def test_a_file_in_the_place_of_a_run_is_refused(tmp_path: Path) -> None:
 def test_what_a_process_left_that_was_killed_early_is_no_obstacle(tmp_path: Path) -> None:
     begun = tmp_path / "bn-seed0"
     begun.mkdir()
-    for name in (".lock", ".lease.json.0a1b", ".config.json.a1b2"):
-        (begun / name).write_text("")
+    drafts = [begun / f".{name}.0123456789abcdef" for name in ("lease.json", "config.json")]
+    for path in (begun / ".lock", *drafts):
+        path.write_text("")
     compared(tmp_path)
-    assert not (begun / ".config.json.a1b2").exists()
+    assert not any(path.exists() for path in drafts)
+
+
+def test_hidden_files_of_others_stay(tmp_path: Path) -> None:
+    compared(tmp_path)
+    run = tmp_path / "bn-seed0"
+    mine = [run / ".notes", run / "checkpoints" / ".keep", tmp_path / ".results.json.bak"]
+    draft = run / "checkpoints" / ".last.ckpt.0123456789abcdef"
+    for path in (*mine, draft):
+        path.parent.mkdir(exist_ok=True)
+        path.write_text("")
+    compared(tmp_path, resume=True)
+    assert all(path.exists() for path in mine)
+    assert not draft.exists()
 
 
 @pytest.mark.parametrize("option", ["resume", "force"])

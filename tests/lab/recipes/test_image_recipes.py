@@ -4,6 +4,7 @@ import pytest
 
 from powernorm.lab.recipes import named_recipe, paper_records, paths_of, recipe, reduced_note
 from powernorm.lab.settings.comparison import options_of
+from powernorm.lab.training.optimization import rate_factor
 from powernorm.norms import NORMS
 
 
@@ -69,7 +70,9 @@ def test_residual_networks() -> None:
     assert (optimizer.name, optimizer.learning_rate, optimizer.momentum) == ("sgd", 0.1, 0.9)
     assert optimizer.weight_decay == 1e-4
     steps = config.training.max_steps
-    assert [steps * part for part in schedule.milestones] == [32_000, 48_000]
+    after = [rate_factor(schedule, step, steps) for step in (32_000, 48_000)]
+    before = [rate_factor(schedule, step - 1, steps) for step in (32_000, 48_000)]
+    assert before + after == pytest.approx([1, 0.1, 0.1, 0.01])
     assert (steps, config.data.batch_size, config.data.augmentation) == (64_000, 128, True)
     assert recipe("image", "cifar10-resnet18").model.architecture == "resnet18"
     (record,) = paper_records(config)

@@ -8,7 +8,6 @@ import pytest
 import torch
 import torch.nn.functional as F
 from minimized import training_losses
-from same_runs import assert_same_run
 from tiny_training import Configure
 from torch import Tensor
 
@@ -16,8 +15,6 @@ from powernorm.lab.data.batch import Batch
 from powernorm.lab.data.corpus import SPLITS
 from powernorm.lab.data.readers import read_corpus
 from powernorm.lab.data.subwords import EncodedCorpus, encode_corpus
-from powernorm.lab.engine.events import Event, StepsDone
-from powernorm.lab.recipes.differences import UNIMPORTANT
 from powernorm.lab.settings.comparison import ComparisonSettings
 from powernorm.lab.settings.training import (
     OptimizerSettings,
@@ -26,7 +23,7 @@ from powernorm.lab.settings.training import (
 from powernorm.lab.tasks.builtin import compare
 from powernorm.lab.tasks.lm.batches import LanguageModelData
 from powernorm.lab.tasks.registry import task_of
-from powernorm.lab.training import loop, optimization
+from powernorm.lab.training import batches, loop, optimization
 from powernorm.lab.training.evaluation import evaluate, word_perplexity
 from powernorm.lab.training.losses import TrainingLoss
 from powernorm.lab.training.optimization import build_optimizer
@@ -171,12 +168,13 @@ def test_all_norms_get_the_same_batches(configure: Configure, encoded: EncodedCo
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_batches_of_a_run_that_goes_on(
-    configure: Configure, encoded: EncodedCorpus, num_workers: int
+    configure: Configure, encoded: EncodedCorpus, num_workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They are those that were still to come, whoever prepares them, and draw nothing."""
+    monkeypatch.setattr(batches, "_num_loader_workers", lambda _: num_workers)
     config = configure(
         optimizer=OptimizerSettings(accumulation=3),
-        training=SmoothedTrainingSettings(max_steps=12, num_workers=num_workers),
+        training=SmoothedTrainingSettings(max_steps=12),
     )
     data = LanguageModelData(encoded, config, 0)
     whole = [data.batches.batch(position).named["tokens"] for position in range(12 * 3)]
@@ -230,23 +228,6 @@ def test_weight_decay_spares_vectors(configure: Configure) -> None:
         is_matrix = "norm" not in name and not name.endswith("bias")
         assert (id(parameter) in decayed) == is_matrix, name
     assert sum(len(g["params"]) for g in optimizer.param_groups) == len(list(model.parameters()))
-
-
-def test_another_number_of_workers_is_no_other_run(configure: Configure, tmp_path: Path) -> None:
-    """Who prepares the batches may change when a run goes on, and is no departure from a recipe."""
-    config = configure(norms=("pn",))
-
-    def stop(event: Event) -> None:
-        if isinstance(event, StepsDone) and event.step >= 6:
-            raise KeyboardInterrupt
-
-    compare(config, tmp_path / "whole")
-    with pytest.raises(KeyboardInterrupt):
-        compare(config, tmp_path / "parts", on_event=stop)
-    more = replace(config, training=replace(config.training, num_workers=1))
-    compare(more, tmp_path / "parts", resume=True)
-    assert_same_run(tmp_path / "whole" / "pn-pre-seed0", tmp_path / "parts" / "pn-pre-seed0")
-    assert "training.num_workers" in UNIMPORTANT
 
 
 @pytest.mark.slow

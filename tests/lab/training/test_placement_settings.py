@@ -26,7 +26,6 @@ TENSORIZED = ["model.architecture=tensorized", "model.num_heads=1"]
     ("task", "assignments", "message"),
     [
         ("lm", ["model.placement=peri-ln"], "choose one of pre, post, sandwich, peri, out, mix"),
-        ("lm", ["model.post_fraction=0.5"], r"set model\.placement=mix"),
         ("lm", ["model.qk_norm=rms"], "choose one of per_head, whole"),
         ("lm", ["model.qk_norm_type=bn"], r"set model\.qk_norm to per_head or whole"),
         ("lm", [*TENSORIZED, "model.placement=normformer"], "tensorized attention"),

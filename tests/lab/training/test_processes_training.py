@@ -140,7 +140,7 @@ def jobs(pairs: Path, text: Path) -> dict[str, Job]:
     made = [plain_job(name, pairs) for name in SAME]
     made += [Job(task, language(text, task)) for task in ("lm", "tag")]
     average = {"average_checkpoints": 2, "recalibration_batches": 2}
-    diagnosed = {"diagnose_every": 3, "diagnose_batches": 3}
+    diagnosed = {"diagnose_every": 3}
     made += [
         Job("average", even(translation(pairs, "bn", training=average))),
         # Noisy enough to stop early.
@@ -170,7 +170,7 @@ def jobs(pairs: Path, text: Path) -> dict[str, Job]:
         ),
     ]
     for strategy in ("ddp", "fsdp2"):
-        scored = {"score_every": 1, "select_by": "score", "score_examples": 9}
+        scored = {"score_every": 1, "select_by": "score"}
         training = {"strategy": strategy, "log_every": 2, **scored}
         dropped = translation(pairs, "pn", training=training)
         made.append(Job(f"whole-{strategy}", dropped))

@@ -38,8 +38,13 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_pairs(tmp_path_factory.mktemp("scores") / "pairs")
 
 
+@pytest.fixture(autouse=True)
+def few_are_scored(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("powernorm.lab.tasks.translation.batches.NUM_SCORED", 7)
+
+
 def scored(pairs: Path, norm: str = "bn", **training: Any) -> ComparisonSettings:
-    changes = {"score_every": 1, "score_examples": 7, "tid_batches": 0} | training
+    changes = {"score_every": 1, "tid_batches": 0} | training
     return tiny_translation(pairs, norms=(norm,), training=changes)
 
 
@@ -118,7 +123,7 @@ def test_scoring_changes_nothing_else(pairs: Path, tmp_path: Path) -> None:
     """Losses, weights and random numbers are those of the run without it."""
     runs = []
     for name, every in (("with", 1), ("without", 0)):
-        training = {"score_every": every} | ({"score_examples": 7} if every else {})
+        training = {"score_every": every}
         compare(tiny_translation(pairs, norms=("bn",), training=training), tmp_path / name)
         (run,) = (tmp_path / name).glob("bn*")
         runs.append(run)
@@ -232,8 +237,6 @@ def test_tasks_whose_score_costs_little_tell_it_always(
     [
         ("lm", "training.score_every=1", "'training.score_every' is not a setting"),
         ("lm-char", "training.select_by=score", "'training.select_by' is not a setting"),
-        ("classify", "training.score_examples=2", "'training.score_examples' is not a setting"),
-        ("translation", "training.score_examples=9", "training.score_examples=9 means nothing"),
         ("translation", "training.select_by=score", "training.select_by=score needs scores"),
         ("classify", "training.score_every=0", "training.select_by=score needs scores"),
         ("tag", "training.select_by=bleu", "training.select_by=bleu is not known"),

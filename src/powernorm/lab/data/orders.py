@@ -123,19 +123,12 @@ class LengthGroups:
     Args:
         source_lengths: end marks included, int64, (number of pairs,).
         target_lengths: the same of the other side.
-        batch_tokens: positions of the longer side of a batch, at most; a pair that is longer alone
-            makes a batch of its own.
-        count_padding: whether padded positions count, so that a batch has number of pairs × length
-            of the longest positions, or the sum of the lengths on the side where it is greater.
+        batch_tokens: positions of the longer side of a batch, padding included, at most; a pair
+            that is longer alone makes a batch of its own.
     """
 
     def __init__(
-        self,
-        source_lengths: Tensor,
-        target_lengths: Tensor,
-        *,
-        batch_tokens: int,
-        count_padding: bool,
+        self, source_lengths: Tensor, target_lengths: Tensor, *, batch_tokens: int
     ) -> None:
         keys = _keys(source_lengths, target_lengths)
         # Two stable sorts make one by (longer, source, target) without a number too large.
@@ -146,10 +139,7 @@ class LengthGroups:
         changes = (sources.diff() != 0) | (targets.diff() != 0)
         self._groups = torch.empty_like(order)
         self._groups[order] = torch.cat([changes.new_zeros(1, dtype=torch.long), changes.cumsum(0)])
-        if count_padding:
-            ends = _ends_of_padded(torch.maximum(sources, targets), batch_tokens)
-        else:
-            ends = _ends_of_sums(sources.cumsum(0), targets.cumsum(0), batch_tokens)
+        ends = _ends_of_padded(torch.maximum(sources, targets), batch_tokens)
         self._sizes: list[int] = torch.tensor([0, *ends]).diff().tolist()
 
     def __len__(self) -> int:
@@ -234,17 +224,3 @@ def _ends_of_padded(lengths: Tensor, budget: int) -> list[int]:
             ends.append(index)
             start = index
     return [*ends, len(values)] if values else ends
-
-
-def _ends_of_sums(sources: Tensor, targets: Tensor, budget: int) -> list[int]:
-    """Cut running sums into runs in which neither grows by more than the budget."""
-    ends, start, total = [], 0, sources.numel()
-    while start < total:
-        limits = [(int(sums[start - 1]) if start else 0) + budget for sums in (sources, targets)]
-        end = min(
-            int(torch.searchsorted(sums, limit, right=True))
-            for sums, limit in zip((sources, targets), limits, strict=True)
-        )
-        start = max(end, start + 1)
-        ends.append(start)
-    return ends

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Final, cast
 
 from powernorm.errors import InputError
-from powernorm.files import check_own, remove, write
+from powernorm.files import check_own, is_draft, remove, remove_drafts, write
 from powernorm.json_reading import read_json_object
 from powernorm.lab.engine.leases import LEASE_FILE, LOCK_FILE
 from powernorm.runs import (
@@ -26,13 +26,9 @@ MAX_DIFFERENCES: Final = 5
 LAST: Final = "last.ckpt"
 """The checkpoint that a run goes on from."""
 KEPT: Final = frozenset({LEASE_FILE, LOCK_FILE})
-_DRAFTS: Final = (f".{CONFIG_FILE}.", f".{LEASE_FILE}.")
-"""Files that a killed process may leave before a folder is a run's."""
-IGNORED: Final = frozenset(
-    {"data.path", "function.file", "function.sha256", "training.num_workers"}
-)
-"""Settings of a run that may differ: a fingerprint stands for the data, a change of the code is
-told, and batches are the same whoever prepares them."""
+IGNORED: Final = frozenset({"data.path", "function.file", "function.sha256"})
+"""Settings of a run that may differ: a fingerprint identifies the data, and a change of the code is
+told."""
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
@@ -89,11 +85,12 @@ def check_place(folder: Path) -> None:
         return
     if not folder.is_dir():
         raise InputError(f"{folder} is a file, and a run is to go there: move it away")
-    check_own(*folder.iterdir())
-    names = [] if _is_run(folder) else sorted(path.name for path in folder.iterdir())
+    paths = sorted(folder.iterdir())
+    check_own(*paths)
     # A process may have been killed between its lease and its first file.
-    foreign = [name for name in names if name not in KEPT and not name.startswith(_DRAFTS)]
-    if foreign:
+    foreign = [p.name for p in paths if p.name not in KEPT and not is_draft(p.name)]
+    # Asked last: another process may begin the run in between.
+    if foreign and not _is_run(folder):
         more = "" if len(foreign) <= MAX_DIFFERENCES else " and more"
         raise InputError(
             f"{folder} is no run and holds {', '.join(foreign[:MAX_DIFFERENCES])}{more}: move that "
@@ -137,8 +134,6 @@ def prepare_folder(out: Path, *, resume: bool, force: bool) -> None:
             delete_run(path)
         remove(*_results_in(out), out / WORK_FILE)
     try:
-        for name in (RESULTS_FILE, COMPARISON_FILE):
-            remove(*out.glob(f".{name}.*"))
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(
@@ -154,9 +149,10 @@ def _results_in(out: Path) -> list[Path]:
 def remove_unfinished(folder: Path, *, is_over: bool = False) -> None:
     """Delete what a killed process was writing in a run's folder; of one that is over its lease."""
     check_own(folder, folder / CHECKPOINTS_FOLDER)
-    drafts = [*folder.glob(".*"), *(folder / CHECKPOINTS_FOLDER).glob(".*")]
-    leases = [folder / name for name in KEPT] if is_over else []
-    remove(*(path for path in drafts if path.name not in KEPT and path.is_file()), *leases)
+    for place in (folder, folder / CHECKPOINTS_FOLDER):
+        remove_drafts(place)
+    if is_over:
+        remove(*(folder / name for name in KEPT))
 
 
 def clear_unless_resumable(folder: Path) -> None:

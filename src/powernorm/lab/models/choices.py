@@ -31,8 +31,6 @@ class TransformerShape:
     """Size inside the feed-forward networks."""
     placement: Placement = "pre"
     """Where the norms stand."""
-    post_fraction: float = 0.25
-    """Of `mix`: part of the layers that are post-norm, the lowest ones, at least one."""
     embedding_norm: bool | None = None
     """Whether a norm follows the embeddings; None is with `peri` only."""
     qk_norm: QueryKeyNorm | None = None

@@ -117,8 +117,8 @@ def layer_places(
     """
     count = shape.num_layers if num_layers is None else num_layers
     if shape.placement == "mix":
-        # 0.29 · 100 is a little below 29. Without a layer of its own it would be `pre`.
-        num_post = max(1, int(shape.post_fraction * count + 1e-9))
+        # The lowest quarter (Mix-LN's q = 0.25). Without a layer of its own it would be `pre`.
+        num_post = max(1, count // 4)
         return [_LAYERS["post"]] * num_post + [_LAYERS["pre"]] * (count - num_post)
     places = _LAYERS[shape.placement]
     if shape.placement == "deepnorm":

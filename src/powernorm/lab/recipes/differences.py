@@ -44,18 +44,18 @@ UNIMPORTANT: Final = frozenset(
     {
         *("task", "preset", "norms", "seeds", "data.path", "data.evaluation_batch_size"),
         *("decoding.batch_tokens", "training.accelerator", "training.num_threads"),
-        *("training.num_workers", "training.compile"),
-        *("training.strategy", "training.log_every", "training.monitor_every"),
+        *("training.compile", "training.strategy"),
+        *("training.log_every", "training.monitor_every"),
         *("training.tid_batches", "training.early_checkpoint", "training.record_scales"),
-        *("training.diagnose_every", "training.diagnose_batches"),
+        "training.diagnose_every",
     }
 )
 """Settings that change what a run costs or writes, not what it comes to, and the choices of norms
 and seeds, which the results name anyway; the data have a sentence of their own."""
 
 
-_OF_SCORES: Final = frozenset({"training.score_every", "training.score_examples"})
-"""Settings that are as unimportant where the loss selects."""
+_OF_SCORES: Final = "training.score_every"
+"""The setting that is as unimportant where the loss selects."""
 
 _PLACED: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
@@ -243,7 +243,7 @@ def _listed(words: Sequence[str]) -> str:
 
 
 def _matters(key: str, config: ComparisonSettings) -> bool:
-    if key in _OF_SCORES and not config.selects_by_score:
+    if key == _OF_SCORES and not config.selects_by_score:
         return False
     section, _, rest = key.partition(".")
     if section == "norm_options":

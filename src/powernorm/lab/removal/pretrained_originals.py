@@ -16,7 +16,7 @@ from powernorm.lab.data.batch import IGNORED
 from powernorm.lab.data.corpus import EvaluatedSplit, Split
 from powernorm.lab.data.orders import Shuffled
 from powernorm.lab.data.readers import load_corpus
-from powernorm.lab.removal.originals import Original
+from powernorm.lab.removal.original import Original
 from powernorm.lab.removal.settings import RemovalDataSettings
 
 Objective = Literal["causal", "masked", "none"]

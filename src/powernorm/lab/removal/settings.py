@@ -60,8 +60,6 @@ class DistillationSettings:
     share: Fraction | None = None
     """Weight of the distillation; the task's own loss, where there is one, has the rest. None is
     0.5 in a removal of a tenth of the original's own updates or more, of a run, and else 1."""
-    temperature: PositiveNumber = 1.0
-    """Of `logits`: what both models' logits are divided by."""
 
 
 @section("anchor")

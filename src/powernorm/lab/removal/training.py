@@ -19,7 +19,7 @@ from powernorm.integrations.stock_models import check_fits_stock
 from powernorm.lab.engine.events import Notice
 from powernorm.lab.engine.run import Run
 from powernorm.lab.engine.watching import evaluating
-from powernorm.lab.removal.originals import Original
+from powernorm.lab.removal.original import Original
 from powernorm.lab.removal.settings import (
     LONG_DISTILLATION,
     LONG_SHARE,
@@ -253,8 +253,7 @@ class RemovalTraining:
     def _distilled(self, seen: Seen, taught: Seen, valid: Tensor | None) -> Tensor:
         ours, theirs = (self._original.logits(one.outputs) for one in (seen, taught))
         if self._distillation == "logits":
-            temperature = self._settings.distillation.temperature
-            return logit_divergence(ours, theirs, _fitting(valid, ours), temperature=temperature)
+            return logit_divergence(ours, theirs, _fitting(valid, ours))
         names = [name for name in self._order if name in seen.states and name in taught.states]
         return hidden_state_error(
             [*(seen.states[name] for name in names), ours],

@@ -147,12 +147,8 @@ def _known_curve(comparison: Comparison, column: _Column) -> _Curve:
 
 def _sample(comparison: Comparison) -> str:
     """What is translated at a validation, and how; empty for other tasks."""
-    training = comparison.settings.get("training") or {}
-    if "score_examples" not in training:
-        return ""
-    number = training["score_examples"]
-    what = "" if number is None else f", at most {number} evenly spaced pairs of it,"
-    return f"{what} translated greedily"
+    is_translated = comparison.task == "translation"
+    return ", at most 500 evenly spaced pairs of it, translated greedily" if is_translated else ""
 
 
 def perplexity_label(comparison: Comparison) -> str:

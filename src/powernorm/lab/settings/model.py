@@ -12,7 +12,6 @@ from powernorm.lab.models.choices import (
 )
 from powernorm.lab.models.placements import layer_places
 from powernorm.lab.settings.section import (
-    Fraction,
     FractionBelowOne,
     NotNegative,
     Positive,
@@ -54,12 +53,9 @@ class TransformerSettings(ModelSettings):
     placement: Placement = "pre"
     """Where the norms stand: before each sub-layer, on its branch (`pre`), after the residual sum
     (`post`), before and after each sub-layer (`sandwich`), there and on the embeddings (`peri`),
-    after it alone (`out`); `mix` has `post` in the lowest layers and `pre` above; `deepnorm`,
-    `normformer`; `bn-ffn` is `pre` with one more between the linear maps of a feed-forward network,
-    `bn-linear` one after every linear map."""
-    post_fraction: Fraction = 0.25
-    """Of `mix`: part of the layers that are post-norm, the lowest ones, rounded down, but at least
-    one."""
+    after it alone (`out`); `mix` has `post` in the lowest quarter of the layers and `pre` above;
+    `deepnorm`, `normformer`; `bn-ffn` is `pre` with one more between the linear maps of a
+    feed-forward network, `bn-linear` one after every linear map."""
     embedding_norm: bool | None = None
     """Whether a norm follows the embeddings; none is with `peri` only."""
     qk_norm: QueryKeyNorm | None = None
@@ -105,16 +101,6 @@ class TransformerSettings(ModelSettings):
                 "none for all",
             )
         self._check_heads()
-        self._check_placement()
-
-    def _check_placement(self) -> None:
-        if self.placement != "mix" and not is_default(self, "post_fraction"):
-            raise refuse(
-                "model.post_fraction",
-                self.post_fraction,
-                f"means nothing with model.placement={self.placement}: set model.placement=mix, or "
-                "leave it out",
-            )
         if self.qk_norm is None and not is_default(self, "qk_norm_type"):
             raise refuse(
                 "model.qk_norm_type",

@@ -23,7 +23,6 @@ Fraction = Annotated[float, Field(ge=0, le=1)]
 FractionBelowOne = Annotated[float, Field(ge=0, lt=1)]
 Names = Annotated[tuple[str, ...], Strict(False)]
 Seeds = Annotated[tuple[NotNegative, ...], Strict(False)]
-Fractions = Annotated[tuple[Fraction, ...], Strict(False)]
 RisingIds = Annotated[tuple[Positive, ...], Strict(False)]
 
 _CONFIG: Final = ConfigDict(

@@ -2,13 +2,12 @@
 
 from typing import Annotated, Any, Final, Literal
 
-from pydantic import Field, PlainValidator
+from pydantic import PlainValidator
 
 from powernorm.errors import InputError
 from powernorm.lab.settings.section import (
     Fraction,
     FractionBelowOne,
-    Fractions,
     NotNegative,
     NotNegativeNumber,
     Positive,
@@ -86,27 +85,14 @@ class ScheduleSettings:
     """
 
     name: ScheduleName = "cosine"
-    """How the rate falls after the warm-up."""
+    """How the rate falls after the warm-up; `steps` is to a tenth after half of the run, and again
+    after three quarters (He et al. 2016)."""
     warmup_fraction: Fraction = 0.1
     """Part of the run in which the rate rises linearly from 0."""
     final_fraction: Fraction = 0.0
     """Rate at the end as a part of the highest, for `linear` and `cosine`."""
     warmup_steps: Positive | None = None
     """Updates in which the rate rises; none is `warmup_fraction` of the run."""
-    milestones: Fractions = (0.5, 0.75)
-    """Parts of the run after each of which the rate falls, for `steps`."""
-    decay: PositiveNumber = 0.1
-    """What it is multiplied by there."""
-
-    def __post_init__(self) -> None:
-        for name in ("milestones", "decay"):
-            if self.name != "steps" and not is_default(self, name):
-                raise refuse(
-                    f"schedule.{name}",
-                    getattr(self, name),
-                    f"means nothing with schedule.name={self.name}: set schedule.name=steps, or "
-                    "leave it out",
-                )
 
 
 @section("training")
@@ -138,9 +124,6 @@ class TrainingSettings:
     """Updates between two diagnoses of the norms during the run, or `epoch`: before the first
     update, then after every so many or after every epoch, and after the last one; 0 makes none.
     They are written to diagnoses.jsonl and change nothing in the training."""
-    diagnose_batches: Annotated[int, Field(ge=2, lt=2**63)] = 20
-    """Training batches in each of a diagnosis's two passes, the first ones of the run every time:
-    `powernorm diagnose` takes 50 once."""
     tid_batches: NotNegative = 50
     """Training batches in each pass of the two-pass TID at the end; 0 leaves it out."""
     norm_warmup_fraction: Fraction = 0.1
@@ -162,21 +145,11 @@ class TrainingSettings:
     compile: bool = False
     """Whether `torch.compile` makes kernels of the layers for the training: some minutes at first,
     then faster steps on a GPU."""
-    num_workers: NotNegative | None = None
-    """Processes that prepare batches ahead; none is 2 beside a GPU and 0 on a CPU, whose cores
-    train."""
     strategy: Strategy = "ddp"
     """How several processes share the work: every one has the whole model (`ddp`), or a part of
     each weight (`fsdp2`)."""
 
     def __post_init__(self) -> None:
-        if not self.diagnose_every and not is_default(self, "diagnose_batches"):
-            raise refuse(
-                "training.diagnose_batches",
-                self.diagnose_batches,
-                "means nothing with training.diagnose_every=0: set that to epoch or to a number "
-                "of updates, or leave it out",
-            )
         if self.diagnose_every and self.strategy == "fsdp2":
             raise refuse(
                 "training.diagnose_every",

@@ -16,7 +16,6 @@ SHARED_KEYS: Final = (
     "data.vocabulary_size",
     "training.accelerator",
     "training.num_threads",
-    "training.num_workers",
 )
 """Settings that all runs of a comparison have in common, so that no variant can change them."""
 

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
-from powernorm.errors import InputError
 from powernorm.lab.data.batch import Batch, EvaluationBatches, TrainingBatches
 from powernorm.lab.data.corpus import EvaluatedSplit, Split
 from powernorm.lab.engine.processes import num_processes, rank
@@ -59,24 +58,13 @@ class _OwnBatches(Dataset[Batch]):
         return batch if self._size == 1 else batch.shard(self._rank, self._size)
 
 
-def _num_loader_workers(wanted: int | None, device: torch.device) -> int:
-    """Return the number of processes that prepare batches while others are computed on.
+def _num_loader_workers(device: torch.device) -> int:
+    """Return how many processes prepare batches ahead: two beside a GPU, where they can be forked.
 
-    Args:
-        wanted: of the settings; None is two beside a GPU and none on a CPU, whose cores train.
-        device: that trains.
-
-    Raises:
-        InputError: some are wanted where processes cannot be forked.
+    There are none on a CPU, whose cores train.
     """
     can_fork = "fork" in multiprocessing.get_all_start_methods()
-    if wanted and not can_fork:
-        raise InputError(
-            f"training.num_workers={wanted}, but this system cannot fork processes: use 0 or none"
-        )
-    if wanted is None:
-        return 2 if device.type == "cuda" and can_fork else 0
-    return wanted
+    return 2 if device.type == "cuda" and can_fork else 0
 
 
 def _leave_signals(worker: int) -> None:
@@ -108,12 +96,9 @@ class RunData(ABC, Generic[Settings]):
         Args:
             device: that they go to; for a GPU they are in pinned memory.
             first: number of micro-batches that were trained on already.
-
-        Raises:
-            InputError: workers are asked for and not to be had.
         """
         config = self._config
-        number = _num_loader_workers(config.training.num_workers, device)
+        number = _num_loader_workers(device)
         return DataLoader(
             _OwnBatches(self.batches),
             batch_size=None,

@@ -1,6 +1,7 @@
 """Diagnoses of the model of a run between its updates."""
 
 from dataclasses import replace
+from typing import Final
 
 import torch
 from torch import nn
@@ -13,9 +14,12 @@ from powernorm.lab.settings.comparison import ComparisonSettings
 from powernorm.lab.settings.training import EPOCH
 from powernorm.runs import DiagnosisRecord, VerdictRecord
 
+NUM_BATCHES: Final = 20
+"""Training batches in each of a diagnosis's two passes: `powernorm diagnose` takes 50 once."""
+
 
 class Diagnosing:
-    """Says when a model is due, and diagnoses it on the first training batches of the run.
+    """Says when a model is due, and diagnoses it on the first 20 training batches of the run.
 
     Weights, buffers and random numbers stay as they are. In several processes each reads the whole
     batches, so that all of them call the layers, and exchange statistics, equally often.
@@ -42,7 +46,7 @@ class Diagnosing:
         self._accumulation = config.optimizer.accumulation
         self._batches_per_epoch = batches.batches_per_epoch
         # Made once: an order keeps the epochs around its latest batch only.
-        chosen = [batches.batch(at) for at in range(self._training.diagnose_batches)]
+        chosen = [batches.batch(at) for at in range(NUM_BATCHES)]
         self._batches = MovedBatches(chosen, device)
 
     def is_due(self, step: int) -> bool:

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +10,11 @@ from torch import Tensor, nn
 from powernorm.errors import InputError
 from powernorm.lab.settings.comparison import ComparisonSettings
 from powernorm.lab.settings.training import OptimizerSettings, ScheduleSettings
+
+_MILESTONES: Final = (0.5, 0.75)
+"""Parts of the run after each of which the schedule `steps` falls (He et al. 2016)."""
+_DECAY: Final = 0.1
+"""What the rate is multiplied by there."""
 
 
 def build_optimizer(
@@ -142,7 +147,7 @@ def rate_factor(schedule: ScheduleSettings, step: int, max_steps: int) -> float:
     - `inverse_sqrt`: √(w / t) (Vaswani et al. 2017)
     - `linear`: 1 - (1 - f) p
     - `cosine`: f + (1 - f) (1 + cos πp) / 2 (Loshchilov and Hutter 2017)
-    - `steps`: decay^m after m of the milestones, which are parts of max_steps (He et al. 2016)
+    - `steps`: 0.1^m after m of the milestones ½ and ¾, parts of max_steps (He et al. 2016)
 
     Args:
         schedule: the kind and its fractions.
@@ -156,8 +161,8 @@ def rate_factor(schedule: ScheduleSettings, step: int, max_steps: int) -> float:
     if schedule.name == "constant":
         return 1.0
     if schedule.name == "steps":
-        passed = sum(update > milestone * max_steps for milestone in schedule.milestones)
-        return float(schedule.decay**passed)
+        passed = sum(update > milestone * max_steps for milestone in _MILESTONES)
+        return _DECAY**passed
     if schedule.name == "inverse_sqrt":
         return math.sqrt(warmup / update)
     progress = (update - warmup) / max(1, max_steps - warmup)

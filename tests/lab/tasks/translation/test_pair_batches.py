@@ -27,8 +27,7 @@ def split(sizes: Sizes) -> EncodedPairSplit:
 def training(sizes: Sizes, **changes: int) -> TrainingBatches:
     arguments = {"batch_tokens": 24, "seed": 0, "batches_per_update": 1}
     arguments |= changes
-    count_padding = bool(arguments.pop("count_padding", True))
-    return training_pairs(split(sizes), count_padding=count_padding, **arguments)
+    return training_pairs(split(sizes), **arguments)
 
 
 def numbers(batch: Batch) -> list[int]:
@@ -60,11 +59,11 @@ def check(batch: Batch, sizes: Sizes) -> None:
 
 
 @settings(max_examples=60)
-@given(SIZES, st.integers(8, 40), st.booleans(), st.integers(1, 3), st.integers(0, 2))
+@given(SIZES, st.integers(8, 40), st.integers(1, 3), st.integers(0, 2))
 def test_every_pair_is_once_in_an_epoch_over_all_ranks(
-    sizes: Sizes, batch_tokens: int, count_padding: bool, num_ranks: int, epoch: int
+    sizes: Sizes, batch_tokens: int, num_ranks: int, epoch: int
 ) -> None:
-    data = training(sizes, batch_tokens=batch_tokens, count_padding=count_padding)
+    data = training(sizes, batch_tokens=batch_tokens)
     seen: list[int] = []
     first = epoch * data.batches_per_epoch
     for position in range(first, first + data.batches_per_epoch):
@@ -74,8 +73,7 @@ def test_every_pair_is_once_in_an_epoch_over_all_ranks(
         found = [number for part in parts for number in numbers(part)]
         for side in (0, 1):
             lengths = [sizes[number][side] + 1 for number in found]
-            size = len(lengths) * max(lengths) if count_padding else sum(lengths)
-            assert size <= batch_tokens
+            assert len(lengths) * max(lengths) <= batch_tokens
         seen += found
     assert sorted(seen) == list(range(len(sizes)))
 

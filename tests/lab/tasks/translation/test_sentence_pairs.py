@@ -328,7 +328,7 @@ from powernorm.lab.tasks.translation.sentence_pairs import PairOptions, encode_p
 from powernorm.lab.tasks.translation.batches import training_pairs
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 encoded = encode_pairs(load_pairs(sys.argv[1], "de-en", True), PairOptions(2000, max_length=999))
-training_pairs(encoded.splits["train"], batch_tokens=4096, count_padding=True, seed=0,
+training_pairs(encoded.splits["train"], batch_tokens=4096, seed=0,
                batches_per_update=1).batch(0)
 after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 print(len(encoded.splits["train"]), after - before)

@@ -18,6 +18,7 @@ from translation_models import (
     trained,
 )
 
+from cases import uses_batch_statistics
 from powernorm.errors import InputError
 from powernorm.lab.models.choices import Placement, TransformerShape
 from powernorm.lab.models.positions import sinusoidal_positions
@@ -25,7 +26,7 @@ from powernorm.lab.tasks.translation.model import NormPlaces, TranslationModel
 from powernorm.lab.tasks.translation.settings import SharedEmbeddings
 from powernorm.norms import NORMS, BatchNorm, LayerNorm, Norm, PowerNorm, RMSNorm
 
-PER_TOKEN = [name for name, info in NORMS.items() if not info.needs_batch_statistics]
+PER_TOKEN = [name for name in NORMS if not uses_batch_statistics(name)]
 
 
 def assert_causal(model: TranslationModel) -> None:

@@ -83,7 +83,7 @@ class TextRows(PaddedRows):
 
 
 def _groups(lengths: Tensor, batch_tokens: int) -> LengthGroups:
-    return LengthGroups(lengths, lengths, batch_tokens=batch_tokens, count_padding=True)
+    return LengthGroups(lengths, lengths, batch_tokens=batch_tokens)
 
 
 class ClassifiedTextData(RowData[ClassificationSettings]):

@@ -18,6 +18,8 @@ from powernorm.lab.tasks.translation.token_lists import EncodedPairSplit
 from powernorm.lab.tasks.translation.translating import translate_split
 from powernorm.lab.training.batches import RunData
 
+NUM_SCORED: Final = 500
+"""Pairs of a split that a validation translates, evenly spaced."""
 _PAIR_SEED: Final = 1 << 20
 """Keeps the generator of the pairs apart from that of the batches."""
 
@@ -26,7 +28,6 @@ def training_pairs(
     split: EncodedPairSplit,
     *,
     batch_tokens: int,
-    count_padding: bool,
     seed: int,
     batches_per_update: int,
 ) -> TrainingBatches:
@@ -36,8 +37,8 @@ def training_pairs(
 
     Args:
         split: to train on.
-        batch_tokens: positions of the longer side of a batch at most, over all processes.
-        count_padding: whether padded positions count.
+        batch_tokens: positions of the longer side of a batch at most, padding included, over all
+            processes.
         seed: of the shuffling.
         batches_per_update: micro-batches over which the gradient is summed.
 
@@ -51,9 +52,7 @@ def training_pairs(
             f"data.batch_tokens={batch_tokens} is less than the {longest} subwords of the "
             "longest training pair: raise it, or lower data.sequence_length"
         )
-    groups = LengthGroups(
-        source_lengths, target_lengths, batch_tokens=batch_tokens, count_padding=count_padding
-    )
+    groups = LengthGroups(source_lengths, target_lengths, batch_tokens=batch_tokens)
     return TrainingBatches(
         WithinBudget(groups, seed=seed, row_seed=_PAIR_SEED + seed),
         lambda rows, _: pair_batch(split, rows),
@@ -79,7 +78,6 @@ def evaluation_pairs(
         split.source.lengths[chosen],
         split.target.lengths[chosen],
         batch_tokens=batch_tokens,
-        count_padding=True,
     )
     parts = [chosen[part] for part in groups.batches()]
     return EvaluationBatches(parts, lambda rows, _: pair_batch(split, rows))
@@ -125,7 +123,6 @@ class TranslationData(RunData[TranslationSettings]):
         pairs = training_pairs(
             encoded.splits["train"],
             batch_tokens=config.data.batch_tokens,
-            count_padding=config.data.count_padding,
             seed=seed,
             batches_per_update=config.optimizer.accumulation,
         )
@@ -149,7 +146,7 @@ class TranslationData(RunData[TranslationSettings]):
             split: that is translated.
             model: translates.
             device: of the model.
-            brief: translate `training.score_examples` pairs greedily.
+            brief: translate about `NUM_SCORED` pairs greedily.
         """
         config, encoded = self._config, self._encoded
         if not brief:
@@ -160,13 +157,12 @@ class TranslationData(RunData[TranslationSettings]):
                 for name, value in found.items()
                 if value is not None
             }
-        training = config.training
         part = translate_split(
             model,
             encoded,
             split,
             replace(config.decoding, beam_size=1),
             device,
-            rows=spaced(len(encoded.splits[split]), training.score_examples),
+            rows=spaced(len(encoded.splits[split]), NUM_SCORED),
         )
         return {"bleu": corpus_bleu(part.translations, part.references, encoded.corpus)}

@@ -12,7 +12,6 @@ from powernorm.lab.settings.section import (
     NotNegative,
     NotNegativeNumber,
     Positive,
-    is_default,
     refuse,
     section,
 )
@@ -35,7 +34,8 @@ class TranslationDataSettings(DataSettings):
     """The sentence pairs and how they are cut into batches."""
 
     batch_tokens: Positive
-    """Positions of a micro-batch, of pairs those of the longer side, over all processes."""
+    """Positions of a micro-batch, of pairs those of the longer side, padding included, over all
+    processes."""
     subwords: str = "learned"
     """Where the subwords are from: `learned` on the train split; `split`, the files hold pieces of
     words (`Hau@@ s`); or the path of codes of subword-nmt or of a model of SentencePiece (.model),
@@ -56,8 +56,6 @@ class TranslationDataSettings(DataSettings):
     split_compounds: bool = False
     """Whether `test_bleu_compound` is given, too: BLEU of tokens whose compounds are split at their
     dashes, as some papers score WMT14 English-German."""
-    count_padding: bool = True
-    """Whether padded positions count in `batch_tokens`."""
     max_length_ratio: Annotated[float, Field(ge=1)] | None = None
     """Training pairs whose sides differ by more than this factor in subwords are left out; none
     keeps them."""
@@ -154,22 +152,10 @@ class TranslationTrainingSettings(ClassifierTrainingSettings):
     """The length of the run, and what is watched and translated during it."""
 
     score_every: NotNegative = 0
-    """Validations from one at which sentences are translated to the next; their BLEU is
-    `valid_score` in metrics.csv; where there are any, that of the last is; 0 translates none."""
+    """Validations from one at which up to 500 evenly spaced sentences are translated, greedily, to
+    the next; their BLEU is `valid_score` in metrics.csv; where there are any, that of the last is;
+    0 translates none."""
     select_by: SelectedBy = "loss"
-    score_examples: Positive | None = 500
-    """About so many pairs of the valid split, evenly spaced, are translated then, greedily; none
-    is all."""
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if not self.score_every and not is_default(self, "score_examples"):
-            raise refuse(
-                "training.score_examples",
-                self.score_examples,
-                "means nothing with training.score_every=0, which translates nothing during the "
-                "training: set training.score_every=1, or leave it out",
-            )
 
 
 @section()

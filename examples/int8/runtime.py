@@ -4,27 +4,24 @@ from __future__ import annotations
 
 import logging
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Literal
+from typing import Any, Final, Literal
 
+import onnx
+import onnxruntime
 import torch
+from onnxruntime import quantization
+from onnxruntime.quantization.shape_inference import quant_pre_process
 from torch import Tensor
 
-from powernorm.errors import InputError
-from powernorm.inspection.examples import as_call
-from powernorm.integrations.extras import needed_for
-from powernorm.integrations.onnx_scales import even_scales
-from powernorm.surgery.tracing import tensors_in
-
-if TYPE_CHECKING:
-    from onnx import ModelProto
+from int8.scales import even_scales
+from powernorm import InputError
 
 StaticOperators = Literal["matmul", "all"]
 """What a static quantization computes in integers: matrix products, or all that onnxruntime can."""
 
-_SKIP_FUSION: Final = "SkipLayerNormFusion"
 _QUIET: Final = 4
 """Level of onnxruntime's log: errors become exceptions anyway."""
 
@@ -34,8 +31,6 @@ class OnnxSession:
 
     Args:
         path: of the file.
-        threads: of one operator; None is onnxruntime's choice. They sleep between two calls.
-        skip_fusion: let onnxruntime put a sum and the LayerNorm behind it into one operator.
         optimized: write the graph that it runs there.
 
     Attributes:
@@ -43,33 +38,18 @@ class OnnxSession:
 
     Raises:
         InputError: onnxruntime does not take the file.
-        ModuleNotFoundError: onnxruntime is missing.
     """
 
-    def __init__(
-        self,
-        path: Path,
-        *,
-        threads: int | None = None,
-        skip_fusion: bool = True,
-        optimized: Path | None = None,
-    ) -> None:
-        with needed_for("running an ONNX file"):
-            import onnxruntime
+    def __init__(self, path: Path, optimized: Path | None = None) -> None:
         options = onnxruntime.SessionOptions()
         options.log_severity_level = _QUIET
         # Spinning threads would take the cores of whatever runs next.
         options.add_session_config_entry("session.force_spinning_stop", "1")
-        if threads is not None:
-            options.intra_op_num_threads = threads
         if optimized is not None:
             options.optimized_model_filepath = str(optimized)
         try:
             self._session = onnxruntime.InferenceSession(
-                str(path),
-                options,
-                providers=["CPUExecutionProvider"],
-                disabled_optimizers=None if skip_fusion else [_SKIP_FUSION],
+                str(path), options, providers=["CPUExecutionProvider"]
             )
         except Exception as error:  # onnxruntime's own, which have no common base
             raise InputError(f"onnxruntime does not run {path}: {_first_line(error)}") from error
@@ -77,56 +57,36 @@ class OnnxSession:
             value.name: value.shape for value in self._session.get_inputs()
         }
 
-    def feed(self, inputs: object) -> dict[str, Any]:
-        """Return a model's inputs as onnxruntime takes them, by name.
+    def feed(self, inputs: Sequence[Tensor]) -> dict[str, Any]:
+        """Return a model's inputs as onnxruntime takes them, by name."""
+        return {name: value.numpy() for name, value in zip(self.input_shapes, inputs, strict=True)}
 
-        Args:
-            inputs: a tensor, a tuple of positional arguments or a dict of keyword arguments, of the
-                form that the model was exported with.
-        """
-        call = as_call(inputs)
-        if call.kwargs.keys() == self.input_shapes.keys():
-            return {name: value.numpy() for name, value in call.kwargs.items()}
-        found = tensors_in((call.args, dict(call.kwargs)))
-        return {name: value.numpy() for name, value in zip(self.input_shapes, found, strict=True)}
-
-    def run(self, feed: Mapping[str, Any]) -> list[Tensor]:
-        """Return the outputs for what `feed` returned.
+    def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
+        """Return the outputs for a model's inputs.
 
         Raises:
-            InputError: an operator fails on it.
+            InputError: an operator fails on them.
         """
         try:
-            return [torch.from_numpy(value) for value in self._session.run(None, dict(feed))]
+            return [torch.from_numpy(value) for value in self._session.run(None, self.feed(inputs))]
         except Exception as error:  # onnxruntime's own, which have no common base
             raise InputError(f"onnxruntime fails: {_first_line(error)}") from error
 
-    def __call__(self, inputs: object) -> list[Tensor]:
-        """Return the outputs for a model's inputs."""
-        return self.run(self.feed(inputs))
 
-
-def read_graph(path: Path) -> ModelProto:
-    """Return the graph in a file, without weights that lie in files beside it.
-
-    Raises:
-        ModuleNotFoundError: onnx is missing.
-    """
-    with needed_for("reading an ONNX file"):
-        import onnx
+def read_graph(path: Path) -> onnx.ModelProto:
+    """Return the graph in a file, without weights that lie in files beside it."""
     return onnx.load(path, load_external_data=False)
 
 
-def optimized_graph(path: Path, *, skip_fusion: bool = True) -> ModelProto:
+def optimized_graph(path: Path) -> onnx.ModelProto:
     """Return the graph that onnxruntime makes of a file for the CPU of this machine.
 
     Raises:
         InputError: as `OnnxSession`.
-        ModuleNotFoundError: onnx or onnxruntime is missing.
     """
     with tempfile.TemporaryDirectory() as folder:
         written = Path(folder) / "optimized.onnx"
-        OnnxSession(path, skip_fusion=skip_fusion, optimized=written)
+        OnnxSession(path, written)
         return read_graph(written)
 
 
@@ -142,16 +102,18 @@ def quantize_dynamic(source: Path, out: Path) -> None:
 
     Raises:
         InputError: onnxruntime does not take the model.
-        ModuleNotFoundError: onnxruntime or onnx is missing.
     """
-    with _quantizer(source) as (quantization, prepared, _):
+    with _prepared(source) as (prepared, _):
         quantization.quantize_dynamic(
             prepared, out, per_channel=True, weight_type=quantization.QuantType.QInt8
         )
 
 
 def quantize_static(
-    source: Path, out: Path, batches: Sequence[object], operators: StaticOperators = "matmul"
+    source: Path,
+    out: Path,
+    batches: Sequence[Sequence[Tensor]],
+    operators: StaticOperators = "matmul",
 ) -> None:
     """Quantize weights and activations to int8, activations by the ranges that batches show.
 
@@ -166,11 +128,10 @@ def quantize_static(
 
     Raises:
         InputError: there are no batches, or onnxruntime does not take the model.
-        ModuleNotFoundError: onnxruntime or onnx is missing.
     """
     if not batches:
         raise InputError("there are no batches, whose values give the ranges: give some")
-    with _quantizer(source) as (quantization, prepared, excluded):
+    with _prepared(source) as (prepared, excluded):
         quantization.quantize_static(
             prepared,
             out,
@@ -184,10 +145,10 @@ def quantize_static(
         )
 
 
-class _Reader:
+class _Reader(quantization.CalibrationDataReader):  # type: ignore[misc]
     """Batches in the form in which onnxruntime's calibration asks for them."""
 
-    def __init__(self, session: OnnxSession, batches: Sequence[object]) -> None:
+    def __init__(self, session: OnnxSession, batches: Sequence[Sequence[Tensor]]) -> None:
         self._feeds = map(session.feed, batches)
 
     def get_next(self) -> dict[str, Any] | None:
@@ -196,15 +157,11 @@ class _Reader:
 
 
 @contextmanager
-def _quantizer(source: Path) -> Iterator[tuple[Any, Path, list[str]]]:
-    """Give onnxruntime's quantizer, a prepared copy of a model, and what it has to leave alone.
+def _prepared(source: Path) -> Iterator[tuple[Path, list[str]]]:
+    """Give a prepared copy of a model, and the operators that the quantizer has to leave alone.
 
     Errors are readable ones.
     """
-    with needed_for("the quantization of a model"):
-        import onnx
-        from onnxruntime import quantization
-        from onnxruntime.quantization.shape_inference import quant_pre_process
     before = logging.root.manager.disable
     # It warns by the root logger, for each bias and each weight of a norm.
     logging.disable(logging.WARNING)
@@ -218,8 +175,8 @@ def _quantizer(source: Path) -> Iterator[tuple[Any, Path, list[str]]]:
             onnx.save(model, even)
             # The exporter has written the shapes, and symbols of other kinds than it knows.
             quant_pre_process(str(even), str(prepared), skip_symbolic_shape=True)
-            yield quantization, prepared, excluded
-    except (InputError, ModuleNotFoundError):
+            yield prepared, excluded
+    except InputError:
         raise
     except Exception as error:  # the quantizer raises whatever it meets
         raise InputError(
@@ -229,7 +186,7 @@ def _quantizer(source: Path) -> Iterator[tuple[Any, Path, list[str]]]:
         logging.disable(before)
 
 
-def _forget_shapes_of_weights(model: ModelProto) -> None:
+def _forget_shapes_of_weights(model: onnx.ModelProto) -> None:
     """Drop what the exporter notes beside a weight itself; the quantizer may transpose it."""
     weights = {tensor.name for tensor in model.graph.initializer}
     kept = [value for value in model.graph.value_info if value.name not in weights]

@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 
-from powernorm.integrations.onnx_operators import count_operators
-
 onnx = pytest.importorskip("onnx")
+
+from int8.operators import count_operators  # noqa: E402
 
 
 def graph(*nodes: tuple[str, list[str], list[str]], kind: str = "FLOAT") -> Any:

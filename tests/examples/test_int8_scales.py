@@ -9,13 +9,13 @@ import torch
 from torch import Tensor, nn
 
 from powernorm.integrations.onnx import export
-from powernorm.integrations.onnx_runtime import OnnxSession, quantize_dynamic, quantize_static
 
 onnx = pytest.importorskip("onnx")
 pytest.importorskip("onnxruntime")
 pytest.importorskip("onnxscript")
 
-from powernorm.integrations.onnx_scales import UNLIKE, even_scales  # noqa: E402
+from int8.runtime import OnnxSession, quantize_dynamic, quantize_static  # noqa: E402
+from int8.scales import UNLIKE, even_scales  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning"
@@ -100,7 +100,7 @@ def test_int8_keeps_what_is_small(
         if quantization == "dynamic":
             quantize_dynamic(tmp_path / f"{name}.onnx", out)
         else:
-            quantize_static(tmp_path / f"{name}.onnx", out, [ids], quantization)
+            quantize_static(tmp_path / f"{name}.onnx", out, [(ids,)], quantization)
         errors[name] = error(out, ids, wanted)
     assert errors["even"] < 0.05
     assert errors["unlike"] < 2 * errors["even"]

@@ -3,15 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import torch
+from onnx import ModelProto, NodeProto, TensorProto, helper, numpy_helper
 from torch import Tensor
-
-from powernorm.integrations.extras import needed_for
-
-if TYPE_CHECKING:
-    from onnx import ModelProto, NodeProto
 
 UNLIKE: Final = 100.0
 """Ratio of the largest to the smallest scale of a weight's rows, or columns, from which on they are
@@ -38,12 +34,7 @@ def even_scales(model: ModelProto) -> list[str]:
     Returns:
         Names of the operators beside the products that compute with features of unlike scale, the
         multiplications among them: they have to stay in floating point.
-
-    Raises:
-        ModuleNotFoundError: onnx is missing.
     """
-    with needed_for("evening out the scales of an ONNX file"):
-        import onnx.helper  # noqa: F401
     return _Graph(model).even()
 
 
@@ -95,8 +86,6 @@ class _Graph:
         return node.op_type == "Gather" and of_rows and self._is_matrix(node.input[0])
 
     def _is_matrix(self, name: str) -> bool:
-        from onnx import TensorProto
-
         tensor = self._stored.get(name)
         return tensor is not None and (len(tensor.dims), tensor.data_type) == (2, TensorProto.FLOAT)
 
@@ -144,13 +133,9 @@ class _Graph:
         node.input[_slot(node)] = self._store(f"{node.output[0]}_even_weight", value)
 
     def _values(self, name: str) -> Tensor:
-        from onnx import numpy_helper
-
         return torch.from_numpy(numpy_helper.to_array(self._stored[name]).copy()).double()
 
     def _store(self, name: str, value: Tensor) -> str:
-        from onnx import numpy_helper
-
         self._stored[name] = numpy_helper.from_array(value.float().contiguous().numpy(), name)
         return name
 
@@ -158,8 +143,6 @@ class _Graph:
         return self._node("Mul", [features, self._store(f"{out}_factors", scale)], out)
 
     def _node(self, kind: str, inputs: Sequence[str], out: str) -> NodeProto:
-        from onnx import helper
-
         return helper.make_node(kind, inputs, [out], name=f"{out}_{kind}")
 
     def _put_in_order(self) -> None:

@@ -5,12 +5,9 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import Final, NamedTuple
 
-from powernorm.integrations.extras import needed_for
-
-if TYPE_CHECKING:
-    from onnx import ModelProto
+from onnx import ModelProto, TensorProto, inliner, shape_inference
 
 
 class _Parts(NamedTuple):
@@ -116,12 +113,7 @@ def count_operators(model: ModelProto) -> OperatorCounts:
 
     Args:
         model: as exported, quantized, or as onnxruntime has rewritten it.
-
-    Raises:
-        ModuleNotFoundError: onnx is missing.
     """
-    with needed_for("the count of operators"):
-        from onnx import TensorProto, inliner, shape_inference
     inlined = inliner.inline_local_functions(model) if model.functions else model
     graph = inlined.graph
     found = Counter(node.op_type for node in graph.node)
