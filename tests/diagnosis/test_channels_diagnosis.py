@@ -56,27 +56,6 @@ def same(ours: Any, expected: Any, what: str) -> None:
         assert ours == expected, what
 
 
-@pytest.mark.parametrize("masked", [False, True])
-def test_discrepancy_is_that_of_the_permuted_tensor_by_hand(masked: bool) -> None:
-    norm = build_norm("bn", C, feature_dim=1, dtype=torch.float64)
-    batches = [(x, mask_of(x) if masked else None) for x in map(images, range(4))]
-    report = training_inference_discrepancy(nn.Sequential(norm)[0], batches)
-    seen = [
-        x.permute(0, 2, 3, 1)[~mask] if mask is not None else x.permute(0, 2, 3, 1).reshape(-1, C)
-        for x, mask in batches
-    ]
-    every = torch.cat(seen)
-    mean, root = every.mean(0), every.var(0, unbiased=False).sqrt()
-    means, roots = [], []
-    for tokens in seen:
-        own = tokens.var(0, unbiased=False).sqrt()
-        means.append(((tokens.mean(0) - mean).abs() / own).mean())
-        roots.append(((own - root).abs() / own).mean())
-    (layer,) = report.rows
-    assert layer.mean_tid == pytest.approx(float(torch.stack(means).mean()), rel=1e-4)
-    assert layer.var_tid == pytest.approx(float(torch.stack(roots).mean()), rel=1e-4)
-
-
 @pytest.mark.parametrize("name", BATCH_STATISTICS_NORMS)
 def test_discrepancy_of_a_net(name: str) -> None:
     batches = [(x, mask_of(x)) for x in map(images, range(3))]

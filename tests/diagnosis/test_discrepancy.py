@@ -61,15 +61,6 @@ def test_equals_the_definition(norm: str) -> None:
         assert found.mean_tid == (None if mean is None else pytest.approx(mean, rel=1e-10))
 
 
-def test_padding_does_not_count() -> None:
-    model = Masked("bn")
-    data = batches()
-    wild = [(x if mask is None else x.masked_fill(mask[..., None], -1e9), mask) for x, mask in data]
-    assert training_inference_discrepancy(model, data) == training_inference_discrepancy(
-        model, wild
-    )
-
-
 def test_mask_of_the_scope() -> None:
     model = nn.Sequential(BatchNorm(6, dtype=torch.float64))
     (x, _), (padded, mask) = batches(2)

@@ -8,7 +8,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-import powernorm
 from diagnosis.models import BATCH_STATISTICS_NORMS, Batch, Masked, batches, inputs_of
 from powernorm.diagnosis import EvaluationGap, evaluation_gap
 from powernorm.diagnosis.evaluation import closed_share, evaluate_statistics, mean_loss
@@ -81,31 +80,6 @@ def test_batch_rows_are_by_the_batch_also_after_the_warm_up(norm: str) -> None:
         root = (centered.square().mean(0) + layer.eps).sqrt()
         own.append(model[1](centered / root).square().mean().detach())
     assert rows["batch"] == pytest.approx(torch.stack(own).mean().item(), rel=1e-4)
-
-
-def test_padding_of_a_swapped_model_does_not_count() -> None:
-    torch.manual_seed(0)
-    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True, dropout=0.0)
-    powernorm.swap(layer, to="bn")
-    mask = torch.tensor([[False] * 4, [False, False, True, True]])
-    data = [torch.randn(2, 4, 8) for _ in range(3)]
-
-    def by(padding: float, batch: Tensor) -> Tensor:
-        filled = batch.masked_fill(mask.unsqueeze(-1), padding)
-        return layer(filled, src_key_padding_mask=mask)[~mask].pow(3).mean()
-
-    found = [
-        evaluate_statistics(
-            layer,
-            lambda _, batch, value=value: by(value, batch),
-            data,
-            data,
-            forward=lambda _, batch, value=value: by(value, batch),
-        )
-        for value in (1.0, 50.0)
-    ]
-    for one, other in zip(*found, strict=True):
-        assert other["loss"] == pytest.approx(one["loss"], rel=1e-4), one["statistics"]
 
 
 def row(statistics: str, value: float) -> Any:

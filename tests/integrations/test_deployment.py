@@ -63,7 +63,11 @@ def check_outputs(model: Each, found: Any, wanted: Any) -> None:
         torch.testing.assert_close(one, other, msg=lambda text, name=name: f"{name}: {text}")
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)],
+    ids=["float32", "bfloat16"],
+)
 def test_the_graph_of_every_norm_needs_torch_alone(dtype: torch.dtype) -> None:
     model = Each({case.id: trained(case.build(8, dtype=dtype)) for case in CASES})
     x, batch, length = torch.randn(6, 7, 8, dtype=dtype), Dim("batch", min=2), Dim("length", min=2)

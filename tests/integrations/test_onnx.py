@@ -7,10 +7,12 @@ import torch
 from torch import Tensor, nn
 
 import powernorm
+from covering import some_default
 from powernorm.errors import InputError
 from powernorm.integrations.onnx import export, largest_error
 from powernorm.norms import NORMS, Norm
 from surgery.foreign_models import FAMILIES, tokens
+from surgery.static_models import static_family
 
 pytest.importorskip("onnxscript")
 onnxruntime = pytest.importorskip("onnxruntime")
@@ -58,9 +60,27 @@ def test_a_folded_model(tmp_path: Path) -> None:
     with torch.no_grad():
         model.head.bias[0] += 1.0  # another model than was exported
     assert largest_error(program, model, inputs()) > 1e-2
+    # No norm is left in the graph, whole or taken apart.
+    assert {node.op_type for node in program.model_proto.graph.node} <= {"Add", "Gemm", "Relu"}
     program.save(tmp_path / "model.onnx")
     session = onnxruntime.InferenceSession(tmp_path / "model.onnx")
     assert [given.name for given in session.get_inputs()] == ["x", "shift"]
+
+
+@pytest.mark.parametrize(
+    "name", some_default(["gpt2", "bert", "vit", "llama", "torch-encoder"], "gpt2")
+)
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_a_folded_model_of_another_library(name: str) -> None:
+    """What the graph computes beyond the softmax of attention has no root and no reduction."""
+    model, example = static_family(name)
+    powernorm.fold(model, example)
+    if hasattr(model, "config"):
+        example |= {"use_cache": False} if name in ("gpt2", "llama") else {}
+    program = export(model, example)
+    found = {node.op_type for node in program.model_proto.graph.node}
+    assert not {one for one in found if "Normalization" in one or one.startswith("Reduce")}
+    assert not found & {"Sqrt", "Rsqrt", "Reciprocal"}
 
 
 def test_sizes_that_vary_have_the_names_that_are_asked_for(tmp_path: Path) -> None:

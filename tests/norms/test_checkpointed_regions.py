@@ -23,7 +23,7 @@ from torch.utils.checkpoint import (
 )
 
 import powernorm
-from cases import Case, case_id, states
+from cases import KEEPING_STATE, Case, case_id, states
 
 CASES = (
     Case("bn"),
@@ -104,7 +104,8 @@ def num_masks() -> int:
     return sum(one.dtype == torch.bool and one.shape == shape for one in found)
 
 
-@every_case
+@pytest.mark.thinned(1)
+@pytest.mark.parametrize("case", [*CASES, *KEEPING_STATE], ids=case_id)
 @pytest.mark.parametrize("order", [(0, 1, 2, 3), (3, 2, 1, 0), (2, 0, 3, 1)])
 def test_alike_inputs_before_their_backwards(case: Case, order: tuple[int, ...]) -> None:
     """Padded batches often differ in little: each gets the mask and the statistics of its own."""
@@ -115,7 +116,8 @@ def test_alike_inputs_before_their_backwards(case: Case, order: tuple[int, ...])
             losses = []
             for t, x in enumerate(inputs):
                 with powernorm.padding_mask(mask_of(t)):
-                    losses.append(loss_of(run(norm, x)))
+                    y = run(norm, x)
+                losses.append(loss_of(y) + powernorm.penalty(norm, "token_sum"))
             for t in order:
                 losses[t].backward()
         return results(norm, inputs)
@@ -219,11 +221,12 @@ def test_a_retained_graph_is_repeated_from_its_beginning() -> None:
     assert_same(train(checkpointed()), train(run_plainly))
 
 
-def test_many_forwards_before_their_backwards() -> None:
+@pytest.mark.parametrize("case", CASES[:5:4], ids=case_id)
+def test_many_forwards_before_their_backwards(case: Case) -> None:
     """As many as a pipeline or an accumulated loss may need: no record is lost."""
 
     def train(run: Run) -> dict[str, Tensor]:
-        norm, x = Case("bn").build(), tokens()
+        norm, x = case.build(), tokens()
         losses = []
         for t in range(200):
             with powernorm.padding_mask(mask_of(t)):
@@ -637,3 +640,40 @@ def test_too_many_calls_in_a_region() -> None:
     y = checkpoint(region, x, use_reentrant=False)
     with pytest.raises(powernorm.InputError, match="at most 256 calls"):
         y.backward()
+
+
+@pytest.mark.parametrize("name", ["pn", "brn"])
+def test_a_pass_without_gradients_in_between_changes_nothing(name: str) -> None:
+    def train(run: Run, *, looks: bool) -> dict[str, Tensor]:
+        norm, x = Case(name, {"warmup_steps": 0}).build(), tokens()
+        for _ in range(4):
+            if looks:
+                with torch.no_grad():
+                    norm(x)
+            loss_of(run(norm, x)).backward()
+        return results(norm, [x])
+
+    assert_same(train(checkpointed(), looks=True), train(run_plainly, looks=False))
+
+
+def test_a_penalty_is_counted_once_where_no_hook_clears_it() -> None:
+    def penalties(run: Run) -> list[float]:
+        torch.manual_seed(0)
+        norm, linear = powernorm.RegularizedBatchNorm(8), nn.Linear(8, 8)
+        values = []
+        for t in range(4):
+            loss = run(nn.Sequential(norm, linear), tokens(t)).sum() + norm.penalty()
+            values.append(norm.penalty().item())
+            torch.autograd.grad(loss, list(linear.parameters()))
+        return values
+
+    assert penalties(checkpointed()) == penalties(run_plainly)
+
+
+def test_a_shared_layer_that_one_region_hides_has_no_penalty() -> None:
+    norm, x = powernorm.RegularizedBatchNorm(8), tokens()
+    y = checkpoint(norm, x, use_reentrant=True) + norm(x)
+    with pytest.raises(powernorm.InputError, match="penalty would do nothing"):
+        norm.penalty()
+    with pytest.raises(powernorm.InputError, match="use_reentrant=False"):
+        y.sum().backward()

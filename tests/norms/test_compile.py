@@ -145,10 +145,15 @@ def test_penalty_in_a_compiled_and_checkpointed_region_raises_without_the_switch
         train(net, torch.compile(net, fullgraph=True))
 
 
-@pytest.mark.parametrize("checkpointed", [pytest.param(False, marks=pytest.mark.slow), True])
+def test_some_token_norms_in_one_graph() -> None:
+    """A norm over all features, one over groups, one without a statistic."""
+    check([case for case in first_of_each_name() if case.name in ("ln", "gn", "dyt")], True)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpointed", [False, True])
 def test_all_token_norms_in_one_graph(checkpointed: bool) -> None:
-    cases = first_of_each_name() if checkpointed else CASES
-    check([case for case in cases if case not in KEEPING_STATE], checkpointed)
+    check([case for case in CASES if case not in KEEPING_STATE], checkpointed)
 
 
 class Images(nn.Module):
@@ -190,7 +195,7 @@ LAYOUTS_OF_IMAGES = (torch.contiguous_format, torch.channels_last)
 @pytest.mark.parametrize(
     ("layout", "names"),
     [
-        (torch.channels_last, ("ln", "bn", "rbn", "pn")),
+        (torch.channels_last, ("ln", "pn")),
         pytest.param(torch.channels_last, NORMS, marks=pytest.mark.slow),
         pytest.param(torch.contiguous_format, NORMS, marks=pytest.mark.slow),
     ],
@@ -243,27 +248,6 @@ def test_layers_of_many_classes_compiled_one_by_one() -> None:
         norm = case.build(feature_dim=1).eval()
         compiled = torch.compile(norm, fullgraph=True, backend="eager")
         torch.testing.assert_close(compiled(x), norm(x))
-
-
-def test_mask_of_the_scope_reaches_a_compiled_norm() -> None:
-    class Plain(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.norm = powernorm.BatchNorm(8)
-
-        def forward(self, x: Tensor) -> Tensor:
-            y: Tensor = self.norm(x)
-            return y
-
-    eager, net = Plain(), Plain()
-    compiled = torch.compile(net, fullgraph=True)
-    for seed in range(3):
-        generator = torch.Generator().manual_seed(seed)
-        x = torch.randn(2, 5, 8, generator=generator)
-        mask = torch.rand(2, 5, generator=generator) < 0.4
-        with powernorm.padding_mask(mask):
-            torch.testing.assert_close(compiled(x), eager(x))
-    torch.testing.assert_close(net.norm.running_var, eager.norm.running_var)
 
 
 @pytest.mark.parametrize("name", ["bn", "pnv", "pn"])
@@ -408,11 +392,3 @@ def test_eager_checkpoint_around_a_compiled_norm_counts_its_penalty_once() -> No
             assert not norm.has_penalty
             results.append((loss, x.grad))
         torch.testing.assert_close(*results)
-
-
-@pytest.mark.parametrize("case", COMPILED, ids=case_id)
-def test_export(case: Case) -> None:
-    norm = case.build().eval()
-    x = torch.randn(2, 5, 8)
-    program: Any = torch.export.export(norm, (x,))
-    torch.testing.assert_close(program.module()(x), norm(x))

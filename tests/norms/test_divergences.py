@@ -11,7 +11,6 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.distributions import Normal, kl_divergence
-from torch.utils.checkpoint import checkpoint
 
 import powernorm
 from powernorm.norms.descriptions import NormDescription
@@ -152,50 +151,6 @@ def test_no_token_and_constant_features_leave_finite_gradients(kind: Divergence)
     (grad,) = torch.autograd.grad(norm.penalty(), x)
     assert grad.isfinite().all()
     del y
-
-
-class Net(nn.Module):
-    """A norm for each divergence."""
-
-    def __init__(self, checkpointed: bool) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.layers = nn.ModuleList(nn.Linear(6, 6) for _ in KINDS)
-        self.norms = nn.ModuleList(
-            powernorm.RegularizedBatchNorm(6, penalty=kind, momentum=0.3, **WEIGHTS)
-            for kind in KINDS
-        )
-        self.checkpointed = checkpointed
-        self.double()
-
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        for layer, norm in zip(self.layers, self.norms, strict=True):
-
-            def block(x: Tensor, layer: Any = layer, norm: Any = norm) -> Tensor:
-                return x + torch.tanh(norm(layer(x), mask))
-
-            x = checkpoint(block, x, use_reentrant=False) if self.checkpointed else block(x)
-        return x
-
-
-def train(net: Net) -> tuple[list[float], dict[str, Tensor]]:
-    """Two micro-batches an update."""
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    losses = []
-    for t in range(6):
-        x = tokens(3, 5, 6, seed=t) * (1 + t)
-        mask = torch.rand(3, 5, generator=torch.Generator().manual_seed(t)) < 0.3
-        loss = net(x, mask).square().mean() + powernorm.penalty(net, "mean", int((~mask).sum()))
-        loss.backward()
-        if t % 2:
-            optimizer.step()
-            optimizer.zero_grad()
-        losses.append(loss.item())
-    return losses, dict(net.state_dict())
-
-
-def test_training_through_checkpoints_is_the_same() -> None:
-    torch.testing.assert_close(train(Net(True)), train(Net(False)), rtol=1e-12, atol=1e-12)
 
 
 @every_kind

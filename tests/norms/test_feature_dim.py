@@ -11,10 +11,9 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 import powernorm
-from cases import CASES, LAYOUTS, STATEFUL, Case, case_id, states
+from cases import CASES, LAYOUTS, STATEFUL, Case, case_id
 from powernorm.ops.dispatch import functions_for, use_functions
 
 every_case = pytest.mark.parametrize("case", CASES, ids=case_id)
@@ -174,36 +173,6 @@ def test_nothing_is_copied_where_the_features_lie_next_to_each_other(name: str) 
     assert (grad_before, grad_after) == (cotangent.data_ptr(), grad.data_ptr())
     assert y.is_contiguous(memory_format=torch.channels_last)
     assert grad.is_contiguous(memory_format=torch.channels_last)
-
-
-@pytest.mark.parametrize("case", FAMILIES, ids=case_id)
-@pytest.mark.parametrize("memory_format", ["contiguous", "channels_last"])
-def test_autocast(case: Case, memory_format: str) -> None:
-    norm, twin = case.build(feature_dim=1), case.build()
-    convolution = nn.Conv2d(3, 8, 3)
-    x = laid_out(draw((2, 3, 6, 5), 0), memory_format)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        hidden = convolution(x)
-        y, expected = norm(hidden), twin(hidden.movedim(1, -1))
-    assert y.dtype == torch.bfloat16
-    torch.testing.assert_close(y, expected.movedim(-1, 1))
-    y.float().square().mean().backward()
-    assert convolution.weight.grad.isfinite().all()
-
-
-@pytest.mark.parametrize("case", STATEFUL, ids=case_id)
-def test_checkpointing(case: Case) -> None:
-    plain, repeated = case.build(feature_dim=1), case.build(feature_dim=1)
-    for t in range(3):
-        x, mask = draw(SHAPE, t).requires_grad_(), mask_for(SHAPE, 1, t)
-        with powernorm.padding_mask(mask):
-            expected = plain(x)
-            y = checkpoint(repeated, x, use_reentrant=False)
-        assert torch.equal(y, expected)
-        expected.square().sum().backward()
-        y.square().sum().backward()
-    for name, value in states(plain).items():
-        assert torch.equal(value, repeated.get_buffer(name)), name
 
 
 @pytest.mark.parametrize("case", STATEFUL, ids=case_id)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 import torch
 from torch import nn
@@ -129,20 +127,6 @@ def test_floor_of_the_decay_is_zero() -> None:
     torch.testing.assert_close(norm.running_gradient_moment, 0.1 * (g * normalized).mean(0))
 
 
-def test_numbers_of_the_later_token_norms() -> None:
-    """By hand, at the start values."""
-
-    def of(norm: nn.Module, *values: float) -> list[float]:
-        return norm(torch.tensor([values])).flatten().tolist()
-
-    assert of(powernorm.Derf(1), 1.0) == pytest.approx([0.52050], abs=1e-5)
-    assert of(powernorm.DyISRU(4, spread=12.0), 2.0, 2.0, 0.0, -2.0) == pytest.approx([1, 1, 0, -1])
-    seednorm = powernorm.SeeDNorm(2)
-    nn.init.constant_(seednorm.beta[0], 0.1)
-    assert of(seednorm, 3.0, 4.0) == pytest.approx([1.09572, 1.46095], abs=1e-5)
-    assert of(powernorm.ScaleNorm(4), 3.0, 0.0, 4.0, 0.0) == pytest.approx([1.2, 0, 1.6, 0])
-
-
 def test_dyisru_is_rms_norm_by_the_other_features() -> None:
     x = batch(0)
     rms = nn.functional.rms_norm(x, (8,), eps=1e-300)
@@ -160,14 +144,6 @@ def test_dyisru_takes_large_values() -> None:
     y.sum().backward()
     torch.testing.assert_close(y, torch.tensor([[1.0, -1.0]]) * 2**0.5)
     assert x.grad.isfinite().all()
-
-
-def test_rep_batch_norm_by_hand() -> None:
-    norm = powernorm.RepBatchNorm(1, eps=1e-12, eta=0.5, dtype=torch.float64)
-    nn.init.constant_(norm.weight, 2.0)
-    nn.init.constant_(norm.bias, 0.5)
-    y = norm(torch.tensor([[1.0], [3.0]], dtype=torch.float64))
-    assert y.flatten().tolist() == pytest.approx([-1.0, 4.0])
 
 
 def test_shares_of_progressive_rep_batch_norm() -> None:
@@ -203,20 +179,6 @@ def test_a_progressive_rep_batch_norm_in_its_warm_up_does_not_fold() -> None:
         powernorm.fold(model.eval(), torch.randn(3, 4))
 
 
-def test_unified_norm_by_hand() -> None:
-    """One feature, two batches in the window, no warm-up."""
-    norm = powernorm.UnifiedNorm(
-        1, eps=1e-12, window=2, warmup_steps=0, start="torch", dtype=torch.float64
-    )
-    moments = []
-    for value in (2.0, 4.0, 2.0):
-        y = norm(torch.tensor([[value]], dtype=torch.float64))
-        y.sum().backward()
-        moments.append(float(norm.running_second_moment))
-    assert y.item() == pytest.approx(0.70711, abs=1e-5)
-    assert moments == pytest.approx([1.3, 2.77, 3.293])
-
-
 @pytest.mark.parametrize(("square", "is_out"), [(100.0, True), (4.0, False)])
 def test_outliers_of_unified_norm_by_hand(square: float, is_out: bool) -> None:
     norm = powernorm.UnifiedNorm(
@@ -228,33 +190,3 @@ def test_outliers_of_unified_norm_by_hand(square: float, is_out: bool) -> None:
     norm(torch.tensor([[square**0.5]], dtype=torch.float64)).sum().backward()
     assert bool(norm.num_skipped_batches) == is_out
     assert norm.window_second_moment[-1].item() == pytest.approx(1.0 if is_out else square)
-
-
-def test_taper_norm_by_hand() -> None:
-    norm = powernorm.TaperNorm(2, 1e-12, start_step=1, end_step=3, dtype=torch.float64)
-    x = torch.tensor([[3.0, 4.0], [0.0, 2.0]], dtype=torch.float64)
-    gates = []
-    for _ in range(3):
-        gates.append(norm.gate)
-        norm(x).sum().backward()
-    assert gates == pytest.approx([1.0, 1.0, 0.5])
-    assert float(norm.branch_scale) == pytest.approx(0.34136, abs=1e-5)
-    torch.testing.assert_close(norm.eval()(x), x * norm.branch_scale)
-
-
-@pytest.mark.parametrize(
-    ("build", "words"),
-    [
-        (lambda: powernorm.SeeDNorm(6, num_heads=4), "divisor of the 6 features"),
-        (lambda: powernorm.DyISRU(4, spread=0.0), "spread is 0.0"),
-        (lambda: powernorm.UnifiedNorm(4, window=(1, 2, 3)), "a pair for both passes"),
-        (lambda: powernorm.UnifiedNorm(4, window=[4, 0]), "window is 0"),
-        (lambda: powernorm.TaperNorm(4, start_step=5, end_step=5), "end_step is 5"),
-        (lambda: powernorm.TaperNorm(4, kind="batch"), "kind is 'batch'"),
-        (lambda: powernorm.ProgressiveRepBatchNorm(4, start_ratio=1.5), r"in \[0, 1\]"),
-        (lambda: powernorm.ProgressiveRepBatchNorm(4, evaluation="ln"), "'rep' or 'blend'"),
-    ],
-)
-def test_wrong_arguments_of_the_later_norms(build: Callable[[], nn.Module], words: str) -> None:
-    with pytest.raises(powernorm.InputError, match=words):
-        build()

@@ -77,6 +77,7 @@ def steps(
         torch.autograd.backward(outputs, arriving)
         assert x.grad is not None
         results[f"x {t}"] = x.grad
+        results[f"y {t}"] = outputs[0].detach()[~MASK]
         if stream is not None:
             assert stream.grad is not None
             results[f"residual {t}"] = stream.grad

@@ -11,6 +11,16 @@ from torch import Tensor, nn
 
 import powernorm
 
+CENTERED = ("bn", "rbn", "brn")
+each_centered = pytest.mark.parametrize(
+    ("name", "compiled"),
+    [
+        *((name, False) for name in CENTERED),
+        ("rbn", True),
+        *(pytest.param(name, True, marks=pytest.mark.slow) for name in ("bn", "brn")),
+    ],
+)
+
 
 def batches(number: int = 5) -> list[Tensor]:
     generator = torch.Generator().manual_seed(0)
@@ -32,8 +42,7 @@ def averaged_by_torch(number: int = 5) -> nn.BatchNorm1d:
     return theirs
 
 
-@pytest.mark.parametrize("compiled", [False, True])
-@pytest.mark.parametrize("name", ["bn", "rbn", "brn"])
+@each_centered
 def test_no_momentum_is_the_plain_average_as_in_torch(name: str, compiled: bool) -> None:
     """As `torch.nn.BatchNorm1d(momentum=None)`: exponential averages forget the first batches."""
     norm = averaging(name)
@@ -210,10 +219,7 @@ def check_far(norm: Any, x: Tensor, correction: int = 1) -> None:
     torch.testing.assert_close(norm.running_var, x.var(0, correction=correction), rtol=1e-6, atol=0)
 
 
-centered = pytest.mark.parametrize("name", ["bn", "rbn", "brn"])
-
-
-@centered
+@pytest.mark.parametrize("name", CENTERED)
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("masked", [False, True])
 def test_variance_far_from_zero(name: str, backend: Any, masked: bool) -> None:
@@ -225,8 +231,7 @@ def test_variance_far_from_zero(name: str, backend: Any, masked: bool) -> None:
     check_far(norm, x if mask is None else x[~mask])
 
 
-@centered
-@pytest.mark.parametrize("compiled", [False, True])
+@each_centered
 def test_held_variance_far_from_zero(name: str, compiled: bool) -> None:
     norm = powernorm.build_norm(name, 4, momentum=1.0, dtype=torch.float64)
     call = torch.compile(norm, fullgraph=True, dynamic=True) if compiled else norm
@@ -235,12 +240,6 @@ def test_held_variance_far_from_zero(name: str, compiled: bool) -> None:
         for part in x.split(40):
             call(part.clone().requires_grad_()).sum().backward()
     check_far(norm, x)
-
-
-def test_calibrated_variance_far_from_zero() -> None:
-    model = nn.Sequential(powernorm.BatchNorm(4, dtype=torch.float64))
-    powernorm.calibrate(model, far_tokens().split(40))
-    check_far(model[0], far_tokens())
 
 
 @pytest.mark.parametrize("offset", [0.0, 1e4])

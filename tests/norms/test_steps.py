@@ -8,16 +8,12 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.checkpoint import checkpoint
 
 import powernorm
 from cases import KEEPING_STATE, STATEFUL, Case, case_id, states
 from powernorm.norms.carrier import BackwardStateNorm
 
 every_stateful = pytest.mark.parametrize("case", STATEFUL, ids=case_id)
-backward_state = pytest.mark.parametrize(
-    "case", [c for c in STATEFUL if isinstance(c.build(), BackwardStateNorm)], ids=case_id
-)
 
 
 def batch(seed: int) -> Tensor:
@@ -52,17 +48,6 @@ def test_a_skipped_step_leaves_nothing(case: Case) -> None:
         x = batch(2)
         model(x).square().sum().backward()
     assert same_state(norm, states(never))
-
-
-@every_stateful
-def test_a_skip_is_of_one_step_alone(case: Case) -> None:
-    norm = case.build()
-    for skip in (True, False):
-        with powernorm.training_step(norm) as step:
-            norm(batch(0)).square().sum().backward()
-            if skip:
-                step.skip()
-        assert int(norm.num_batches_tracked) == (not skip)
 
 
 @every_stateful
@@ -107,61 +92,6 @@ def test_passes_without_gradients(case: Case) -> None:
         norm(batch(0))
         step.skip()
     assert same_state(norm, before)
-
-
-class Twice(nn.Module):
-    """One norm, used in two blocks."""
-
-    def __init__(self, norm: nn.Module, *, together: bool) -> None:
-        super().__init__()
-        self.norm = norm
-        self.first, self.second = nn.Linear(8, 8), nn.Linear(8, 8)
-        self.together = together
-
-    def forward(self, x: Tensor, checkpointed: bool) -> Tensor:
-        def run(part: nn.Module, x: Tensor) -> Tensor:
-            return self.norm(part(x)).tanh()
-
-        def both(x: Tensor) -> Tensor:
-            return run(self.second, run(self.first, x))
-
-        if not checkpointed:
-            return both(x)
-        if self.together:
-            return checkpoint(both, x, use_reentrant=False)
-        x = checkpoint(run, self.first, x, use_reentrant=False)
-        return checkpoint(run, self.second, x, use_reentrant=False)
-
-
-def trained(case: Case, checkpointed: bool, *, together: bool, scoped: bool = False) -> Twice:
-    torch.manual_seed(0)
-    model = Twice(case.build(), together=together)
-    for seed in range(3):
-        if scoped:
-            with powernorm.training_step(model):
-                model(batch(seed), checkpointed).square().sum().backward()
-        else:
-            model(batch(seed), checkpointed).square().sum().backward()
-    return model
-
-
-def assert_same(a: nn.Module, b: nn.Module) -> None:
-    for (name, x), y in zip(a.named_parameters(), b.parameters(), strict=True):
-        torch.testing.assert_close(x.grad, y.grad, msg=name)
-    for name, value in a.named_buffers():
-        torch.testing.assert_close(value, b.get_buffer(name), msg=name)
-
-
-@every_stateful
-def test_a_shared_norm_in_one_checkpoint(case: Case) -> None:
-    plain = trained(case, False, together=True)
-    assert_same(plain, trained(case, True, together=True))
-
-
-@every_stateful
-def test_a_shared_norm_in_two_checkpoints(case: Case) -> None:
-    plain = trained(case, False, together=False)
-    assert_same(plain, trained(case, True, together=False))
 
 
 def zero(norm: nn.Module) -> None:

@@ -203,21 +203,6 @@ def test_undo_after_a_model_without_scales_was_moved() -> None:
 # Refusals
 
 
-@pytest.mark.parametrize(
-    ("options", "words"),
-    [
-        ({"to": None}, "short name"),
-        ({"to": ["bn"]}, "short name"),
-        ({"where": len}, r"function of \(name, module\)"),
-        ({"dtype": torch.int32}, "floating point"),
-        ({"device": "nope"}, "device is 'nope'"),
-    ],
-)
-def test_wrong_arguments(options: dict[str, Any], words: str) -> None:
-    with pytest.raises(InputError, match=words):
-        swap(torch_encoder(), **options)
-
-
 @pytest.mark.parametrize("options", [{"names": 3}, {"roles": 3}, {"types": [3]}, {"names": b"x"}])
 def test_conditions_of_the_wrong_type(options: dict[str, Any]) -> None:
     with pytest.raises(InputError, match=r"expected a (string|class)"):

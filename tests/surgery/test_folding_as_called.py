@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import powernorm
+from covering import some_default
 from powernorm.errors import InputError
 from surgery.static_models import left_of, settle
 
@@ -35,6 +36,7 @@ class _Model(nn.Module):
         return self.head(self.encoder(self.embed(x), src_key_padding_mask=padding))
 
 
+@pytest.mark.thinned
 @pytest.mark.parametrize("keep", ["nothing", "statistics"])
 @pytest.mark.parametrize("norm_first", [False, True])
 @pytest.mark.parametrize("bias", [False, True])
@@ -107,24 +109,6 @@ def test_a_folded_model_that_fails_in_one_mode_is_refused() -> None:
     assert isinstance(model.norm, powernorm.BatchNorm)
 
 
-class _Counting(nn.Module):
-    """The second call is another function than the first, which no graph shows."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.a, self.norm = nn.Linear(C, C), powernorm.BatchNorm(C)
-        self.calls = [0]
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.calls[0] += 1
-        return self.norm(self.a(x)) + (self.calls[0] % 4 > 1)
-
-
-def test_a_state_outside_of_tensors_is_refused() -> None:
-    with pytest.raises(InputError, match="does not give the original's outputs"):
-        powernorm.fold(settle(_Counting()), torch.randn(2, 5, C))
-
-
 # Buffers that the forward writes
 
 
@@ -167,7 +151,9 @@ WRITES: dict[str, Callable[[Any, Tensor, Tensor], object]] = {
 }
 
 
-@pytest.mark.parametrize("kind", WRITES)
+@pytest.mark.parametrize(
+    "kind", some_default(WRITES, "copied", "a view", "of the norm", "renormed", "behind")
+)
 def test_buffers_that_the_forward_writes_are_inputs(kind: str) -> None:
     model = settle(
         (_Renormed if kind == "renormed" else _Streaming)(WRITES[kind], kind == "behind")
@@ -218,13 +204,26 @@ NUMBERS: dict[str, Callable[[Tensor, Any], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("given", ["by position", "by name", "nested", "int", "by default"])
-@pytest.mark.parametrize("name", NUMBERS)
+GIVEN = [
+    *((name, "by position") for name in NUMBERS),
+    *(
+        (name, given)
+        for name in ("added", "padding of a pool")
+        for given in ("by name", "nested", "int", "by default")
+    ),
+]
+QUICK = (
+    *(("added", given) for given in ("by position", "by name", "nested", "by default")),
+    *(("alpha", "by position"), ("filled in", "by position"), ("a branch", "by position")),
+    *(("padding of a pool", "int"), ("padding of a convolution", "by position")),
+)
+
+
+@pytest.mark.parametrize(
+    ("name", "given"),
+    [*QUICK, *(pytest.param(*one, marks=pytest.mark.slow) for one in GIVEN if one not in QUICK)],
+)
 def test_numbers_of_arguments_may_change(name: str, given: str) -> None:
-    if given == "by default" and "branch" in name:
-        return  # documented: that way needs an example
-    if given != "by position" and name not in ("added", "padding of a pool"):
-        return
     model = settle(_Using(NUMBERS[name]))
     original = deepcopy(model)
     x = torch.randn(2, 5, C)
@@ -246,15 +245,10 @@ def test_numbers_of_arguments_may_change(name: str, given: str) -> None:
             torch.testing.assert_close(model(x, v), original(x, v), atol=1e-5, rtol=1e-5)
 
 
-def test_numbers_of_modules_are_constants() -> None:
-    for name in ("added", "alpha", "padding of a pool"):
-
-        def use(h: Tensor, v: Any, name: str = name) -> Tensor:
-            del v
-            return NUMBERS[name](h, 0.0)
-
-        model = settle(_Using(use))
-        assert powernorm.fold(model, torch.randn(2, 5, C)).rows[0].action == "fold"
+@pytest.mark.parametrize("name", some_default(["added", "alpha", "padding of a pool"], "alpha"))
+def test_numbers_of_modules_are_constants(name: str) -> None:
+    model = settle(_Using(lambda h, _: NUMBERS[name](h, 0.0)))
+    assert powernorm.fold(model, torch.randn(2, 5, C)).rows[0].action == "fold"
 
 
 def test_numbers_of_sizes_may_change() -> None:

@@ -8,8 +8,6 @@ from collections.abc import Callable
 import pytest
 import torch
 import torch.nn.functional as F
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, prune
 
@@ -357,57 +355,6 @@ def test_released_variant_with_a_mask_stays() -> None:
         (row,) = powernorm.plan_fold(model, x).rows
     assert (row.action, "released" in row.reason) == ("keep", True)
     assert folded(model) == {"0": "fold"}
-
-
-BLOCKS = ("pre", "post", "linear", "norm", "gelu", "dropout", "scale", "tokens", "pool")
-
-
-class Chain(nn.Module):
-    """Blocks in a row, as drawn."""
-
-    def __init__(self, blocks: list[str]) -> None:
-        super().__init__()
-        self.blocks = blocks
-        self.norms = nn.ModuleList(bn() for _ in blocks)
-        self.inner = nn.ModuleList(linear(bias=i % 3 > 0) for i in range(len(blocks)))
-        self.outer = nn.ModuleList(linear(bias=i % 2 > 0) for i in range(len(blocks)))
-
-    def forward(self, x: Tensor) -> Tensor:
-        for name, norm, inner, outer in zip(
-            self.blocks, self.norms, self.inner, self.outer, strict=True
-        ):
-            x = self._block(name, x, norm, inner, outer)
-        return x
-
-    def _block(
-        self, name: str, x: Tensor, norm: nn.Module, inner: nn.Module, outer: nn.Module
-    ) -> Tensor:
-        if name == "pre":
-            return x + outer(torch.tanh(inner(norm(x))))
-        if name == "post":
-            return norm(x + outer(torch.tanh(inner(x))))
-        functions: dict[str, Callable[[Tensor], Tensor]] = {
-            "linear": inner,
-            "norm": norm,
-            "gelu": F.gelu,
-            "dropout": lambda y: F.dropout(y, 0.5, self.training),
-            "scale": lambda y: y * -0.7,
-            "tokens": lambda y: torch.cat([y[:, 1:], y[:, :1]], dim=1),
-            "pool": lambda y: y - y.mean(1, keepdim=True),
-        }
-        return functions[name](x)
-
-
-@settings(max_examples=10)
-@given(st.lists(st.sampled_from(BLOCKS), min_size=1, max_size=6))
-def test_any_chain_keeps_its_outputs(blocks: list[str]) -> None:
-    if not {"pre", "post", "norm"} & set(blocks):
-        blocks = [*blocks, "norm"]
-    torch.manual_seed(len(blocks))
-    model = Chain(blocks)
-    actions = folded(model)
-    used = [f"norms.{i}" for i, name in enumerate(blocks) if name in ("pre", "post", "norm")]
-    assert {name for name, action in actions.items() if action != "keep"} == set(used)
 
 
 # Bad input

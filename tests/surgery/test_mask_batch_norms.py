@@ -114,34 +114,6 @@ def test_what_is_kept_and_undone() -> None:
     assert hooks(model) == hooks_before
 
 
-def test_activation_checkpointing_clears_the_same_positions() -> None:
-    model = warmed(conformer()).train()
-    powernorm.mask_batch_norms(model)
-    twin = copy.deepcopy(model)
-    for layer in twin.conformer_layers:
-        layer.forward = functools.partial(checkpoint, layer.forward, use_reentrant=False)
-    valid = torch.arange(9) < LENGTHS[:, None]
-    for one in (model, twin):
-        x = sequences().requires_grad_()
-        one(x, LENGTHS)[0][valid].square().mean().backward()
-    for (name, p), q in zip(model.named_parameters(), twin.parameters(), strict=True):
-        assert p.grad is not None
-        assert torch.allclose(p.grad, q.grad, atol=1e-5), name
-
-
-# torch compiles the hook after a model's forward by itself, and looks at its argument's gradient.
-@pytest.mark.filterwarnings("ignore:The .grad attribute")
-def test_a_block_compiles_without_a_break() -> None:
-    torch._dynamo.reset()
-    model = Block().train()
-    powernorm.mask_batch_norms(model)
-    twin = copy.deepcopy(model)
-    padding = torch.arange(9) >= LENGTHS[:, None]
-    y = torch.compile(model, fullgraph=True, backend="aot_eager")(sequences(), padding)
-    assert torch.allclose(y, twin(sequences(), padding), atol=1e-5)
-    assert torch.allclose(model.norm.running_mean, twin.norm.running_mean, atol=1e-6)
-
-
 class Block(nn.Module):
     def __init__(self) -> None:
         super().__init__()

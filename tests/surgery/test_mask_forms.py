@@ -52,8 +52,8 @@ SHAPES: dict[str, Callable[[Tensor], Tensor]] = {
 }
 KEEP = ("attention_mask", "input_mask", "valid_mask")
 PAD = ("padding_mask", "key_padding_mask", "src_key_padding_mask", "pad_mask", "src_padding_mask")
-UNKNOWN = ("mask", "src_mask", "x_mask", "valid", "seen")
-LENGTH_NAMES = ("lengths", "x_lens", "wav_lens", "length")
+UNKNOWN = ("mask", "src_mask", "key_mask", "x_mask", "valid", "seen")
+LENGTH_NAMES = ("lengths", "x_lens", "ilens", "input_lengths", "wav_lens", "length")
 
 
 class Flat(nn.Module):
@@ -185,11 +185,6 @@ def outcome(kind: type[Flat], name: str, value: object, contents: str, *, twice:
         if not torch.allclose(counted, x[~PADDING].mean(0), atol=1e-4):
             return f"silent at {at}"
     return "right"
-
-
-def right_of(name: str, meaning: str) -> bool:
-    """Whether a mask of that meaning has to be read under that name."""
-    return name in (KEEP if meaning == "keep" else PAD)
 
 
 NAMES = (*KEEP, *PAD, *UNKNOWN)

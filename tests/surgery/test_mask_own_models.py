@@ -67,30 +67,6 @@ def mean_of_valid(model: nn.Module, x: Tensor, mask: Tensor) -> bool:
     return torch.allclose(model.norm.running_mean, x[~mask].mean(0), atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    ("name", "value"),
-    [
-        *((name, FULL) for name in FORWARDS if "pad" in name),
-        *((name, ~FULL) for name in ("input_mask", "valid_mask", "attention_mask")),
-        *((name, (~FULL).long()) for name in ("input_mask", "valid_mask", "mask")),
-        *((name, value) for name in ("mask", "src_mask", "key_mask") for value in (FULL, ~FULL)),
-        *((name, torch.tensor([5, 3])) for name in ("lengths", "x_lens", "ilens")),
-        ("mask", (~FULL)[:, None, :]),
-        ("src_mask", (~FULL)[:, None, None, :]),
-        ("mask", torch.zeros(2, 5).masked_fill(FULL, float("-inf"))),
-    ],
-)
-@pytest.mark.parametrize("side", ["right", "left"])
-def test_each_name_is_recognized(name: str, value: Tensor, side: str) -> None:
-    model = own(name)
-    assert plan_swap(type(model)(), "bn").rows[0].mask == name
-    x, mask = vectors(), FULL
-    if side == "left" and "len" not in name:
-        x, mask, value = x.flip(1), mask.flip(1), value.flip(-1)
-    model(x, value)
-    assert mean_of_valid(model, x, mask)
-
-
 def test_the_plan_says_that_no_mask_reaches() -> None:
     (row,) = plan_swap(own("m"), "bn").rows
     assert (row.action, row.mask, row.reason) == ("swap", None, "no mask reaches")
@@ -161,16 +137,6 @@ def test_a_direction_that_changes_is_an_error() -> None:
         InputError, match=r"mask of Mine marked padding in earlier batches and valid"
     ):
         model(vectors(), ~FULL)
-
-
-@pytest.mark.parametrize("name", ["pad_mask", "valid_mask"])
-def test_an_inverted_mask_is_noticed_from_the_data(name: str) -> None:
-    silent = vectors(2).masked_fill(padding(2).unsqueeze(-1), 0.0)
-    wrong = ~padding(2) if name == "pad_mask" else padding(2)
-    with pytest.raises(InputError, match=f"{name} of Mine is the wrong way round"):
-        own(name)(silent, wrong)
-    with pytest.raises(InputError, match=f"{name} of Mine is the wrong way round"):
-        own(name, embeds=True)(tokens(2), wrong)
 
 
 def test_a_missing_mask_of_ones_own_is_warned_of() -> None:

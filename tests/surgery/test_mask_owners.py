@@ -71,21 +71,21 @@ def test_layers_swapped_one_after_the_other_each_get_the_mask() -> None:
     all_get(seen, padding(2))
 
 
-@pytest.mark.parametrize("where", [None, FIRST, "layer.1.output*"])
-def test_a_model_and_then_a_part_of_it(where: str | None) -> None:
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        (("", "bn", None), ("encoder", "rbn", None)),
+        (("", "bn", None), ("encoder", "rbn", FIRST)),
+        (("", "bn", None), ("encoder", "rbn", "layer.1.output*")),
+        (("encoder.layer.0", "bn", None), ("", "bn", None)),
+        (("encoder.layer.0", "bn", None), ("", "bn", SECOND)),
+        (("encoder.layer.0", "bn", None), ("", "bn", "emb*")),
+    ],
+)
+def test_a_model_and_a_part_of_it(first: Any, second: Any) -> None:
     model = bert()
-    swap(model, "bn")
-    swap(model.encoder, "rbn", where=where)
-    seen = seen_by(model)
-    run(model, PADDED["bert"](2))
-    all_get(seen, padding(2))
-
-
-@pytest.mark.parametrize("rest", [None, SECOND, "emb*"])
-def test_a_part_and_then_the_model(rest: str | None) -> None:
-    model = bert()
-    swap(model.encoder.layer[0], "bn")
-    swap(model, "bn", where=rest)
+    for part, to, where in (first, second):
+        swap(model.get_submodule(part), to, where=where)
     seen = seen_by(model)
     run(model, PADDED["bert"](2))
     all_get(seen, padding(2))

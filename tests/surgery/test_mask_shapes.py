@@ -20,7 +20,6 @@ from surgery.foreign_models import (
     WIDTH,
     padding,
     run,
-    tokens,
     torch_encoder,
     transformers,
     vectors,
@@ -92,14 +91,6 @@ def test_layers_of_a_decoder_get_causal_masks(name: str, side: str) -> None:
     seen = seen_by(model)
     run(model, inputs)
     all_get(seen, expected)
-
-
-def test_four_dimensions_given_by_hand() -> None:
-    model = FAMILIES["bert"]()[0].train()
-    swap(model, "bn")
-    seen = seen_by(model)
-    model(tokens(2), attention_mask=(~padding(2))[:, None, None, :].expand(2, 1, 7, 7))
-    all_get(seen, padding(2))
 
 
 @pytest.mark.parametrize("batch_first", [True, False])

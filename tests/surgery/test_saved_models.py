@@ -215,9 +215,9 @@ def test_models_inside_wrappers_are_written(tmp_path: Path) -> None:
 
 
 class Mine(nn.LayerNorm):
-    def __init__(self, size: int, factor: float = 1.0) -> None:
+    def __init__(self, size: int, factor: float = 1.0, table: Any = None) -> None:
         super().__init__(size)
-        self.factor = factor
+        self.factor, self.table = factor, table
 
     def forward(self, x: Tensor) -> Tensor:
         return self.factor * super().forward(x)
@@ -281,6 +281,16 @@ def edit_record(folder: Path, change: Callable[[dict[str, Any]], object]) -> Non
         (lambda record: record["modules"][0].update(names=["1"]), "'1' is a Linear where"),
         (lambda record: record["modules"][0].update(options={"depth": 3}), "no option 'depth'"),
         (lambda record: record["modules"][0].update(num_features=5), r"\(4,\) there and \(5,\)"),
+        # Of these nothing can be built.
+        (
+            lambda record: record["modules"][0].update(options={"device": "meta"}),
+            "have one of device",
+        ),
+        (lambda record: record["modules"][0].update(num_features=10**15), "describes no module"),
+        (
+            lambda record: record["modules"][0].update(kind="multiply-add", num_features=-3),
+            "describes no module",
+        ),
     ],
 )
 def test_records_that_do_not_fit(
@@ -326,13 +336,16 @@ def test_a_count_of_nonfinite_batches_may_be_in_one_of_them_only(
 def test_an_edited_configuration_is_noticed(tmp_path: Path) -> None:
     powernorm.save(small(), tmp_path, config={"width": 4})
     assert json.loads((tmp_path / CONFIG).read_text())["width"] == 4
-    edited = json.loads((tmp_path / CONFIG).read_text())
-    edited["powernorm"]["modules"][0]["options"] = {"eps": 1e-2}
-    (tmp_path / CONFIG).write_text(json.dumps(edited))
-    with pytest.raises(
-        InputError, match="the key 'powernorm' differs: it was edited, or they are of two models"
-    ):
-        powernorm.load(tmp_path, small())
+    written = json.loads((tmp_path / CONFIG).read_text())
+    record = copy.deepcopy(written["powernorm"])
+    record["modules"][0]["options"] = {"eps": 1e-2}
+    # Weights that still fit may compute something else.
+    for key, value in (("powernorm", record), ("width", 5)):
+        (tmp_path / CONFIG).write_text(json.dumps(written | {key: value}))
+        with pytest.raises(
+            InputError, match=f"the key '{key}' differs: it was edited, or they are of two models"
+        ):
+            powernorm.load(tmp_path, small())
     (tmp_path / CONFIG).write_text("{")
     with pytest.raises(InputError, match="is not JSON"):
         powernorm.load(tmp_path, small())
