@@ -1,11 +1,15 @@
 """How each number was tuned: budgets, ranges, what was chosen, and what the trials say."""
 
+import csv
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from math import isfinite, nan
+from pathlib import Path
 
 from markupsafe import Markup
 from matplotlib.axes import Axes
 
+from powernorm.files import read_text
 from powernorm.lab.report.drawing import (
     draw_legend,
     figure,
@@ -26,8 +30,20 @@ from powernorm.lab.report.numerals import NOTHING, STATUS_WORDS, counted, printa
 from powernorm.lab.report.records import Comparison
 from powernorm.lab.report.tables import Table
 from powernorm.lab.report.templates import part
-from powernorm.lab.report.tuning_files import TrialRow, as_number, read_trials
-from powernorm.runs import TRIALS_FILE, NormTuning, TuningRecord
+from powernorm.runs import TRIALS_COLUMNS, TRIALS_FILE, NormTuning, TuningRecord
+
+
+@dataclass(frozen=True)
+class _TrialRow:
+    """One line of `trials.csv`."""
+
+    norm: str
+    number: str
+    status: str
+    value: float | None
+    """What it is judged by; None where it did not come to its end."""
+    settings: Mapping[str, str]
+    """By dotted key, those that were searched."""
 
 
 def tuning_sentence(tuning: TuningRecord) -> str:
@@ -96,7 +112,7 @@ def tuning_contents(comparison: Comparison) -> list[Markup]:
     if tuning is None:
         return []
     prefix = f"{comparison.anchor}tuning"
-    trials = read_trials(comparison.folder / TRIALS_FILE)
+    trials = _read_trials(comparison.folder / TRIALS_FILE)
     caption = (
         "Trials are judged on the valid split, with one seed: their best value is the best of many "
         "and says less than the table of results. The first trial has the untuned settings."
@@ -165,7 +181,9 @@ def _importances(tuning: TuningRecord, prefix: str) -> Iterator[DrawnFigure]:
     yield DrawnFigure(svg, "How much of what told trials apart goes with a setting.")
 
 
-def _slices(tuning: TuningRecord, trials: Sequence[TrialRow], prefix: str) -> Iterator[DrawnFigure]:
+def _slices(
+    tuning: TuningRecord, trials: Sequence[_TrialRow], prefix: str
+) -> Iterator[DrawnFigure]:
     """Value against setting, a figure a setting, a point a trial."""
     keys = dict.fromkeys(key for one in tuning["norms"].values() for key in one["search"])
     name = own_heading(tuning["select_by"]["metric"])
@@ -176,7 +194,7 @@ def _slices(tuning: TuningRecord, trials: Sequence[TrialRow], prefix: str) -> It
                 for row in trials
                 if row.norm == norm
                 and row.value is not None
-                and (place := as_number(row.settings.get(key))) is not None
+                and (place := _as_number(row.settings.get(key))) is not None
             ]
             for norm in tuning["norms"]
         }
@@ -215,7 +233,7 @@ def _slice(
                 label=legend_label(norm),
             )
             line.set_gid(hover_name(norm))
-            chosen = nan if best is None else as_number(str(best["settings"].get(key)))
+            chosen = nan if best is None else _as_number(str(best["settings"].get(key)))
             if best is not None and chosen is not None and isfinite(chosen):
                 axes.plot(
                     [chosen], [best["value"]], "o", markersize=9, color=color, fillstyle="none"
@@ -242,3 +260,36 @@ def _number(value: float | None) -> str:
 
 def _setting(value: object) -> str:
     return f"{value:.3g}" if isinstance(value, float) else printable(str(value))
+
+
+def _read_trials(path: Path) -> list[_TrialRow]:
+    """The rows of a `trials.csv`; an empty list where the file does not exist, or is another's.
+
+    Raises:
+        InputError: it is not UTF-8 or cannot be read.
+    """
+    if not path.exists():
+        return []
+    reader = csv.DictReader(read_text(path).splitlines())
+    if not set(TRIALS_COLUMNS) <= set(reader.fieldnames or ()):
+        return []
+    return [
+        _TrialRow(
+            norm=row["norm"],
+            number=row["trial"],
+            status=row["status"],
+            value=_as_number(row["value"]),
+            settings={k: v for k, v in row.items() if k not in TRIALS_COLUMNS and v},
+        )
+        for row in reader
+        if None not in row and None not in row.values()
+    ]
+
+
+def _as_number(text: str | None) -> float | None:
+    """The finite number that a cell holds, or None."""
+    try:
+        number = float(text or "nan")
+    except ValueError:
+        return None
+    return number if isfinite(number) else None
