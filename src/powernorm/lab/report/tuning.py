@@ -34,7 +34,7 @@ from powernorm.runs import TRIALS_COLUMNS, TRIALS_FILE, NormTuning, TuningRecord
 
 
 @dataclass(frozen=True)
-class _TrialRow:
+class _Trial:
     """One line of `trials.csv`."""
 
     norm: str
@@ -181,9 +181,7 @@ def _importances(tuning: TuningRecord, prefix: str) -> Iterator[DrawnFigure]:
     yield DrawnFigure(svg, "How much of what told trials apart goes with a setting.")
 
 
-def _slices(
-    tuning: TuningRecord, trials: Sequence[_TrialRow], prefix: str
-) -> Iterator[DrawnFigure]:
+def _slices(tuning: TuningRecord, trials: Sequence[_Trial], prefix: str) -> Iterator[DrawnFigure]:
     """Value against setting, a figure a setting, a point a trial."""
     keys = dict.fromkeys(key for one in tuning["norms"].values() for key in one["search"])
     name = own_heading(tuning["select_by"]["metric"])
@@ -262,7 +260,7 @@ def _setting(value: object) -> str:
     return f"{value:.3g}" if isinstance(value, float) else printable(str(value))
 
 
-def _read_trials(path: Path) -> list[_TrialRow]:
+def _read_trials(path: Path) -> list[_Trial]:
     """The rows of a `trials.csv`; an empty list where the file does not exist, or is another's.
 
     Raises:
@@ -274,7 +272,7 @@ def _read_trials(path: Path) -> list[_TrialRow]:
     if not set(TRIALS_COLUMNS) <= set(reader.fieldnames or ()):
         return []
     return [
-        _TrialRow(
+        _Trial(
             norm=row["norm"],
             number=row["trial"],
             status=row["status"],
