@@ -14,7 +14,7 @@ from tiny_translation import tiny_translation, write_pairs
 
 from powernorm.errors import InputError
 from powernorm.lab.data.corpus import EvaluatedSplit
-from powernorm.lab.engine.events import Event, StepsDone, Validated
+from powernorm.lab.engine.events import Event, Validated
 from powernorm.lab.recipes import recipe
 from powernorm.lab.recipes.differences import changes_of
 from powernorm.lab.report import read_comparison
@@ -127,25 +127,6 @@ def test_scoring_changes_nothing_else(pairs: Path, tmp_path: Path) -> None:
     cut = [line.rpartition(",")[0] + "," for line in text[1:]]
     (runs[0] / "metrics.csv").write_text("\n".join([text[0], *cut]) + "\n")
     assert_same_run(*runs)
-
-
-@pytest.mark.parametrize("stop", [5, 7, 10])
-def test_a_run_that_goes_on_has_the_same_scores(pairs: Path, tmp_path: Path, stop: int) -> None:
-    config = scored(pairs, score_every=2, select_by="score", log_every=1)
-    compare(config, tmp_path / "whole")
-
-    def interrupt(event: Event) -> None:
-        if isinstance(event, StepsDone) and event.step == stop:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        compare(config, tmp_path / "parts", on_event=interrupt)
-    compare(config, tmp_path / "parts", resume=True)
-    assert list(scores(tmp_path / "whole")) == [8, 12]
-    whole, parts = (next((tmp_path / name).glob("bn*")) for name in ("whole", "parts"))
-    assert_same_run(whole, parts)
-    best = [read_checkpoint(run / "checkpoints/best.ckpt")["step"] for run in (whole, parts)]
-    assert best[0] == best[1]
 
 
 @pytest.mark.parametrize(
