@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from commands import SECONDS, SMALL, Outcome, arguments, environment, powernorm
+from commands import SECONDS, SMALL, Outcome, arguments, environment, powernorm, refusal
 from lab.report.synthetic import write_comparison
 from powernorm.integrations.extras import install_extra
 
@@ -159,9 +159,9 @@ def test_folder_with_other_runs(text_file: Path, compared: tuple[Path, Outcome])
         "--out",
         folder,
     )
-    refusal = powernorm(folder.parent, "compare", "lm", *options).refused()
-    assert str(folder) in refusal
-    assert "--force" in refusal
+    refused = refusal(folder.parent, "compare", "lm", *options)
+    assert str(folder) in refused
+    assert "--force" in refused
     assert {path: path.stat().st_mtime_ns for path in folder.rglob("*")} == before
 
 
@@ -186,13 +186,13 @@ def test_bad_input_of_compare(
     (tmp_path / "empty.txt").touch()
     (tmp_path / "text.txt").write_bytes(text_file.read_bytes())
     preset = [] if "--preset" in options else ["--preset", "smoke"]
-    refusal = powernorm(tmp_path, "compare", "lm", *preset, *options).refused()
-    assert re.search(message, refusal), refusal
+    refused = refusal(tmp_path, "compare", "lm", *preset, *options)
+    assert re.search(message, refused), refused
     assert not (tmp_path / "runs").exists()
 
 
 def test_unknown_task(tmp_path: Path) -> None:
-    assert "no task 'mt': choose one of lm" in powernorm(tmp_path, "compare", "mt").refused()
+    assert "no task 'mt': choose one of lm" in refusal(tmp_path, "compare", "mt")
 
 
 @pytest.mark.parametrize(
@@ -206,7 +206,7 @@ def test_unknown_task(tmp_path: Path) -> None:
     ],
 )
 def test_wrong_command_line(tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
-    assert re.search(said, powernorm(tmp_path, *arguments).refused())
+    assert re.search(said, refusal(tmp_path, *arguments))
 
 
 def test_no_command_is_the_help(tmp_path: Path) -> None:
@@ -216,12 +216,12 @@ def test_no_command_is_the_help(tmp_path: Path) -> None:
 
 
 def test_bad_input_of_report(tmp_path: Path) -> None:
-    assert "is not a folder" in powernorm(tmp_path, "report", "missing").refused()
+    assert "is not a folder" in refusal(tmp_path, "report", "missing")
     folder = write_comparison(tmp_path / "demo", norms=("bn",), seeds=(0,))
     with (folder / "bn-pre-seed0" / "metrics.csv").open("a", encoding="utf-8") as stream:
         stream.write("oops\n")
-    refusal = powernorm(tmp_path, "report", folder).refused()
-    assert "metrics.csv, line 102: 1 cells, expected " in refusal
+    refused = refusal(tmp_path, "report", folder)
+    assert "metrics.csv, line 102: 1 cells, expected " in refused
 
 
 @pytest.mark.parametrize("package", ["pydantic", "matplotlib", "rich"])
@@ -242,9 +242,9 @@ def test_missing_extra_is_named(tmp_path: Path, package: str) -> None:
         timeout=SECONDS,
         check=False,
     )
-    refusal = Outcome(done.returncode, done.stdout, done.stderr).refused()
-    assert package in refusal
-    assert install_extra("train") in refusal
+    refused = Outcome(done.returncode, done.stdout, done.stderr).refused()
+    assert package in refused
+    assert install_extra("train") in refused
 
 
 def test_interrupted_comparison_goes_on(tmp_path: Path, text_file: Path) -> None:

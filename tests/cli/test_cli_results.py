@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from commands import powernorm
+from commands import powernorm, refusal
 from lab.report.synthetic import write_comparison
 
 
@@ -20,7 +20,7 @@ def test_results_are_printed(tmp_path: Path) -> None:
 
 def test_folders_without_results_are_named(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    assert "empty holds neither" in powernorm(tmp_path, "results", "empty").refused()
+    assert "empty holds neither" in refusal(tmp_path, "results", "empty")
 
 
 def test_fluctuation(tmp_path: Path) -> None:
@@ -34,7 +34,7 @@ def test_fluctuation(tmp_path: Path) -> None:
         ([f"a={run}", f"a={run}"], "a names two runs"),
         ([f"a={run}", "--out", "a.pdf"], ".svg or a .png"),
     ):
-        assert message in powernorm(tmp_path, "fluctuation", *arguments).refused()
+        assert message in refusal(tmp_path, "fluctuation", *arguments)
 
 
 def test_curves(tmp_path: Path) -> None:
@@ -43,8 +43,8 @@ def test_curves(tmp_path: Path) -> None:
     outcome = powernorm(tmp_path, "curves", "demo", *more, fresh=True)
     assert (outcome.code, outcome.out) == (0, "written: a.png\n")
     assert (tmp_path / "a.png").read_bytes().startswith(b"\x89PNG")
-    assert "no run of x" in powernorm(tmp_path, "curves", "demo", "--norms", "x").refused()
-    assert ".svg or a .png" in powernorm(tmp_path, "curves", "demo", "--out", "a.pdf").refused()
+    assert "no run of x" in refusal(tmp_path, "curves", "demo", "--norms", "x")
+    assert ".svg or a .png" in refusal(tmp_path, "curves", "demo", "--out", "a.pdf")
 
 
 def test_figures(tmp_path: Path) -> None:
@@ -55,4 +55,4 @@ def test_figures(tmp_path: Path) -> None:
     first = outcome.out.splitlines()[0]
     assert first == "figures/curve-0.svg: Training loss against training tokens for ln, bn"
     assert (tmp_path / "figures" / "curve-0.svg").is_file()
-    assert "none.html cannot be read" in powernorm(tmp_path, "figures", "none.html").refused()
+    assert "none.html cannot be read" in refusal(tmp_path, "figures", "none.html")
