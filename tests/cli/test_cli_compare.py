@@ -39,30 +39,6 @@ def test_study_ends_in_its_figure(tmp_path: Path, text_file: Path) -> None:
     assert b'<section id="study">' in page.read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--study", "alpha"], "no study 'alpha': choose one of micro-batches, lowest-layers"),
-        (["--study", "alphas", "--preset", "big"], "no preset 'big'"),
-        (["--study", "alphas", "--norms", "bn"], "no variant of bn; choose from ln, pn"),
-        (["--study", "alphas", "--set", "norm_options.pn.momentum=0.3"], "has no effect"),
-        (["--study", "lowest-layers", "--set", "model.num_layers=0"], "model.num_layers=0"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_bad_input_of_a_study(tmp_path: Path, options: list[str], message: str) -> None:
-    refused = refusal(tmp_path, "compare", "lm", *options)
-    assert re.search(message, refused), refused
-    assert not (tmp_path / "runs").exists()
-
-
-def test_help_lists_the_studies(tmp_path: Path) -> None:
-    text = powernorm(tmp_path, "compare", "--help").out
-    for name in ("micro-batches", "lowest-layers", "penalties", "alphas", "scales", "future"):
-        assert name in text
-    assert "layernorm-parts" in " ".join(text.split())
-
-
 def test_studies_of_our_own_are_no_tasks(tmp_path: Path) -> None:
     line = refusal(tmp_path, "compare", "verdict")
     assert "no task 'verdict': choose one of lm, mlm, tag" in line

@@ -4,7 +4,6 @@ import json
 
 import pytest
 
-from powernorm.errors import InputError
 from powernorm.lab.recipes import (
     changes_of,
     measure_of,
@@ -103,11 +102,6 @@ def test_catalog_says_what_a_preset_needs(task: str, preset: str) -> None:
     if info.data != EMBEDDED:
         assert "--data" in info.data
         assert config.data.path is None or "FOLDER" in info.data or config.data.path in info.data
-
-
-def test_unknown_task_lists_the_known_ones() -> None:
-    with pytest.raises(InputError, match="no task 'mt': choose one of lm, mlm, tag, translation"):
-        paths_of("mt")
 
 
 def test_what_xu_et_al_compare_a_row_with() -> None:

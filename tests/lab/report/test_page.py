@@ -188,8 +188,9 @@ def test_comparison_before_its_first_run_has_ended(comparison_folder: Path) -> N
     assert "unigram" in elements.texts
 
 
-def test_same_files_give_the_same_page(small_folder: Path) -> None:
-    comparison = read_comparison(small_folder)
+def test_same_files_give_the_same_page(tmp_path: Path) -> None:
+    folder = write_comparison(tmp_path / "demo", norms=("ln",), seeds=(0,))
+    comparison = read_comparison(folder)
     assert render_page(comparison) == render_page(comparison)
 
 
@@ -205,10 +206,11 @@ def test_failed_writing_leaves_the_old_report(
     assert path.read_bytes() == before
 
 
-def test_reading_needs_no_torch(small_folder: Path) -> None:
+def test_reading_needs_no_torch(tmp_path: Path) -> None:
+    folder = write_comparison(tmp_path / "demo", norms=("ln",), seeds=(0,))
     code = (
         "import sys; from pathlib import Path; from powernorm.lab.report import write_report; "
-        f"write_report(Path({str(small_folder)!r})); "
+        f"write_report(Path({str(folder)!r})); "
         "sys.exit(any(name in sys.modules for name in ('torch', 'lightning', 'matplotlib.pyplot')))"
     )
     subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=60)

@@ -12,6 +12,7 @@ import torch
 from same_runs import assert_same_run
 from tiny_translation import tiny_translation, write_pairs
 
+from covering import some_default
 from powernorm.errors import InputError
 from powernorm.lab.data.corpus import EvaluatedSplit
 from powernorm.lab.engine.events import Event, Validated
@@ -191,7 +192,10 @@ def test_the_validation_at_which_patience_ends_has_a_score(pairs: Path, tmp_path
 
 @pytest.mark.parametrize(
     ("task", "metric", "direction"),
-    [("tag", "valid_accuracy", "max"), ("lm-char", "valid_bits_per_character", "min")],
+    [
+        ("tag", "valid_accuracy", "max"),
+        pytest.param(*("lm-char", "valid_bits_per_character", "min"), marks=pytest.mark.slow),
+    ],
 )
 def test_tasks_whose_score_costs_little_tell_it_always(
     tmp_path: Path, task: str, metric: str, direction: str
@@ -234,7 +238,12 @@ def test_what_is_only_told_is_no_change_of_a_paper() -> None:
     assert {"training.score_every", "training.select_by"} <= chosen["settings"].keys()
 
 
-@pytest.mark.parametrize("task", [task for task in TASKS if settings_of(task).score])
+SCORING = [task for task in TASKS if settings_of(task).score]
+
+
+@pytest.mark.parametrize(
+    "task", some_default(SCORING, *(task for task in SCORING if task not in ("parse", "ner")))
+)
 def test_every_task_scores_by_one_interface(task: str) -> None:
     """Whoever evaluates a model in another way asks it so, and finds the score by its name."""
     config = recipe(task, "smoke")
