@@ -2,19 +2,25 @@
 
 Most of a short command is the import of torch and its friends. `powernorm` therefore forks a server
 that has them; `fresh=True` starts a new Python, which each command does in at least one test.
+`refusal` runs a command that is to be refused in this process, which costs next to nothing.
 """
 
 from __future__ import annotations
 
+import io
 import multiprocessing
 import os
 import re
 import runpy
+import signal
 import subprocess
 import sys
 import tempfile
 import warnings
+from contextlib import redirect_stderr, redirect_stdout
 from pathlib import Path
+
+import pytest
 
 from forking import own_packages
 
@@ -99,6 +105,31 @@ def powernorm(tmp_path: Path, *parts: str | Path, fresh: bool = False) -> Outcom
             process.kill()
             raise TimeoutError(f"powernorm {parts} did not end in {SECONDS} s: {err.read_text()}")
         return Outcome(process.exitcode, out.read_text("utf-8"), err.read_text("utf-8"))
+
+
+def refusal(folder: Path, *parts: str | Path) -> str:
+    """Run a command in this process and the folder, and return the one line of its error."""
+    from powernorm.cli import main
+
+    out, err = io.StringIO(), io.StringIO()
+    before, handler = set(sys.modules), signal.getsignal(signal.SIGINT)
+    with pytest.MonkeyPatch.context() as patch, redirect_stdout(out), redirect_stderr(err):
+        patch.chdir(folder)
+        patch.setattr(sys, "argv", ["powernorm", *map(str, parts)])
+        patch.syspath_prepend(folder)
+        for name, value in environment(folder).items():
+            patch.setenv(name, value)
+        try:
+            with pytest.raises(SystemExit) as ended:
+                main()
+        finally:
+            signal.signal(signal.SIGINT, handler)
+            for name in sys.modules.keys() - before:
+                module = sys.modules[name]
+                places = [getattr(module, "__file__", None), *getattr(module, "__path__", ())]
+                if any(place and Path(place).is_relative_to(folder) for place in places):
+                    del sys.modules[name]
+    return Outcome(int(ended.value.code or 0), out.getvalue(), err.getvalue()).refused()
 
 
 def _run(parts: list[str], folder: str, variables: dict[str, str], out: Path, err: Path) -> None:

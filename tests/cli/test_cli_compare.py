@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from commands import SMALL, powernorm
+from commands import SMALL, powernorm, refusal
 from powernorm.lab.recipes import paths_of
 from powernorm.lab.recipes.studies import STUDIES
 from powernorm.lab.tasks import TASKS
@@ -39,34 +39,10 @@ def test_study_ends_in_its_figure(tmp_path: Path, text_file: Path) -> None:
     assert b'<section id="study">' in page.read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        (["--study", "alpha"], "no study 'alpha': choose one of micro-batches, lowest-layers"),
-        (["--study", "alphas", "--preset", "big"], "no preset 'big'"),
-        (["--study", "alphas", "--norms", "bn"], "no variant of bn; choose from ln, pn"),
-        (["--study", "alphas", "--set", "norm_options.pn.momentum=0.3"], "has no effect"),
-        (["--study", "lowest-layers", "--set", "model.num_layers=0"], "model.num_layers=0"),
-    ],
-    ids=lambda value: " ".join(value) if isinstance(value, list) else "",
-)
-def test_bad_input_of_a_study(tmp_path: Path, options: list[str], message: str) -> None:
-    refusal = powernorm(tmp_path, "compare", "lm", *options).refused()
-    assert re.search(message, refusal), refusal
-    assert not (tmp_path / "runs").exists()
-
-
-def test_help_lists_the_studies(tmp_path: Path) -> None:
-    text = powernorm(tmp_path, "compare", "--help").out
-    for name in ("micro-batches", "lowest-layers", "penalties", "alphas", "scales", "future"):
-        assert name in text
-    assert "layernorm-parts" in " ".join(text.split())
-
-
 def test_studies_of_our_own_are_no_tasks(tmp_path: Path) -> None:
-    line = powernorm(tmp_path, "compare", "verdict").refused()
+    line = refusal(tmp_path, "compare", "verdict")
     assert "no task 'verdict': choose one of lm, mlm, tag" in line
-    line = powernorm(tmp_path, "compare", "lm", "--study", "verdict").refused()
+    line = refusal(tmp_path, "compare", "lm", "--study", "verdict")
     assert "no study 'verdict'" in line
 
 
@@ -74,9 +50,9 @@ def test_recipes_say_which_studies_a_task_has(tmp_path: Path) -> None:
     studies = powernorm(tmp_path, "recipes", "image").out.partition("compare image --study")[2]
     assert "micro-batches" in studies
     assert "lowest-layers" not in studies
-    refusal = powernorm(tmp_path, "compare", "image", "--study", "lowest-layers").refused()
-    assert "makes no sense for the task image" in refusal
-    assert "choose one of lm, mlm, tag" in refusal
+    refused = refusal(tmp_path, "compare", "image", "--study", "lowest-layers")
+    assert "makes no sense for the task image" in refused
+    assert "choose one of lm, mlm, tag" in refused
 
 
 def test_an_embedded_text_is_data(tmp_path: Path) -> None:
@@ -116,24 +92,24 @@ def test_recipes_of_one_task(tmp_path: Path, task: str) -> None:
 
 
 def test_unknown_task(tmp_path: Path) -> None:
-    line = powernorm(tmp_path, "recipes", "mt").refused()
+    line = refusal(tmp_path, "recipes", "mt")
     assert "'mt'" in line
     assert "choose one of lm, mlm, tag, translation" in line
 
 
 def test_unknown_preset_lists_the_known_ones(tmp_path: Path) -> None:
-    line = powernorm(tmp_path, "compare", "translation", "--preset", "full").refused()
+    line = refusal(tmp_path, "compare", "translation", "--preset", "full")
     assert "no preset 'full': choose one of smoke, demo, iwslt14-shen2020" in line
 
 
 def test_placement_of_another_preset_is_refused(tmp_path: Path) -> None:
     arguments = ("compare", "translation", "--preset", "iwslt14-wang2022-pre", "--placement")
-    line = powernorm(tmp_path, *arguments, "post").refused()
+    line = refusal(tmp_path, *arguments, "post")
     assert "use --preset iwslt14-wang2022-post" in line
     assert not list(tmp_path.iterdir())
 
 
 def test_files_of_ones_own_are_asked_for(tmp_path: Path) -> None:
-    line = powernorm(tmp_path, "compare", "translation", "--preset", "iwslt15-xu2019").refused()
+    line = refusal(tmp_path, "compare", "translation", "--preset", "iwslt15-xu2019")
     assert "iwslt15_en_vi does not exist" in line
     assert "--data FOLDER" in line

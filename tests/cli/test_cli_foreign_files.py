@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from commands import powernorm
+from commands import powernorm, refusal
 from powernorm import InputError, files
 from powernorm.files import read_text
 from powernorm.lab.engine.events import Notice
@@ -20,7 +20,7 @@ ESCAPE = "\x1b[2J"
 
 
 def test_an_error_is_plain_text(tmp_path: Path) -> None:
-    said = powernorm(tmp_path, "fold", f"run{ESCAPE}").refused()
+    said = refusal(tmp_path, "fold", f"run{ESCAPE}")
     assert ESCAPE not in said
     assert "run�[2J" in said
 
@@ -29,7 +29,7 @@ def test_an_error_about_a_file_is_plain_text_and_a_pipe_is_not_waited_for(tmp_pa
     folder = tmp_path / f"run{ESCAPE}"
     folder.mkdir()
     os.mkfifo(folder / "results.json")
-    said = powernorm(tmp_path, "results", folder.name).refused()
+    said = refusal(tmp_path, "results", folder.name)
     assert "results.json is no regular file" in said
     assert ESCAPE not in said
 

@@ -10,7 +10,7 @@ import torch
 import typer
 from torch import nn
 
-from commands import SMALL, Outcome, powernorm
+from commands import SMALL, Outcome, powernorm, refusal
 from integrations.tiny_encoder import TEXTS, write_encoder
 from powernorm import calibrate
 from powernorm import swap as swap_norms
@@ -102,7 +102,7 @@ def test_swap_of_a_hugging_face_configuration(tmp_path: Path) -> None:
     ],
 )
 def test_bad_input_of_swap(home: Path, arguments: list[str], match: str) -> None:
-    assert match in powernorm(home, "swap", *arguments).refused()
+    assert match in refusal(home, "swap", *arguments)
 
 
 @pytest.mark.parametrize("norm", ["bn", "pn-static"])
@@ -124,25 +124,25 @@ def test_fold(runs: Path, tmp_path: Path, norm: str) -> None:
 
 
 def test_bad_input_of_fold(runs: Path, tmp_path: Path) -> None:
-    refused = powernorm(tmp_path, "fold", runs / "ln-pre-seed0").refused()
+    refused = refusal(tmp_path, "fold", runs / "ln-pre-seed0")
     assert "no static norm to fold" in refused
-    assert "is no run of" in powernorm(tmp_path, "fold", tmp_path).refused()
-    assert "does not exist" in powernorm(tmp_path, "fold", tmp_path / "nowhere").refused()
+    assert "is no run of" in refusal(tmp_path, "fold", tmp_path)
+    assert "does not exist" in refusal(tmp_path, "fold", tmp_path / "nowhere")
     broken = runs / "ln-pre-seed0" / "checkpoints" / "best.ckpt"
     kept = broken.read_bytes()
     try:
         broken.write_bytes(kept[:100])
-        assert "is damaged" in powernorm(tmp_path, "fold", broken).refused()
+        assert "is damaged" in refusal(tmp_path, "fold", broken)
     finally:
         broken.write_bytes(kept)
-    refused = powernorm(tmp_path, "fold", runs / "bn-pre-seed0", "--tied", "both").refused()
+    refused = refusal(tmp_path, "fold", runs / "bn-pre-seed0", "--tied", "both")
     assert "expected 'untie' or 'keep'" in refused
 
 
 def test_a_place_for_a_folded_model_is_checked_before_any_work(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     # There is no such run, which only a command that began to work would find.
-    refused = powernorm(tmp_path, "fold", tmp_path / "no-run", "--out", "file").refused()
+    refused = refusal(tmp_path, "fold", tmp_path / "no-run", "--out", "file")
     assert "file is a file: give the name of a folder" in refused
 
 
@@ -150,7 +150,7 @@ def test_the_folder_of_a_run_is_no_place_for_a_folded_model(runs: Path, tmp_path
     run = runs / "bn-pre-seed0"
     before = (run / "config.json").read_bytes()
     for folder, name in ((run, "config.json"), (runs, "comparison.json")):
-        refused = powernorm(tmp_path, "fold", run, "--out", folder).refused()
+        refused = refusal(tmp_path, "fold", run, "--out", folder)
         assert f"{folder} holds something else ({name})" in refused
     assert (run / "config.json").read_bytes() == before
     with pytest.raises(InputError, match="give a folder of its own"):
@@ -355,7 +355,7 @@ def test_fold_of_a_hugging_face_folder(tmp_path: Path) -> None:
     again = powernorm(tmp_path, "fold", "llama", "--keep", "statistics", "--out", "llama")
     assert "holds model.safetensors" in again.refused()
     (tmp_path / "llama" / "model.safetensors").write_bytes(b"no weights")
-    assert "holds no model that can be loaded" in powernorm(tmp_path, "fold", "llama").refused()
+    assert "holds no model that can be loaded" in refusal(tmp_path, "fold", "llama")
 
 
 def test_fold_keeps_the_statistics_of_a_run(runs: Path, tmp_path: Path) -> None:
@@ -378,4 +378,4 @@ def test_fold_keeps_the_statistics_of_a_run(runs: Path, tmp_path: Path) -> None:
     ],
 )
 def test_bad_options_of_fold(tmp_path: Path, arguments: tuple[str, ...], match: str) -> None:
-    assert match in powernorm(tmp_path, "fold", "no-run", *arguments).refused()
+    assert match in refusal(tmp_path, "fold", "no-run", *arguments)

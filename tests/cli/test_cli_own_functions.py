@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from commands import SECONDS, Outcome, powernorm, start
+from commands import SECONDS, Outcome, powernorm, refusal, start
 
 MODULE = """
 import time
@@ -180,8 +180,7 @@ def test_bad_input_is_one_line(
     home: Path, tmp_path: Path, changes: tuple[str, ...], message: str
 ) -> None:
     shutil.copy(home / "mine.py", tmp_path)
-    found = powernorm(tmp_path, "compare", *changes, "--out", "runs", "--quiet")
-    assert message in found.refused()
+    assert message in refusal(tmp_path, "compare", *changes, "--out", "runs", "--quiet")
     assert not list(tmp_path.glob("runs/*/result.json"))
 
 
@@ -255,7 +254,7 @@ def test_diagnose_and_fold_ask_the_task_for_its_model(home: Path, tmp_path: Path
     assert (tmp_path / "folded" / "powernorm.safetensors").exists()
     for command in ("diagnose", "fold"):
         run = home / "runs" / "bn-seed0"
-        said = powernorm(tmp_path, command, run, "--trust-code").refused()
+        said = refusal(tmp_path, command, run, "--trust-code")
         assert re.search("does not say how its model is loaded|function of your own", said), said
 
 
@@ -269,11 +268,8 @@ def test_diagnose_takes_a_model_by_name(home: Path, tmp_path: Path) -> None:
         ("mine:x", r"expected \(model, batches\)"),
         ("mine:nothing", "cannot be loaded"),
     ):
-        assert re.search(message, powernorm(tmp_path, "diagnose", name).refused())
-    assert (
-        "leave out --data"
-        in powernorm(tmp_path, "diagnose", "mine:named", "--data", "rt").refused()
-    )
+        assert re.search(message, refusal(tmp_path, "diagnose", name))
+    assert "leave out --data" in refusal(tmp_path, "diagnose", "mine:named", "--data", "rt")
 
 
 SHARED = ("compare", "mine:shared", "--seeds", "1", "--norms", "rbn", "--goal", "loss:min")

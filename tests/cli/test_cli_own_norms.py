@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from commands import SMALL, Outcome, environment, powernorm
+from commands import SMALL, Outcome, environment, powernorm, refusal
 from lab.training.tiny_translation import tiny_translation, write_pairs
 from powernorm.checksums import load_sealed, save_sealed
 from powernorm.lab.engine.folders import owner_of
@@ -108,9 +108,9 @@ def test_diagnosed_and_folded_in_a_new_process(
     assert "multiply-add" not in outcome.out
     assert (tmp_path / "folded" / "powernorm.safetensors").is_file()
     other = folder / "own.layers+Soft-pre-seed0"
-    soft = powernorm(home, "fold", other, "--trust-code").refused()
+    soft = refusal(home, "fold", other, "--trust-code")
     assert "holds no static norm to fold (it holds Soft)" in soft
-    elsewhere = powernorm(tmp_path, "fold", run, "--trust-code").refused()
+    elsewhere = refusal(tmp_path, "fold", run, "--trust-code")
     assert "'own.layers:Running' cannot be loaded" in elsewhere
     assert "put its folder on PYTHONPATH" in elsewhere
 
@@ -211,9 +211,9 @@ def test_swapped_in_a_table(tmp_path: Path) -> None:
 )
 def test_a_wrong_name_is_one_line(tmp_path: Path, text_file: Path, name: str, message: str) -> None:
     home = home_of(tmp_path)
-    error = powernorm(
+    error = refusal(
         home, "compare", "lm", "--preset", "smoke", "--norms", f"ln,{name}", "--data", text_file
-    ).refused()
+    )
     assert message in error
     assert not (home / "runs").exists()
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from commands import SECONDS, powernorm, start
+from commands import SECONDS, powernorm, refusal, start
 
 MODELS = """
 import torch
@@ -46,7 +46,7 @@ def test_a_model_by_its_name_from_start_to_end(home: Path) -> None:
     written = json.loads((home / "out" / "removal.json").read_text())
     assert written["settings"]["method"]["name"] == "freeze"
     assert written["settings"]["seed"] == 1
-    assert "holds another removal" in powernorm(home, *chosen).refused()
+    assert "holds another removal" in refusal(home, *chosen)
 
 
 def test_what_does_not_fit_is_one_line(home: Path) -> None:
@@ -59,8 +59,7 @@ def test_what_does_not_fit_is_one_line(home: Path) -> None:
         ("my_models:build", "--set", "method.nam=match"): "did you mean method.name",
     }
     for given, words in wanted.items():
-        outcome = powernorm(home, "remove", *given, "--out", "out", "-q")
-        assert words in outcome.refused()
+        assert words in refusal(home, "remove", *given, "--out", "out", "-q")
         assert not (home / "out").exists()
 
 

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from commands import powernorm
+from commands import powernorm, refusal
 from lab.report.synthetic import write_comparison
 
 
@@ -20,7 +20,7 @@ def test_results_are_printed(tmp_path: Path) -> None:
 
 def test_folders_without_results_are_named(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    assert "empty holds neither" in powernorm(tmp_path, "results", "empty").refused()
+    assert "empty holds neither" in refusal(tmp_path, "results", "empty")
 
 
 def test_figures(tmp_path: Path) -> None:
@@ -31,4 +31,4 @@ def test_figures(tmp_path: Path) -> None:
     first = outcome.out.splitlines()[0]
     assert first == "figures/curve-0.svg: Training loss against training tokens for ln, bn"
     assert (tmp_path / "figures" / "curve-0.svg").is_file()
-    assert "none.html cannot be read" in powernorm(tmp_path, "figures", "none.html").refused()
+    assert "none.html cannot be read" in refusal(tmp_path, "figures", "none.html")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from commands import SECONDS, powernorm, start
+from commands import SECONDS, powernorm, refusal, start
 from powernorm.integrations.extras import install_extra
 
 MODULE = """
@@ -60,7 +60,7 @@ def test_a_tuning_from_the_command_line(home: Path) -> None:
     page = powernorm(home, "results", "runs").out
     assert "Every norm had 2 trials (" in page
     assert "log:1e-5:1" in page
-    assert "holds a tuning: give another --out" in powernorm(home, *COMMAND, *SEARCH).refused()
+    assert "holds a tuning: give another --out" in refusal(home, *COMMAND, *SEARCH)
 
 
 @pytest.mark.slow
@@ -86,7 +86,7 @@ def test_interrupted_it_says_how_to_go_on_and_does(home: Path, tmp_path: Path) -
     _, err = process.communicate(timeout=SECONDS)
     assert process.returncode == 130, err
     assert err.splitlines()[-1].endswith("go on with: powernorm " + " ".join(command) + " --resume")
-    assert "a tuning whose trials are not over" in powernorm(tmp_path, "report", "runs").refused()
+    assert "a tuning whose trials are not over" in refusal(tmp_path, "report", "runs")
     done = powernorm(tmp_path, *command, "--resume")
     assert done.code == 0, done.err
     assert statuses(tmp_path / "runs") == ["finished"] * 4
@@ -102,19 +102,19 @@ def test_interrupted_it_says_how_to_go_on_and_does(home: Path, tmp_path: Path) -
     ],
 )
 def test_what_cannot_be_used_is_one_line(home: Path, changes: tuple[str, str], words: str) -> None:
-    message = powernorm(home, *COMMAND, *SEARCH[:2], "--out", "new", *changes).refused()
+    message = refusal(home, *COMMAND, *SEARCH[:2], "--out", "new", *changes)
     assert words in message
     assert not (home / "new").exists()
 
 
 def test_of_a_built_in_task(tmp_path: Path) -> None:
     lm = ("tune", "lm", "--preset", "smoke", "--out", "new")
-    assert "lm has a measure of its own" in powernorm(tmp_path, *lm, "--goal", "a:max").refused()
-    judged = powernorm(tmp_path, *lm, "--select-by", "valid_bleu:max").refused()
+    assert "lm has a measure of its own" in refusal(tmp_path, *lm, "--goal", "a:max")
+    judged = refusal(tmp_path, *lm, "--select-by", "valid_bleu:max")
     assert "lm cannot be judged by valid_bleu:max during the training: choose valid_loss" in judged
-    shared = powernorm(tmp_path, *lm, "--search", "training.num_threads=int:1:2").refused()
+    shared = refusal(tmp_path, *lm, "--search", "training.num_threads=int:1:2")
     assert "training.num_threads, which all runs of a comparison share" in shared
-    unknown = powernorm(tmp_path, *lm, "--search", "learning_rate=log:1e-4:1e-2").refused()
+    unknown = refusal(tmp_path, *lm, "--search", "learning_rate=log:1e-4:1e-2")
     assert "did you mean optimizer.learning_rate" in unknown
 
 

@@ -1,9 +1,11 @@
 """Run a subject in children, kill them after random times, and let it come to its end.
 
     python killing.py SUBJECT FOLDER KILLS SEED
+    python killing.py SUBJECT FOLDER MOMENTS
 
-`FOLDER/whole` is what nobody interrupted, `FOLDER/killed-*` what was; how often a child ended in
-which way is printed as JSON.
+`FOLDER/whole` is what nobody interrupted, `FOLDER/killed-*` what was. With a seed, how often a
+child ended in which way is printed as JSON. Without one, children are killed before changes of
+their folder and left so: MOMENTS of them (0: all), whose number is printed.
 """
 
 from __future__ import annotations
@@ -17,17 +19,23 @@ import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import nn
 
 TESTS = Path(__file__).parents[1]
 WAYS = (signal.SIGKILL, signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-SUBJECTS = ("lm", "tag", "translation", "own", "tune", "race", "remove")
+SUBJECTS = ("lm", "lm-char", "tag", "translation", "own", "tune", "race", "remove")
 """Built-in tasks, a user's function, and the commands that train by them."""
 
+CHANGED = "short-translation"
+"""A run with all kinds of files, so short that it can be killed before each of their changes."""
+
+CHANGES = ("os.rename", "os.remove", "shutil.copyfile")
+
 IMPORTED = (
-    *("own_training", "racing", "recorded_runs", "small_models", "valleys"),
+    *("own_training", "racing", "recorded_runs", "small_models", "tiny_translation", "valleys"),
     *("powernorm.lab.tuning.norm_studies", "powernorm.lab.removal.removing"),
 )
 """Before any child is forked: a kill must hit a training, not its imports."""
@@ -40,6 +48,7 @@ def train(subject: str, out: Path) -> None:
     from own_training import tiny_grid
     from recorded_runs import recorded_config
     from small_models import data, stack
+    from tiny_translation import short_translation, write_pairs
 
     import powernorm
     from powernorm import lab
@@ -78,6 +87,8 @@ def train(subject: str, out: Path) -> None:
         original: tuple[nn.Module, list[torch.Tensor]] = (stack(), data(12))
         settings = ("training.steps=20", "training.validations=2", "method.batches=3")
         powernorm.remove(original, out, settings=settings, device="cpu", quiet=True, resume=True)
+    elif subject == CHANGED:
+        compare(short_translation(write_pairs(out.parent / "pairs")), out, resume=True)
     else:
         compare(replace(recorded_config(subject), norms=("bn", "pn")), out, resume=True)
 
@@ -108,6 +119,48 @@ def ended(process: int) -> int:
     """Wait for a child, and return its status."""
     _, status = os.waitpid(process, 0)
     return status
+
+
+def count_changes(subject: str, out: Path, moment: int) -> int:
+    """Train, killed before the change of that number in this folder, and count the changes."""
+    count = 0
+
+    def watch(event: str, args: tuple[Any, ...]) -> None:
+        nonlocal count
+        is_change = event in CHANGES or (event == "open" and args[1] and args[1][0] in "wax")
+        if is_change and str(args[0]).startswith(str(out)):
+            count += 1
+            if count == moment:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(watch)
+    train(subject, out)
+    return count
+
+
+def killed_before(subject: str, out: Path, moment: int) -> tuple[int, bytes]:
+    """Train in a child; return its status and what it counted."""
+    reader, writer = os.pipe()
+    process = os.fork()
+    if not process:
+        os.write(writer, str(count_changes(subject, out, moment)).encode())
+        os._exit(0)
+    os.close(writer)
+    return ended(process), os.read(reader, 100)
+
+
+def kill_before_changes(subject: str, folder: Path, moments: int) -> int:
+    """Kill children before so many changes of their folder, 0 for all, and count the changes."""
+    status, counted = killed_before(subject, folder / "whole", 0)
+    assert status == 0
+    total = int(counted)
+    step = (total - 1) / (moments - 1) if moments else 1
+    for index in range(moments or total):
+        moment = 1 + round(index * step)
+        status, _ = killed_before(subject, folder / f"killed-{moment}", moment)
+        assert os.WIFSIGNALED(status), (moment, status)
+        assert os.WTERMSIG(status) == signal.SIGKILL, (moment, status)
+    return total
 
 
 def train_whole(subject: str, out: Path) -> float:
@@ -155,6 +208,9 @@ if __name__ == "__main__":
     torch.set_num_threads(1)
     for module in IMPORTED:
         importlib.import_module(module)
-    what, where, how_often, drawn_by = sys.argv[1:]
-    counts = kill_and_resume(what, Path(where), int(how_often), int(drawn_by))
-    sys.stdout.write(json.dumps(counts) + "\n")
+    what, where, how_often, *drawn_by = sys.argv[1:]
+    if drawn_by:
+        counts = kill_and_resume(what, Path(where), int(how_often), int(drawn_by[0]))
+        sys.stdout.write(json.dumps(counts) + "\n")
+    else:
+        sys.stdout.write(f"{kill_before_changes(what, Path(where), int(how_often))}\n")

@@ -2,88 +2,51 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
 import random
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-import torch
 
-from lab.killing import SUBJECTS
-
-OF_THE_CLOCK = {
-    *("seconds", "tokens_per_second", "examples_per_second", "decoding_tokens_per_second"),
-    *("measured_seconds", "measured_tokens", "measured_examples", "ran_on"),
-}
-NOT_COMPARED = {".html", ".db"}
+from lab.killing import CHANGED, SUBJECTS
+from lab.training.same_runs import assert_readable, assert_same_folder
+from lab.training.tiny_translation import short_translation
+from powernorm.lab.tasks.builtin import compare
 
 
-def without_clock(value: Any) -> Any:
-    """Return the same value without times and machines, tensors as lists."""
-    if isinstance(value, dict):
-        return {k: without_clock(v) for k, v in value.items() if k not in OF_THE_CLOCK}
-    if isinstance(value, torch.Tensor):
-        return value.dtype, value.tolist()
-    return [without_clock(v) for v in value] if isinstance(value, list | tuple) else value
-
-
-def said(path: Path) -> Any:
-    """Return the content of a file, read where its form is known."""
-    if path.suffix == ".json":
-        return without_clock(json.loads(path.read_text()))
-    if path.suffix == ".csv":
-        with path.open() as stream:
-            return without_clock(list(csv.DictReader(stream)))
-    if path.suffix == ".ckpt":
-        return without_clock(torch.load(path, weights_only=True))
-    return path.read_bytes()
-
-
-def files(folder: Path) -> list[Path]:
-    """Files that both must hold; TensorBoard's files have the time in their names."""
-    found = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
-    return sorted(
-        path
-        for path in found
-        if path.suffix not in NOT_COMPARED and "tensorboard" not in path.parts
-    )
-
-
-def check(folder: Path, subject: str, kills: int) -> dict[str, int]:
-    seed = random.Random(subject).randrange(1000)
+def run_script(folder: Path, subject: str, *arguments: object, seconds: int) -> str:
+    """Run `killing.py`, and return the last line that it printed."""
     script = Path(__file__).parent / "killing.py"
     done = subprocess.run(
-        [sys.executable, script, subject, folder, str(kills), str(seed)],
+        [sys.executable, script, subject, folder, *map(str, arguments)],
         capture_output=True,
         text=True,
-        timeout=120 + 60 * kills,
+        timeout=seconds,
         env=os.environ | {"TOKENIZERS_PARALLELISM": "false"},
         check=False,
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    counts: dict[str, int] = json.loads(done.stdout.strip().splitlines()[-1])
+    return done.stdout.strip().splitlines()[-1]
+
+
+def check(folder: Path, subject: str, kills: int) -> dict[str, int]:
+    seed = random.Random(subject).randrange(1000)
+    said = run_script(folder, subject, kills, seed, seconds=120 + 60 * kills)
+    counts: dict[str, int] = json.loads(said)
     assert sum(number for end, number in counts.items() if end != "over") == kills
-    whole = folder / "whole"
-    expected = files(whole)
-    assert {path.name for path in expected} >= {"result.json", "metrics.csv"}
     resumed = sorted(folder.glob("killed-*"))
     assert resumed
     for out in resumed:
-        assert files(out) == expected
-        for path in expected:
-            assert said(out / path) == said(whole / path), out / path
-        assert not list(out.rglob(".*")), out
+        assert_same_folder(folder / "whole", out)
     return counts
 
 
 @pytest.mark.parametrize("subject", ["own", pytest.param("lm", marks=pytest.mark.slow)])
 def test_killed_at_random_moments(tmp_path: Path, subject: str) -> None:
-    check(tmp_path, subject, 4)
+    check(tmp_path, subject, 3)
 
 
 @pytest.mark.slow
@@ -91,3 +54,16 @@ def test_killed_at_random_moments(tmp_path: Path, subject: str) -> None:
 def test_killed_at_many_random_moments(tmp_path: Path, subject: str) -> None:
     counts = check(tmp_path, subject, 15)  # over 100 together
     assert set(counts) >= {"killed", "stopped"}
+
+
+@pytest.mark.parametrize("moments", [4, pytest.param(0, marks=pytest.mark.slow)])
+def test_killed_before_changes_of_its_folder(tmp_path: Path, moments: int) -> None:
+    """Before every change where `moments` is 0, else before so many of them."""
+    total = int(run_script(tmp_path, CHANGED, moments, seconds=120 if moments else 1200))
+    config = short_translation(tmp_path / "pairs")
+    folders = sorted(tmp_path.glob("killed-*"))
+    assert len(folders) == (moments or total)
+    for out in folders:
+        assert_readable(out)
+        compare(config, out, resume=True)
+        assert_same_folder(tmp_path / "whole", out)

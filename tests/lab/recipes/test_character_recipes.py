@@ -5,14 +5,12 @@ import pytest
 from powernorm.lab.recipes import (
     changes_of,
     measure_of,
-    named_recipe,
     paper_records,
     paths_of,
     recipe,
     reduced_note,
 )
 from powernorm.lab.settings.overrides import override
-from powernorm.lab.settings.variants import lines_of
 
 TASK = "lm-char"
 
@@ -30,13 +28,6 @@ def test_enwik8_of_xu() -> None:
     assert (config.training.max_steps, config.schedule.name) == (400_000, "cosine")
     assert config.schedule.warmup_fraction == 0.0
     assert (optimizer.clip_norm, model.placement) == (0.25, "post")
-
-
-def test_lines_are_those_of_the_tables() -> None:
-    config = recipe(TASK, "enwik8-xu2019")
-    assert {line.label for line in lines_of(config)} == {
-        row.norm for row in named_recipe(TASK, "enwik8-xu2019").results
-    }
 
 
 @pytest.mark.parametrize("placement", ["pre", "post"])
@@ -72,7 +63,3 @@ def test_a_memory_is_not_shorter_than_a_segment(preset: str) -> None:
     config = recipe(TASK, preset)
     assert config.model.memory_length is not None
     assert config.model.memory_length >= config.data.sequence_length
-
-
-def test_demo_has_the_norms_of_both_kinds() -> None:
-    assert set(recipe(TASK, "demo").norms) == {"ln", "bn", "rbn", "pn", "ln-simple", "adanorm"}

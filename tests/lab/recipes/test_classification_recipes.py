@@ -9,13 +9,11 @@ from powernorm.errors import InputError
 from powernorm.lab.recipes import named_recipe, paths_of, recipe
 from powernorm.lab.recipes.checks import check_choice
 from powernorm.lab.recipes.differences import changes_of, reduced_note
-from powernorm.lab.recipes.papers import measure_of, paper_records
 from powernorm.lab.settings.comparison import ComparisonSettings, options_of
 from powernorm.lab.settings.variants import lines_of
 from powernorm.lab.tasks.builtin import compare
 from powernorm.lab.tasks.classify.sources import load_texts
 from powernorm.lab.tasks.registry import task_of
-from powernorm.norms import NORMS
 
 TASK = "classify"
 SETS = ("imdb", "sogou", "dbpedia", "yelp")
@@ -33,13 +31,6 @@ def values(preset: str, placement: str = "pre") -> dict[str, float | None]:
     return {row.norm: row.value for row in rows}
 
 
-def test_presets() -> None:
-    assert sorted(paths_of(TASK)) == sorted(["smoke", "demo", "rt-xu2019", "sst5-xu2019", *WANG])
-    own = {name for name in paths_of(TASK) if not named_recipe(TASK, name).results}
-    assert own == {"smoke", "demo"}
-    assert measure_of(TASK) == "test_accuracy"
-
-
 @pytest.mark.parametrize("preset", paths_of(TASK))
 def test_the_task_obeys_every_setting(preset: str) -> None:
     config = of(preset)
@@ -49,21 +40,6 @@ def test_the_task_obeys_every_setting(preset: str) -> None:
         warmup = options_of(config, norm).get("warmup_steps", 0)
         assert isinstance(warmup, int)
         assert warmup <= config.training.max_steps / 2
-
-
-@pytest.mark.parametrize("preset", ["rt-xu2019", "sst5-xu2019"])
-def test_xu2019_as_the_text_says(preset: str) -> None:
-    config = of(preset)
-    model = config.model
-    assert (model.num_layers, model.num_features, model.embedding_features) == (4, 128, None)
-    assert (model.dropout, model.placement) == (0.2, "pre")
-    assert config.data.batch_tokens == 4096
-    assert (config.optimizer.beta1, config.optimizer.beta2) == (0.9, 0.998)
-    labels = [line.label for line in lines_of(config)]
-    # The paper's rows and those of the other papers' norms.
-    assert labels[:7] == list(values(preset))
-    assert labels[7:] == ["bn", "rbn", "pn"]
-    assert len(config.seeds) == 5
 
 
 def test_tables_1_to_4_of_xu2019() -> None:
@@ -85,28 +61,6 @@ def test_tables_1_to_4_of_xu2019() -> None:
         "detach-std": 41.74,
         "adanorm": 40.54,
     }
-
-
-PENALTIES = {
-    "imdb": {"post": (0.1, 0.0), "pre": (0.0, 0.01)},
-    "sogou": {"post": (0.1, 0.01), "pre": (0.1, 0.01)},
-    "dbpedia": {"post": (0.1, 0.01), "pre": (0.1, 0.01)},
-    "yelp": {"post": (0.0, 0.1), "pre": (0.1, 0.01)},
-}
-
-
-@pytest.mark.parametrize("preset", WANG)
-def test_wang2022_as_the_text_says(preset: str) -> None:
-    config = of(preset)
-    name, _, placement = preset.replace("-wang2022", "").partition("-")
-    assert (config.model.num_layers, config.model.pooling) == (6, "cls")
-    assert config.placement == placement
-    assert config.seeds == (0, 1, 2)
-    options = options_of(config, "rbn")
-    assert (options["mean_penalty"], options["var_penalty"]) == PENALTIES[name][placement]
-    assert {row.norm for row in named_recipe(TASK, preset).results} <= set(NORMS)
-    assert set(config.norms) <= set(values(preset, placement))
-    assert {record["placement"] for record in paper_records(config)} == {placement}
 
 
 def test_tables_2_and_3_of_wang2022() -> None:

@@ -261,7 +261,10 @@ def test_a_stand_in_is_one_for_its_own_data() -> None:
     assert "MNIST's" not in str(reduced_note(other))
 
 
-@pytest.mark.parametrize("task", ["classify", "ner", "parse", "image", "lm-char"])
+@pytest.mark.parametrize(
+    "task",
+    ["classify", "ner", pytest.param("parse", marks=pytest.mark.slow), "image", "lm-char"],
+)
 def test_default_data_are_what_a_reader_takes(
     task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -10,21 +10,6 @@ from powernorm.lab.settings.overrides import override
 from powernorm.norms import NORMS
 
 
-def test_presets() -> None:
-    assert sorted(paths_of("ner")) == sorted(
-        [
-            "smoke",
-            "demo",
-            *(
-                f"{name}-wang2022-{place}"
-                for name in ("conll", "resume")
-                for place in ("pre", "post")
-            ),
-            "conll-reduced",
-        ]
-    )
-
-
 @pytest.mark.parametrize("placement", ["pre", "post"])
 @pytest.mark.parametrize(
     ("name", "num_layers", "epochs", "sentences", "width"),
@@ -95,14 +80,6 @@ def test_the_reduced_preset_says_what_it_lacks() -> None:
     assert changes["settings"]["model.num_features"] == {"here": 128, "preset": 1792}
     own = override(config, ["data.path=mine"])
     assert "The data are mine; whether they are CoNLL-2003 is not known" in str(reduced_note(own))
-
-
-@pytest.mark.parametrize(
-    "preset", [name for name in paths_of("ner") if name not in ("smoke", "demo")]
-)
-def test_statistics_move_as_in_the_papers_code(preset: str) -> None:
-    config = recipe("ner", preset)
-    assert [options_of(config, norm)["momentum"] for norm in ("bn", "rbn")] == [0.05, 0.05]
 
 
 @pytest.mark.parametrize("preset", paths_of("ner"))

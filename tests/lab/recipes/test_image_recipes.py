@@ -2,24 +2,10 @@
 
 import pytest
 
-from powernorm.lab.recipes import named_recipe, paper_records, paths_of, recipe, reduced_note
+from powernorm.lab.recipes import paper_records, recipe, reduced_note
 from powernorm.lab.settings.comparison import options_of
 from powernorm.lab.training.optimization import rate_factor
 from powernorm.norms import NORMS
-
-
-def test_presets() -> None:
-    assert sorted(paths_of("image")) == sorted(
-        [
-            "smoke",
-            "demo",
-            "mnist-xu2019",
-            "cifar10-resnet20",
-            "cifar10-resnet18",
-            "mnist-resnet20",
-        ]
-    )
-    assert {"ln", "bn", "rbn", "pn", "adanorm", "ln-simple"} <= set(recipe("image", "demo").norms)
 
 
 def test_the_experiment_of_xu_et_al() -> None:
@@ -77,11 +63,3 @@ def test_residual_networks() -> None:
     assert recipe("image", "cifar10-resnet18").model.architecture == "resnet18"
     (record,) = paper_records(config)
     assert record["value"] == pytest.approx(100 - 8.75)
-
-
-def test_the_stand_in_for_cifar_is_marked() -> None:
-    config = recipe("image", "mnist-resnet20")
-    assert config.model.architecture == "resnet20"
-    assert config.data.path is None
-    assert "not CIFAR-10" in named_recipe("image", "mnist-resnet20").about.summary
-    assert "stand-in for the papers' figures" in (reduced_note(config) or "")

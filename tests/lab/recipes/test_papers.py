@@ -1,11 +1,9 @@
 """What stands beside a comparison's results: the papers' numbers."""
 
 import json
-from math import isfinite
 
 import pytest
 
-from powernorm.errors import InputError
 from powernorm.lab.recipes import (
     changes_of,
     measure_of,
@@ -44,19 +42,6 @@ def test_records_can_stand_in_results(task: str, preset: str) -> None:
     assert (changes and changes["preset"]) == named_recipe(task, preset).about.stands_for
 
 
-def test_records_of_a_preset() -> None:
-    records = paper_records(recipe("translation", "iwslt14-shen2020"))
-    assert records[-1] == {
-        "norm": "pn",
-        "placement": "pre",
-        "dataset": "IWSLT14 De-En",
-        "metric": "test_bleu_lowercase",
-        "value": 35.9,
-        "source": "Shen et al. 2020, Table 1",
-        "against": ["ln"],
-    }
-
-
 def test_records_follow_the_placement() -> None:
     config = override(
         recipe("translation", "iwslt14-wang2022-pre"),
@@ -80,29 +65,6 @@ def test_records_follow_the_placement() -> None:
 def test_records_are_of_the_score_that_the_paper_reports(preset: str, metric: str) -> None:
     records = paper_records(recipe("translation", preset))
     assert {record["metric"] for record in records} == {metric}
-
-
-def test_source_of_the_simple_layer_norm() -> None:
-    # Table 2 has w/o Norm and DetachNorm only.
-    records = paper_records(recipe("translation", "iwslt14-xu2019"))
-    sources = {record["norm"]: record["source"] for record in records}
-    assert sources["ln-simple"] == "Xu et al. 2019, Tables 1, 3, 4"
-
-
-def test_verses_have_both_papers_beside_them() -> None:
-    for preset in ("verses-small", "verses-reduced"):
-        records = paper_records(recipe("translation", preset))
-        assert [record["value"] for record in records if record["norm"] == "ln"] == [35.5, 35.5]
-        assert len({record["source"] for record in records}) == 3
-
-
-def test_language_model_has_the_rows_of_the_penn_treebank() -> None:
-    records = paper_records(recipe("lm", "full"))
-    assert {record["dataset"] for record in records} == {"Penn Treebank"}
-    assert {record["metric"] for record in records} == {"test_perplexity"}
-    values = [record["value"] for record in records if record["norm"] == "pn"]
-    assert values == [47.6, 59.8]
-    assert all(value is not None and isfinite(value) for value in values)
 
 
 def test_a_study_that_no_paper_prints_has_no_records() -> None:
@@ -140,29 +102,6 @@ def test_catalog_says_what_a_preset_needs(task: str, preset: str) -> None:
     if info.data != EMBEDDED:
         assert "--data" in info.data
         assert config.data.path is None or "FOLDER" in info.data or config.data.path in info.data
-
-
-def test_catalog_says_the_size_of_the_reduced_verses() -> None:
-    config = recipe("translation", "verses-reduced")
-    model = config.model
-    assert named_recipe("translation", "verses-reduced").about.summary == (
-        f"{model.num_layers} + {model.num_layers} layers of {model.num_features}, "
-        f"{config.training.max_steps:,} steps, {len(config.seeds)} seeds"
-    )
-    assert named_recipe("translation", "verses-reduced").about.cost == "about 2 h on two cores"
-
-
-def test_catalog_says_what_is_valid_in_the_folder_of_wmt14() -> None:
-    for preset in ("wmt14-shen2020", "wmt14-xu2019"):
-        data = named_recipe("translation", preset).about.data
-        assert "valid is every 100th line of train" in data
-        assert "newstest2013" in data
-        assert "--icml17" in data
-
-
-def test_unknown_task_lists_the_known_ones() -> None:
-    with pytest.raises(InputError, match="no task 'mt': choose one of lm, mlm, tag, translation"):
-        paths_of("mt")
 
 
 def test_what_xu_et_al_compare_a_row_with() -> None:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from covering import some_default
 from lab.training.tiny_translation import write_pairs
 from powernorm.errors import InputError
 from powernorm.lab.comparing import notes_of
@@ -242,6 +243,7 @@ def test_numbers_of_a_paper_stand_beside_the_variants_that_repeat_them() -> None
             "training.record_scales=false has no effect",
         ),
         ("lm", "alphas", "smoke", ["data.batchsize=1"], "did you mean data.batch_size"),
+        ("lm", "lowest-layers", "demo", ["model.num_layers=0"], "model.num_layers=0"),
     ],
 )
 def test_bad_input(task: str, name: str, preset: str, assignments: list[str], message: str) -> None:
@@ -254,6 +256,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POWERNORM_CACHE", str(tmp_path / "cache"))
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("cache")
 def test_every_variant_of_the_lowest_layers_finishes(tmp_path: Path) -> None:
     """The recipe as it is, on a part of its text: a study of diverged runs would show nothing."""
@@ -265,7 +268,7 @@ def test_every_variant_of_the_lowest_layers_finishes(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("cache")
-@pytest.mark.parametrize("name", STUDIES)
+@pytest.mark.parametrize("name", some_default(STUDIES, "penalties", "scales"))
 def test_every_study_ends_in_its_figure(name: str, tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text(
@@ -296,9 +299,12 @@ PAIRS_OF_NUMBERS = ("data.languages=de-en", "data.vocabulary_size=290", "data.ma
 @pytest.mark.parametrize(
     ("task", "name", "norms", "label", "settings"),
     [
-        ("translation", "micro-batches", "ln,bn", "Test BLEU", PAIRS_OF_NUMBERS),
+        pytest.param(
+            *("translation", "micro-batches", "ln,bn", "Test BLEU", PAIRS_OF_NUMBERS),
+            marks=pytest.mark.slow,
+        ),
         ("translation", "lowest-layers", "ln,bn", "Test BLEU, gap to ln", PAIRS_OF_NUMBERS),
-        ("image", "layernorm-parts", "ln,none", "Test accuracy", ("data.max_examples=400",)),
+        ("image", "layernorm-parts", "ln,none", "Test accuracy", ("data.max_examples=100",)),
     ],
 )
 def test_the_axis_is_the_score_of_the_task(

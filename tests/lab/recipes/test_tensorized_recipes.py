@@ -47,43 +47,11 @@ def test_shen_et_al_train_30_epochs_after_4000_steps_of_warmup(preset: str, num_
     assert all(options_of(config, norm)["groups"] == 1 for norm in config.norms if norm != "ln")
 
 
-@pytest.mark.parametrize("preset", PTB)
-def test_penn_treebank_as_in_the_papers(preset: str) -> None:
-    config = recipe("lm", preset)
-    model, data, training = config.model, config.data, config.training
-    assert (model.num_layers, model.num_features, model.feedforward_features) == (3, 256, 2100)
-    assert (model.head_features, model.dropout, model.adaptive_cutoffs) == (40, 0.3, ())
-    assert (data.sequence_length, data.batch_size, training.max_steps) == (32, 120, 20_000)
-    assert (config.optimizer.learning_rate, training.label_smoothing) == (2.5e-4, 0.1)
-    assert config.schedule.warmup_fraction * training.max_steps == 4000
-    assert training.norm_warmup_fraction * training.max_steps == 4000
-
-
 @pytest.mark.parametrize("preset", WIKITEXT)
-def test_wikitext_as_in_the_papers(preset: str) -> None:
+def test_an_adaptive_softmax_has_no_label_smoothing(preset: str) -> None:
     config = recipe("lm", preset)
-    model, data, training = config.model, config.data, config.training
-    assert (model.num_layers, model.dropout) == (6, 0.1)
-    assert (data.sequence_length, data.batch_size, training.max_steps) == (80, 60, 200_000)
-    assert model.adaptive_cutoffs[-1] < data.vocabulary_size == 267_735
-    assert config.schedule.warmup_fraction * training.max_steps == 4000
-    # Refused with an adaptive softmax.
     with pytest.raises(InputError, match=r"label_smoothing=0\.1 needs the probabilities"):
         check_norms(override(config, ["training.label_smoothing=0.1"]))
-
-
-@pytest.mark.parametrize(
-    ("preset", "penalties"),
-    [
-        (PTB[0], (0.01, 0)),
-        (PTB[1], (0.1, 0.01)),
-        (WIKITEXT[0], (0.1, 0)),
-        (WIKITEXT[1], (0.1, 0.01)),
-    ],
-)
-def test_penalties_of_appendix_b(preset: str, penalties: tuple[float, float]) -> None:
-    options = recipe("lm", preset).norm_options["rbn"]
-    assert (options["mean_penalty"], options["var_penalty"]) == penalties
 
 
 @pytest.mark.parametrize(

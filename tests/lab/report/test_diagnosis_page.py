@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from lab.report.synthetic_diagnoses import (
-    BERT_LAYERS,
     bert_diagnosis,
     small_diagnosis,
     write_diagnosis,
@@ -31,81 +30,10 @@ def section_names(elements: Elements) -> list[str | None]:
     return [attributes["id"] for attributes in elements.all("section")]
 
 
-def test_sections_of_everything(elements: Elements) -> None:
-    assert section_names(elements) == [
-        "verdict",
-        "layers",
-        "tid",
-        "batch-sizes",
-        "evaluation",
-        "spectra",
-        "scales",
-        "notes",
-    ]
-
-
-def test_sections_without_contents_are_left_out() -> None:
-    elements = Elements(render_diagnosis(small_diagnosis()))
-    assert section_names(elements) == ["verdict", "layers", "tid", "batch-sizes"]
-    text = " ".join(elements.texts)
-    assert "Keep the norms as they are." in text
-    # Columns that no layer has a number for, and the call for a swap.
-    assert "var TID, %" not in elements.texts
-    assert "powernorm.swap" not in text
-    assert "no padding" in text
-
-
-def test_verdict_with_reasons_and_thresholds(elements: Elements) -> None:
-    for text in (
-        "Swap the norms of the 5 lowest layers to rbn and keep the others.",
-        'powernorm.swap(model, "rbn", powernorm.Where(lowest=5))',
-        "bert.encoder.layer.2.output.LayerNorm & above: TID <reaches> 31.2 %.",
-        "bn: mean_tid + var_tid: 5 %",
-        "outlier_ratio: 20",
-        "docs/diagnosis.md",
-    ):
-        assert text in elements.texts
-
-
-def test_layers_and_their_average(elements: Elements) -> None:
-    layers = bert_diagnosis()["layers"]
-    last = layers[-1]
-    for text in (
-        f"{100 * last['var_tid']:.2f}",
-        f"{100 * sum(row['var_tid'] for row in layers) / len(layers):.2f}",
-        "3 (feature 308: 45.7×)",
-        "0 (25.2×)",
-        str(last["reason"]),
-    ):
-        assert text in elements.texts
-
-
-def test_copies_as_markdown_and_latex(elements: Elements) -> None:
-    markdown, latex = (
-        text
-        for text in elements.texts
-        if "bert.embeddings.LayerNorm" in text and (text.startswith(("| layer", "\\begin")))
-    )
-    lines = markdown.splitlines()
-    # Heading, alignment, the layers, their average.
-    assert len(lines) == 2 + len(BERT_LAYERS) + 1
-    assert len({line.count(" | ") for line in lines}) == 1
-    assert latex.startswith("\\begin{tabular}{lll")
-    assert latex.count("\\\\\n") == 1 + len(BERT_LAYERS) + 1
-    assert "mean TID, \\%" in latex
-    assert "$\\lambda$$_1$" in latex
-
-
 def test_figures(elements: Elements) -> None:
     # TID, padding; two of batch sizes; evaluation; spectrum, κ, λ; scatters.
     assert len(elements.all("svg")) == 2 + 2 + 1 + 3 + 1
     assert any("5.00 % (bn)" in text for text in elements.texts)
-
-
-def test_words_on_padding_and_on_the_gap(elements: Elements) -> None:
-    text = " ".join(elements.texts)
-    assert "With padding (31.25 % of the positions) counted as tokens: average mean TID" in text
-    assert "Re-estimation closes 76 % of the gap." in text
 
 
 def row(statistics: str, loss: float, tokens: int | None = None) -> EvaluationRow:

@@ -9,7 +9,6 @@ from powernorm.errors import InputError
 from powernorm.lab.report import read_comparison, write_report
 from powernorm.lab.report.comparison_tables import run_cells
 from powernorm.runs import (
-    METRICS_COLUMNS,
     METRICS_FILE,
     NORMS_COLUMNS,
     NORMS_FILE,
@@ -18,7 +17,6 @@ from powernorm.runs import (
 )
 
 BN = "bn-pre-seed0"
-METRICS_REST = "," * (len(METRICS_COLUMNS) - 8)
 REST = "," * (len(NORMS_COLUMNS) - 8)
 """The columns of both files after the first version's, all empty."""
 
@@ -181,6 +179,20 @@ def test_damaged_json_is_named_with_its_line(comparison_folder: Path, name: str)
             "runs[0].status is 'well', expected 'finished', 'diverged'",
         ),
         ({"baselines": [{"name": "unigram"}]}, "baselines[0].metrics is missing"),
+        ({"study": 3}, "study is 3, expected an object"),
+        ({"study": {"name": "x"}}, "study.title is missing"),
+        ({"paper": [{"norm": "ln"}]}, "paper[0].placement is missing"),
+        ({"reduced": 3}, "reduced is 3, expected a string"),
+        ({"changes": []}, "changes is [], expected an object"),
+        ({"changes": {"preset": "big"}}, "changes.settings is missing"),
+        (
+            {"changes": {"preset": 1, "settings": {}}},
+            "changes.preset is 1, expected a string",
+        ),
+        (
+            {"changes": {"preset": "big", "settings": {"seeds": 3}}},
+            "changes.settings.seeds is 3, expected an object",
+        ),
     ],
 )
 def test_results_of_another_shape(

@@ -57,15 +57,6 @@ def test_gap_is_to_layer_norm_of_the_same_form(folder: Path) -> None:
     assert hidden.difference == pytest.approx(math.exp(1.9) - math.exp(2.0))
 
 
-def test_whole_comparison_that_sees_the_future(tmp_path: Path) -> None:
-    rows = (Row("ln", "ln", [2.0], remark=MARK), Row("bn", "bn", [1.5], remark=MARK))
-    found = summarize(read_comparison(write_study(tmp_path / "all", STUDY, rows)))
-    marked = [row for row in found if not row.is_baseline]
-    assert [row.label for row in marked] == [f"ln ({MARK})", f"bn ({MARK})"]
-    assert marked[1].gap is not None
-    assert best_rows(found) == set()
-
-
 def test_a_papers_difference_is_held_against_layer_norm_of_the_same_form(
     tmp_path: Path,
 ) -> None:

@@ -25,17 +25,14 @@ from powernorm.lab.report import (
     write_reports,
 )
 from powernorm.lab.report.columns import MAX_METRICS, columns_of
-from powernorm.lab.report.comparison_tables import cells, markdown_table, run_cells, table_of
+from powernorm.lab.report.comparison_tables import cells
 from powernorm.lab.report.figures import MAX_CURVES, learning_curves, own_columns
 from powernorm.lab.report.joining import joined
 from powernorm.lab.report.numerals import printable
 from powernorm.lab.report.results_document import results_document
 from powernorm.lab.report.run_columns import run_columns_of
 from powernorm.lab.report.summary import best_rows
-from powernorm.runs import COMPARISON_FILE, METRICS_FILE, RESULT_FILE, RESULTS_FILE
-
-FOREIGN = ("perplexity", "unigram", "subword", "nats", "-norm", "None", "diverged", "baseline")
-"""Words of the built-in tasks, which an own function may know nothing of."""
+from powernorm.runs import COMPARISON_FILE, METRICS_FILE, RESULTS_FILE
 
 LONG = "m" * 1000
 HOSTILE: dict[str, float | None] = {
@@ -58,11 +55,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def comparison(folder: Path) -> Comparison:
     return read_comparison(folder)
-
-
-@pytest.fixture(scope="module")
-def page(comparison: Comparison) -> str:
-    return render_page(comparison)
 
 
 def rows_of(comparison: Comparison) -> dict[str, dict[str, str]]:
@@ -89,41 +81,6 @@ def change(folder: Path, **values: Any) -> Path:
         written = json.loads((folder / name).read_text(encoding="utf-8"))
         (folder / name).write_text(json.dumps(written | values), encoding="utf-8")
     return folder
-
-
-def test_the_table_has_what_the_function_returned(comparison: Comparison) -> None:
-    assert rows_of(comparison) == {
-        "ln": {
-            "norm": "ln",
-            "parameters": "1.20M",
-            "accuracy": "0.9123 ± 0.0040",
-            "gap to ln": "–",
-            "valid loss": "0.2877 ± 0.0040",
-            "TID last, %": "–",
-            "TID average, %": "–",
-            "runs": "3 finished",
-        },
-        "bn": {
-            "norm": "bn",
-            "parameters": "1.20M",
-            "accuracy": "0.8941 ± 0.0057 *",
-            "gap to ln": "-0.0182 (-2.0 %)",
-            "valid loss": "0.3059 ± 0.0057 *",
-            "TID last, %": "2.00 / 5.00",
-            "TID average, %": "1.00 / 2.50",
-            "runs": "2 of 3 finished; failed: seed 1",
-        },
-        "pn": {
-            "norm": "pn",
-            "parameters": "1.20M",
-            "accuracy": "0.9198 ± 0.0028 *",
-            "gap to ln": "+0.0095 (+1.0 %)",
-            "valid loss": "0.2802 ± 0.0028 *",
-            "TID last, %": "– / 5.00",
-            "TID average, %": "– / 2.50",
-            "runs": "2 of 3 finished; unfinished: seed 2",
-        },
-    }
 
 
 @pytest.mark.usefixtures("blank_figures")
@@ -165,29 +122,6 @@ def test_speeds_stand_where_they_are_known(tmp_path: Path) -> None:
     assert (row["steps/s"], row["tokens/s"], row["parameters"]) == ("7.25", "41.0k", "–")
 
 
-def test_every_run_stands_by_itself(comparison: Comparison) -> None:
-    columns = run_columns_of(comparison)
-    failed = next(run for run in comparison.runs if run.status == "failed")
-    texts = dict(zip((one.heading for one in columns), run_cells(failed, columns), strict=True))
-    assert (texts["norm"], texts["seed"], texts["status"]) == ("bn", "1", "failed")
-    assert (texts["accuracy"], texts["valid loss"]) == ("–", "–")
-    assert texts["note"] == "RuntimeError: expected a batch of 2 or more rows"
-    statuses = [(run.name, run.seed, run.shown_status) for run in comparison.runs]
-    assert ("pn", 2, "unfinished") in statuses
-    assert len(statuses) == len(NORMS) * len(SEEDS)
-
-
-def test_nothing_is_said_of_what_only_built_in_tasks_have(
-    comparison: Comparison, page: str
-) -> None:
-    texts = " ".join(Elements(page).texts)
-    for text in (texts, printed(comparison, 200), results_document([comparison.folder])):
-        assert not [word for word in FOREIGN if word in text]
-    assert "What the training returned." in texts
-    assert "same model, data and initial weights" not in texts
-    assert "split of the data" not in results_document([comparison.folder])
-
-
 @pytest.mark.usefixtures("blank_figures")
 def test_a_baseline_of_a_task_of_ones_own_is_named(tmp_path: Path) -> None:
     baselines = [{"name": "majority", "metrics": {"accuracy": 0.31, "valid_loss": None}}]
@@ -204,51 +138,6 @@ def test_curves_are_of_what_was_logged(comparison: Comparison) -> None:
     assert columns == ["train_loss", "valid_loss", "accuracy", "gradient_norm"]
     captions = [drawn.caption for drawn in learning_curves(comparison)]
     assert captions[2].startswith("The accuracy as the function logged it. Lines are means over")
-
-
-def test_page_has_curves_heat_maps_and_the_function(page: str) -> None:
-    elements = Elements(page)
-    for section in ("results", "curves", "tid", "runs", "columns", "settings"):
-        assert f'<section id="{section}"' in page
-    assert "data" not in [part.get("id") for part in elements.all("section")]
-    # Four curves, four lines over the training, a map of each of two norms and of their seeds.
-    assert page.count("<svg ") == 4 + 4 + 2 * len(SEEDS)
-    assert FUNCTION["sha256"] in elements.texts
-    ids = [attributes["id"] for _, attributes in elements.found if "id" in attributes]
-    assert len(ids) == len(set(ids))
-
-
-def test_copies_have_the_same_columns(comparison: Comparison) -> None:
-    rows, columns = summarize(comparison), columns_of(comparison)
-    assert markdown_table(rows, columns).startswith("| norm | parameters | accuracy | gap to ln |")
-    assert "0.9123 $\\pm$ 0.0040" in table_of(rows, columns).latex()
-
-
-@pytest.mark.parametrize("width", [60, 100, 200])
-def test_terminal(comparison: Comparison, width: int) -> None:
-    text = printed(comparison, width)
-    assert max(map(len, text.splitlines())) <= width
-    assert text.startswith("my.module:train\n")
-    for column in columns_of(comparison):
-        assert all(word in text.split() for word in column.heading.split()), column.heading
-
-
-def test_results_have_the_paired_test(tmp_path: Path) -> None:
-    text = results_document([write_own_comparison(tmp_path / "own", seeds=(0, 1, 2, 3), lost=())])
-    assert "the measure is the accuracy (higher is better)" in text
-    assert "The function is in module.py (sha256 0123456789ab)." in text
-    (head,) = re.findall(r"^\| norm .*", text, re.MULTILINE)
-    assert head == (
-        "| norm | parameters | accuracy | seeds | gap to ln | p | p (Holm) | "
-        "seeds needed | valid loss | TID last, % | "
-        "TID average, % | runs |"
-    )
-    (row,) = re.findall(r"^\| pn .*", text, re.MULTILINE)
-    assert "| 4 | +0.0095 (+0.0095 to +0.0095) | \\< 0.001 | \\< 0.001 | 3 |" in row
-
-
-def test_a_footnote_tells_of_averages_of_fewer_runs(folder: Path) -> None:
-    assert "\n\\* Not every run gave this number" in results_document([folder])
 
 
 @pytest.mark.parametrize(
@@ -442,9 +331,3 @@ def test_a_built_in_task_may_have_another_goal(comparison_folder: Path) -> None:
     assert "test perplexity" in headings
     assert rows_of(comparison)["unigram"]["test perplexity"] == "910.0"
     assert comparison.where == "pre-norm"
-
-
-def test_result_of_a_run_may_lack_its_placement(folder: Path) -> None:
-    result = json.loads((folder / "ln-seed0" / RESULT_FILE).read_text())
-    assert "placement" not in result
-    assert not read_comparison(folder).where

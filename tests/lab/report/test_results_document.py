@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 from markdown_it import MarkdownIt
 
-from lab.report.study_folders import Row, write_study
 from lab.report.synthetic import write_comparison
 from powernorm.lab.report import read_comparison
 from powernorm.lab.report.comparison_tables import headline
@@ -48,50 +47,6 @@ def folder(tmp_path: Path) -> Path:
 def lines_of(text: str, norm: str) -> list[list[str]]:
     rows = [line.split(" | ") for line in text.splitlines() if line.startswith(f"| {norm} |")]
     return [[cell.strip("| ") for cell in row] for row in rows]
-
-
-def test_paper_and_measured_side_by_side(folder: Path) -> None:
-    text = results_document([folder])
-    assert "### lm, demo" in text
-    assert "2026-11-22" in text
-    assert "Not as in the paper: A smaller model." in text
-    table, claim = lines_of(text, "rbn")
-    assert table[1] == "47.6 (Shen et al. 2020, Table 2)"
-    # 112, 114, 116, 118 against 100, 102, 104, 106.
-    assert table[2:6] == ["115.0 ± 2.6", "4", "+12.00 (+12.00 to +12.00)", r"\< 0.001"]
-    assert table[6:9] == [r"\< 0.001", "3", "1.00 / 2.50"]
-    assert claim[1:3] == ["ln", "test perplexity"]
-    assert claim[3:7] == [
-        "-5.60",
-        "+12.00 (+12.00 to +12.00)",
-        r"\< 0.001",
-        "the opposite (p alone)",
-    ]
-    assert lines_of(text, "pnv") == [
-        ["pnv", "55.3 (Shen et al. 2020, Table 2)", "not run"] + [""] + ["–"] * 5
-    ]
-    assert lines_of(text, "bn")[0][2] == "133.3 ± 3.1; 3 of 4 finished; diverged: seed 1"
-    assert lines_of(text, "unigram (baseline)")[0][2] == "910.0"
-
-
-def test_what_sees_the_future_is_held_against_its_like(tmp_path: Path) -> None:
-    mark = "sees the future"
-    rows = (
-        Row("ln", "ln", [3.0, 3.2, 3.1]),
-        Row("bn", "bn", [3.1, 3.3, 3.2]),
-        Row("ln-future", "ln", [2.0, 2.2, 2.1], remark=mark),
-        Row("bn-future", "bn", [1.9, 2.1, 2.0], remark=mark),
-    )
-    study = {"name": "future", "title": "With and without the causal mask"}
-    text = results_document([write_study(tmp_path / "study", study, rows)])
-    # No command trains a study of the user's own.
-    assert "powernorm compare" not in text
-    assert "### lm, demo, study future\n\nWith and without the causal mask, pre-norm;" in text
-    gaps = {label: lines_of(text, label)[0][4] for label in ("ln", "bn")}
-    gaps |= {row.label: lines_of(text, f"{row.label} ({mark})")[0][4] for row in rows[2:]}
-    assert gaps["ln"] == gaps["ln-future"] == "–"
-    assert gaps["bn"].startswith("+2.34")
-    assert gaps["bn-future"].startswith("-0.78")
 
 
 def test_papers_numbers_beside_marked_runs_and_failed_scores(folder: Path) -> None:

@@ -14,6 +14,8 @@ from powernorm.lab.report.joining import joined
 from powernorm.lab.report.statistics_tables import evaluation_table, score_tables, tid_table
 from powernorm.runs import RESULTS_FILE, DiagnosisRecord, EvaluationRow, PaperStatistic
 
+pytestmark = pytest.mark.usefixtures("blank_figures")
+
 
 def scored_diagnosis(bleu: float) -> DiagnosisRecord:
     """Scores by running and re-estimated statistics and of batches of two sizes."""

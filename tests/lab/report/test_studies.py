@@ -6,9 +6,11 @@ import re
 from collections.abc import Sequence
 from html import unescape
 from pathlib import Path
+from typing import Any
 
 import pytest
 from markupsafe import Markup
+from syrupy.assertion import SnapshotAssertion
 
 from lab.report.study_folders import STEPS, Row, write_scales, write_study
 from powernorm.errors import InputError
@@ -32,6 +34,21 @@ SIZE_ROWS = (
 )
 
 
+LAYERS = {"name": "lowest-layers", "title": "Lowest", "x_label": "layers"}
+PARTS = {"name": "layernorm-parts", "title": "Parts"}
+
+
+def grid_rows(*losses: float | str) -> Sequence[Row]:
+    places = [(x, y) for x in (0.0, 1.0) for y in (0.0, 10.0)]
+    return [
+        Row("ln", "ln", [3.0]),
+        *(
+            Row(f"rbn-{x:g}-{y:g}", "rbn", [loss], x, y)
+            for (x, y), loss in zip(places, losses, strict=True)
+        ),
+    ]
+
+
 def section(folder: Path) -> str:
     return "".join(study_contents(read_comparison(folder)))
 
@@ -40,26 +57,93 @@ def texts(markup: str) -> list[str]:
     return [unescape(text).strip() for text in re.findall(r">([^<>]+)<", markup)]
 
 
+MARK = "sees the future"
+ONE_LAYER = (Row("ln", "ln", [3.0], 0.0), Row("bn-1of1", "bn", [3.1], 1.0))
+TWO_PARTS = (Row("ln", "ln", [3.0]), Row("none", "none", [3.5]))
+CASES: dict[str, tuple[dict[str, Any], Sequence[Row]]] = {
+    "sizes": (SIZES, SIZE_ROWS),
+    "sizes, far apart": (SIZES, (Row("a", "bn", [8.0], 64.0), Row("b", "bn", [3.0], 128.0))),
+    "layers": (
+        LAYERS,
+        (
+            Row("ln", "ln", [3.0, 3.2], 0.0),
+            Row("bn-1of2", "bn", [3.1, 3.3], 1.0),
+            Row("bn-2of2", "bn", [3.5, "diverged"], 2.0),
+        ),
+    ),
+    "layers, far apart": (
+        LAYERS,
+        (Row("ln", "ln", [3.0], 0.0), Row("bn-1of1", "bn", [9.0], 1.0)),
+    ),
+    "grid": (GRID, grid_rows(3.3, 3.25, "diverged", 3.125)),
+    "grid, a seed lost": (
+        GRID,
+        [Row("rbn-0-0", "rbn", [3.3, "nonfinite"], 0.0, 0.0), Row("b", "rbn", [3.0], 1.0, 0.0)],
+    ),
+    "grid, all lost": (GRID, grid_rows(*["nonfinite"] * 4)),
+    "parts": (
+        PARTS,
+        (
+            Row("ln", "ln", [3.0, 3.1]),
+            Row("detach-both", "detach", [3.4, "diverged"]),
+            Row("none", "none", ["nonfinite", "diverged"]),
+        ),
+    ),
+    "parts, all lost": (
+        PARTS,
+        (Row("ln", "ln", ["diverged"]), Row("none", "none", ["nonfinite"])),
+    ),
+    "both forms": (
+        {"name": "future", "title": "Mask"},
+        (
+            Row("ln", "ln", [3.0, 3.2]),
+            Row("bn", "bn", [3.1, "diverged"]),
+            Row("ln-future", "ln", [2.0, 2.2], remark=MARK),
+            Row("bn-future", "bn", [1.9, 2.0], remark=MARK),
+        ),
+    ),
+    "a new grid": (GRID | {"name": "new"}, grid_rows(1.0, 2.0, 3.0, 4.0)),
+    "a new line": (SIZES | {"name": "new"}, SIZE_ROWS),
+    "new dots": ({"name": "new", "title": "New"}, SIZE_ROWS[:1]),
+}
+SCORED: dict[str, tuple[dict[str, Any], Sequence[Row]]] = {
+    "sizes": (SIZES, SIZE_ROWS),
+    "sizes, far apart": (SIZES, (Row("a", "bn", [4.99], 64.0), Row("b", "bn", [3.0], 128.0))),
+    "layers": (LAYERS, ONE_LAYER),
+    "grid": (GRID, grid_rows(3.3, 3.2, 3.1, 3.4)),
+    "alphas": (GRID | {"name": "alphas"}, grid_rows(3.3, 3.2, 3.1, 3.4)),
+    "parts": (PARTS, TWO_PARTS),
+}
+"""Studies of a task with a score of which more is better."""
+
+
+def said(folder: Path) -> str:
+    """Texts of figures and captions, and how many figures there are."""
+    shown = section(folder)
+    return "\n".join([f"{shown.count('<svg')} figures", *filter(None, texts(shown))])
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_a_study_shows(case: str, tmp_path: Path, snapshot: SnapshotAssertion) -> None:
+    study, rows = CASES[case]
+    assert said(write_study(tmp_path / "s", study, rows)) == snapshot
+
+
+@pytest.mark.parametrize("case", SCORED)
+def test_a_study_is_about_the_score_of_its_task(
+    case: str, tmp_path: Path, snapshot: SnapshotAssertion
+) -> None:
+    study, rows = SCORED[case]
+    folder = write_study(tmp_path / "s", study, rows, task="translation", score="bleu")
+    assert said(folder) == snapshot
+
+
 @pytest.mark.usefixtures("blank_figures")
 def test_old_results_have_no_study(small_folder: Path) -> None:
     comparison = read_comparison(small_folder)
     assert comparison.study is None
     assert comparison.names == ["ln", "bn"]
     assert 'id="study"' not in write_report(small_folder).read_text(encoding="utf-8")
-
-
-@pytest.mark.usefixtures("blank_figures")
-def test_runs_are_named_by_their_variants(tmp_path: Path) -> None:
-    folder = write_study(tmp_path / "s", SIZES, SIZE_ROWS)
-    comparison = read_comparison(folder)
-    assert comparison.names == [row.label for row in SIZE_ROWS]
-    page = write_report(folder).read_text(encoding="utf-8")
-    assert "<h1>Sizes: lm · micro-batches · demo · pre-norm</h1>" in page
-    assert page.index('id="study"') < page.index('id="results"')
-    assert "5 variants, 2 seeds, 10 runs." in page
-    for row in SIZE_ROWS:
-        assert page.count(f">{row.label}</th>") >= 2, "in the results and in the list of runs"
-    assert ">variants.bn-64</th>" in page
 
 
 def test_points_are_means_over_the_finished_seeds(tmp_path: Path) -> None:
@@ -79,45 +163,6 @@ def test_curves_over_seeds_keep_the_shared_steps(tmp_path: Path) -> None:
     assert found[10] == pytest.approx(3.05 + 0.3)
     assert list(found) == list(range(10, 110, 10))
     assert over_time([], "train_loss") == {}
-
-
-def test_micro_batches(tmp_path: Path) -> None:
-    shown = section(write_study(tmp_path / "s", SIZES, SIZE_ROWS))
-    words = texts(shown)
-    assert shown.count("<svg") == 3
-    for word in ("Test perplexity", "Validation perplexity", "tokens", "64", "128", "bn", "pn"):
-        assert word in words
-    assert "After A. Paper 2020, with the model and data of this comparison." in words
-    caption = next(word for word in words if word.startswith("Test perplexity against"))
-    assert "Dotted: ln" in caption
-    assert "A cross on the upper edge" in caption
-    assert "band from the lowest to the highest" in caption
-    assert shown.count("Without a number in the figures: ") == 1
-    assert 'class="alarm"' in shown
-    joined = " ".join(words)
-    for run in ("bn-128, seed 1: diverged", "pn-64, seed 0: NaN", "pn-64, seed 1: NaN"):
-        assert run in joined
-
-
-LAYERS = {"name": "lowest-layers", "title": "Lowest", "x_label": "layers"}
-
-
-def test_lowest_layers(tmp_path: Path) -> None:
-    rows = (
-        Row("ln", "ln", [3.0, 3.2], 0.0),
-        Row("bn-1of2", "bn", [3.1, 3.3], 1.0),
-        Row("bn-2of2", "bn", [3.5, "diverged"], 2.0),
-    )
-    folder = write_study(tmp_path / "s", LAYERS, rows)
-    shown = section(folder)
-    assert shown.count("<svg") == 2
-    words = texts(shown)
-    assert "Test perplexity, gap to ln" in words
-    assert any("above 0 is worse than LayerNorm" in word for word in words)
-    assert "Validation loss, bn minus ln" in words
-    assert any(
-        "BatchNorm in the 2 lowest layers" in word and "seed 1 diverged" in word for word in words
-    )
 
 
 @pytest.fixture
@@ -171,129 +216,6 @@ def test_gap_without_its_reference_leaves_a_cross(
     assert tid.lost == [0, 1], "a TID needs no reference"
 
 
-def test_gap_frames_hold_zero(tmp_path: Path) -> None:
-    rows = (Row("ln", "ln", [3.0], 0.0), Row("bn-1of1", "bn", [9.0], 1.0))
-    shown = section(write_study(tmp_path / "s", LAYERS, rows))
-    assert "Validation loss, bn minus ln" in texts(shown)
-    in_time = shown.partition("Validation loss, bn minus ln")[0].rpartition("<svg")[2]
-    assert {"0", "6"} & set(texts(in_time)) == {"0", "6"}
-
-
-def grid_rows(*losses: float | str) -> Sequence[Row]:
-    places = [(x, y) for x in (0.0, 1.0) for y in (0.0, 10.0)]
-    return [
-        Row("ln", "ln", [3.0]),
-        *(
-            Row(f"rbn-{x:g}-{y:g}", "rbn", [loss], x, y)
-            for (x, y), loss in zip(places, losses, strict=True)
-        ),
-    ]
-
-
-def test_grid(tmp_path: Path) -> None:
-    shown = section(write_study(tmp_path / "s", GRID, grid_rows(3.3, 3.25, "diverged", 3.125)))
-    assert shown.count("<svg") == 4
-    words = texts(shown)
-    assert "Test perplexity" in words
-    for word in (
-        "3.300",
-        "3.250",
-        "3.125",
-        "diverged",
-        "λ of the mean",
-        "λ of var",
-        "0",
-        "1",
-        "10",
-    ):
-        assert word in words
-    assert any(word.endswith("ln beside it: 3.000. Grey: no run finished. An asterisk: not all "
-                             "seeds did.") for word in words)  # fmt: skip
-    assert words.count("6.50") == 1, "the average variance TID in percent"
-
-
-def test_partly_lost_cells_have_an_asterisk(tmp_path: Path) -> None:
-    rows = [Row("rbn-0-0", "rbn", [3.3, "nonfinite"], 0.0, 0.0), Row("b", "rbn", [3.0], 1.0, 0.0)]
-    words = texts(section(write_study(tmp_path / "s", GRID, rows)))
-    assert {"3.300*", f"{math.exp(3.3):.2f}*"} <= set(words)
-
-
-def test_grid_of_lost_runs_shows_them(tmp_path: Path) -> None:
-    shown = section(write_study(tmp_path / "s", GRID, grid_rows(*["nonfinite"] * 4)))
-    assert shown.count("<svg") == 2
-    assert texts(shown).count("NaN") == 8
-
-
-def test_unknown_studies_are_drawn_by_their_shape(tmp_path: Path) -> None:
-    grid = section(
-        write_study(tmp_path / "a", GRID | {"name": "new"}, grid_rows(1.0, 2.0, 3.0, 4.0))
-    )
-    assert "Validation perplexity" in texts(grid)
-    line = section(write_study(tmp_path / "b", SIZES | {"name": "new"}, SIZE_ROWS))
-    assert "Test perplexity" in texts(line)
-    dots = section(write_study(tmp_path / "c", {"name": "new", "title": "New"}, SIZE_ROWS[:1]))
-    assert "Test perplexity" in texts(dots)
-
-
-PARTS = {"name": "layernorm-parts", "title": "Parts"}
-
-
-@pytest.mark.parametrize(
-    ("study", "rows", "words"),
-    [
-        (SIZES, SIZE_ROWS, ["Test BLEU", "BLEU", "Validation loss"]),
-        (
-            LAYERS,
-            (Row("ln", "ln", [3.0], 0.0), Row("bn-1of1", "bn", [3.1], 1.0)),
-            ["Test BLEU, gap to ln", "BLEU"],
-        ),
-        (
-            GRID,
-            grid_rows(3.3, 3.2, 3.1, 3.4),
-            ["Test BLEU", "17.00", "Validation loss, nats per target"],
-        ),
-        (GRID | {"name": "alphas"}, grid_rows(3.3, 3.2, 3.1, 3.4), ["Test BLEU", "19.00"]),
-        (PARTS, (Row("ln", "ln", [3.0]), Row("none", "none", [3.5])), ["Test BLEU", "BLEU"]),
-    ],
-    ids=lambda value: str(value.get("name", "")) if isinstance(value, dict) else "",
-)
-def test_a_study_is_about_the_score_of_its_task(
-    tmp_path: Path, study: dict[str, str], rows: Sequence[Row], words: list[str]
-) -> None:
-    folder = write_study(tmp_path / "s", study, rows, task="translation", score="bleu")
-    found = texts(section(folder))
-    for word in words:
-        assert any(one.startswith(word) for one in found), word
-    assert not any("perplexity" in one for one in found)
-    said = " ".join(found)
-    assert any(
-        one in said
-        for one in ("higher is better", "below 0 is worse than LayerNorm", "Framed: the highest")
-    )
-
-
-def test_scores_are_in_percent_and_never_logarithmic(tmp_path: Path) -> None:
-    far = [Row("bn-64", "bn", [4.99], 64.0), Row("bn-128", "bn", [3.0], 128.0)]
-    folder = write_study(tmp_path / "s", SIZES, far, task="classify", score="accuracy")
-    found = texts(section(folder))
-    assert "accuracy, %" in found
-    caption = next(word for word in found if word.startswith("Test accuracy against"))
-    assert "logarithmic" not in caption
-
-
-def test_both_forms_stand_in_one_row(tmp_path: Path) -> None:
-    mark = "sees the future"
-    rows = (
-        Row("ln", "ln", [3.0, 3.2]),
-        Row("bn", "bn", [3.1, "diverged"]),
-        Row("ln-future", "ln", [2.0, 2.2], remark=mark),
-        Row("bn-future", "bn", [1.9, 2.0], remark=mark),
-    )
-    shown = section(write_study(tmp_path / "s", {"name": "future", "title": "Mask"}, rows))
-    assert shown.count("<svg") == 2
-    assert {"causal", mark, "Test loss, gap to ln of its form"} <= set(texts(shown))
-
-
 def test_lost_runs_are_lines_of_their_own(tmp_path: Path, drawn: list[Sequence[Panel]]) -> None:
     rows = (
         Row("ln", "ln", [3.0, 3.2]),
@@ -342,43 +264,6 @@ def test_lost_runs_do_not_set_the_frame(lost: bool) -> None:
     words = texts(svg)
     assert {"2.0", "3.0", "ln", "none"} <= set(words)
     assert not any("e9" in word for word in words)
-
-
-def test_no_frame_without_a_number(tmp_path: Path) -> None:
-    rows = (Row("ln", "ln", ["diverged"]), Row("none", "none", ["nonfinite"]))
-    words = texts(section(write_study(tmp_path / "s", PARTS, rows)))
-    assert "Test perplexity" not in words
-    assert "Training loss" in words
-
-
-def test_logarithmic_axes_are_said(tmp_path: Path) -> None:
-    far = [Row("bn-64", "bn", [8.0], 64.0), Row("bn-128", "bn", [3.0], 128.0)]
-    near = [Row("bn-64", "bn", [3.1], 64.0), Row("bn-128", "bn", [3.0], 128.0)]
-    captions = [
-        next(word for word in texts(shown) if word.startswith("Test perplexity against"))
-        for shown in (
-            section(write_study(tmp_path / "far", SIZES, far)),
-            section(write_study(tmp_path / "near", SIZES, near)),
-        )
-    ]
-    assert ["logarithmic" in caption for caption in captions] == [True, False]
-
-
-def test_layernorm_parts(tmp_path: Path) -> None:
-    rows = (
-        Row("ln", "ln", [3.0, 3.1]),
-        Row("detach-both", "detach", [3.4, "diverged"]),
-        Row("none", "none", ["nonfinite", "diverged"]),
-    )
-    shown = section(write_study(tmp_path / "s", PARTS, rows))
-    words = texts(shown)
-    assert shown.count("<svg") == 3
-    for word in ("Do γ and β overfit?", "training loss", "validation loss", "NaN/diverged"):
-        assert word in words
-    assert "diverged (some seeds)" in words
-    # Both figures of dots say whose value it is under the pointer.
-    assert shown.count("data-rows") == 2
-    assert 'data-name="validation loss"' in shown
 
 
 def test_scales(tmp_path: Path) -> None:
@@ -473,21 +358,6 @@ def test_damaged_scales_are_named(tmp_path: Path) -> None:
     write_scales(folder / "a-pre-seed0", [{"layer": "x", "weight": [1.0, "no"], "deviation": []}])
     with pytest.raises(InputError, match=r"scales.json: layers\[0\].weight\[1\] is 'no'"):
         write_report(folder)
-
-
-@pytest.mark.parametrize(
-    ("key", "value", "message"),
-    [
-        ("study", 3, "study is 3, expected an object"),
-        ("study", {"name": "x"}, "study.title is missing"),
-    ],
-)
-def test_damaged_studies_are_named(tmp_path: Path, key: str, value: object, message: str) -> None:
-    folder = write_study(tmp_path / "s", SIZES, SIZE_ROWS)
-    path = folder / "results.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {key: value}))
-    with pytest.raises(InputError, match=message):
-        read_comparison(folder)
 
 
 def test_runs_that_go_on_have_their_label(tmp_path: Path) -> None:

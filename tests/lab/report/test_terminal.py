@@ -17,13 +17,6 @@ def test_no_column_is_lost(comparison_folder: Path, width: int) -> None:
         assert word in words
 
 
-def test_one_line_a_norm_where_there_is_room(comparison_folder: Path) -> None:
-    lines = printed(comparison_folder, 200).splitlines()
-    (line,) = [line for line in lines if line.startswith("│ bn ")]
-    assert "1 of 2 finished; diverged: seed 1" in line
-    assert "2.00 / 5.00" in line
-
-
 def test_no_control_characters_without_a_terminal(comparison_folder: Path) -> None:
     text = printed(comparison_folder, 80, terminal=False)
     assert all(character.isprintable() or character == "\n" for character in text)
@@ -34,10 +27,6 @@ def test_names_are_not_taken_for_markup(comparison_folder: Path) -> None:
     results.write_text(results.read_text().replace('"adanorm"', '"[red]a[/x]\\u001b[2J"'))
     text = printed(comparison_folder, 200)
     assert "[red]a[/x]\N{REPLACEMENT CHARACTER}[2J" in text
-
-
-def test_footnote_where_an_average_is_partial(comparison_folder: Path) -> None:
-    assert "* Not every run gave this number" in printed(comparison_folder, 80)
 
 
 def test_a_pipe_gets_whole_lines(comparison_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -3,14 +3,63 @@
 import csv
 import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors.torch import load_file
+
+OF_THE_CLOCK = {
+    *("seconds", "tokens_per_second", "examples_per_second", "decoding_tokens_per_second"),
+    *("parsing_sentences_per_second", "measured_seconds", "measured_tokens"),
+    *("measured_examples", "ran_on"),
+}
+NOT_COMPARED = {".html", ".db"}
 
 
 def rows(path: Path) -> list[dict[str, str]]:
     with path.open(newline="") as file:
         return [{k: v for k, v in row.items() if k != "seconds"} for row in csv.DictReader(file)]
+
+
+def without_clock(value: Any) -> Any:
+    """Return the same value without times and machines, tensors as lists."""
+    if isinstance(value, dict):
+        return {k: without_clock(v) for k, v in value.items() if k not in OF_THE_CLOCK}
+    if isinstance(value, torch.Tensor):
+        return value.dtype, value.tolist()
+    return [without_clock(v) for v in value] if isinstance(value, list | tuple) else value
+
+
+def content(path: Path) -> Any:
+    """Return the content of a file, read where its form is known."""
+    if path.suffix == ".json":
+        return without_clock(json.loads(path.read_text()))
+    if path.suffix == ".csv":
+        return without_clock(rows(path))
+    if path.suffix == ".ckpt":
+        return without_clock(torch.load(path, weights_only=True))
+    return path.read_bytes()
+
+
+def files(folder: Path) -> list[Path]:
+    """Files that both must hold; TensorBoard's files have the time in their names."""
+    found = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
+    return sorted(
+        path
+        for path in found
+        if path.suffix not in NOT_COMPARED and "tensorboard" not in path.parts
+    )
+
+
+def assert_same_folder(one: Path, other: Path) -> None:
+    """The same files with the same contents to the bit: logs, checkpoints, results."""
+    expected = files(one)
+    assert {path.name for path in expected} >= {"result.json", "metrics.csv"}
+    assert files(other) == expected
+    for path in expected:
+        assert content(other / path) == content(one / path), other / path
+    # What a write left behind is gone when the run is over.
+    assert not list(other.rglob(".*")), other
 
 
 def assert_same_run(one: Path, other: Path) -> None:

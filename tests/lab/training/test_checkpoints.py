@@ -23,14 +23,11 @@ import powernorm
 from forking import own_packages
 from powernorm.errors import InputError
 from powernorm.lab.engine import folders
-from powernorm.lab.engine.events import Event, RunStarted, StepsDone
+from powernorm.lab.engine.events import Event, StepsDone
 from powernorm.lab.settings.comparison import ComparisonSettings
 from powernorm.lab.tasks.builtin import compare
 from powernorm.lab.tasks.translation.translator import load_translator
 from powernorm.lab.training import checkpoints
-from powernorm.runs import RunResult
-
-NUM_STEPS = 64
 
 
 @pytest.fixture(scope="session")
@@ -44,66 +41,6 @@ def fail_at(step: int, error: type[BaseException]) -> Callable[[Event], None]:
             raise error("stopped by the test")
 
     return listen
-
-
-def is_speed(name: str) -> bool:
-    return name.endswith("per_second")
-
-
-def measured(run: RunResult) -> dict[str, Any]:
-    metrics = {name: value for name, value in run["metrics"].items() if not is_speed(name)}
-    kept = ("norm", "seed", "status", "tid", "parameters", "scored", "signatures")
-    return {**{name: run.get(name) for name in kept}, "metrics": metrics}
-
-
-DEFAULT = {("pn", "float32"), ("bn", "bfloat16"), ("mabn", "float16")}
-CASES = [
-    pytest.param(
-        norm,
-        precision,
-        marks=() if (norm, precision) in DEFAULT else pytest.mark.slow,
-        id=f"{norm}-{precision}",
-    )
-    for norm in ("ln", "bn", "pn", "mabn")
-    for precision in ("float32", "bfloat16", "float16")
-]
-
-
-@pytest.mark.parametrize(("norm", "precision"), CASES)
-def test_a_run_that_goes_on_equals_one_that_never_stopped(
-    pairs: Path, tmp_path: Path, norm: str, precision: str
-) -> None:
-    """Dropout, accumulation, smoothing; the checkpoint of step 12 is amid an epoch of 10 steps.
-
-    A row of the log is of five updates: at the checkpoint two are still to be written.
-    """
-    config = tiny_translation(
-        pairs,
-        norms=(norm,),
-        training={
-            "max_steps": NUM_STEPS,
-            "log_every": 5,
-            "validate_every": 12,
-            "monitor_every": 7,
-            "precision": precision,
-            "average_checkpoints": 2,
-            "recalibration_batches": 2,
-        },
-    )
-    (whole,) = compare(config, tmp_path / "whole")["runs"]
-    out = tmp_path / "parts"
-    (failed,) = compare(config, out, on_event=fail_at(15, RuntimeError))["runs"]
-    assert failed["status"] == "failed"
-    started: list[Event] = []
-    (run,) = compare(config, out, resume=True, on_event=started.append)["runs"]
-    first = next(event for event in started if isinstance(event, RunStarted)).first_step
-    assert first == 12
-    assert NUM_STEPS - first >= 50
-    name = f"{norm}-pre-seed0"
-    assert_same_run(tmp_path / "whole" / name, out / name)
-    assert measured(run) == measured(whole)
-    content = torch.load(out / name / "checkpoints" / "last.ckpt", weights_only=True)
-    assert bool(content["scaler"]) == (precision == "float16")
 
 
 def test_weights_from_after_the_checkpoint_are_forgotten(pairs: Path, tmp_path: Path) -> None:

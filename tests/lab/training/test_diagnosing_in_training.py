@@ -6,14 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 from same_runs import assert_same_run
 from tiny_training import of_task, tiny_config
 from tiny_translation import tiny_translation, write_pairs
 
 from lab.tasks.lm_char.tiny_characters import tiny_characters
 from powernorm.errors import InputError
-from powernorm.lab.engine.events import Event, StepsDone
 from powernorm.lab.settings.comparison import ComparisonSettings
 from powernorm.lab.tasks.builtin import compare
 from powernorm.lab.tasks.run_diagnosis import diagnose_run
@@ -100,33 +98,6 @@ def test_epochs_are_those_of_the_data(text: Path, tmp_path: Path) -> None:
         assert number <= epoch < number + epochs[1] / rows[1]["step"] + 1e-9
         assert epoch == pytest.approx(row["step"] * epochs[1] / rows[1]["step"])
     assert rows[-1]["step"] == 20
-
-
-class StoppedError(Exception):
-    """What the test raises in the middle of a run."""
-
-
-def test_a_run_that_goes_on_has_the_same_diagnoses(text: Path, tmp_path: Path) -> None:
-    """Rows from after the checkpoint are made again, also one that was cut off."""
-    config = with_training(tiny_config(str(text), norms=("pn",)), diagnose_every=2)
-    compare(config, tmp_path / "whole")
-
-    def stop(event: Event) -> None:
-        if isinstance(event, StepsDone) and event.step >= 8:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        compare(config, tmp_path / "parts", on_event=stop)
-    run = the_run(tmp_path / "parts")
-    steps = [row["step"] for row in diagnoses(run)]
-    assert torch.load(run / "checkpoints/last.ckpt", weights_only=True)["step"] == 4
-    assert steps[:4] == [0, 2, 4, 6]
-    with (run / DIAGNOSES_FILE).open("a") as file:
-        file.write('{"step": 4, "lay')
-    compare(config, tmp_path / "parts", resume=True)
-    whole = the_run(tmp_path / "whole")
-    assert (run / DIAGNOSES_FILE).read_bytes() == (whole / DIAGNOSES_FILE).read_bytes()
-    assert_same_run(whole, run)
 
 
 def test_broken_weights_end_the_run_as_without(

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import copy
 import io
-from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from same_runs import assert_same_run
 from tiny_training import Configure
 from torch import Tensor, nn
 
 from powernorm.errors import InputError
-from powernorm.lab.engine.events import Event, StepsDone
 from powernorm.lab.models.choices import TransformerShape
 from powernorm.lab.models.language_model import LanguageModel
 from powernorm.lab.settings.overrides import override
 from powernorm.lab.settings.training import OptimizerSettings
-from powernorm.lab.tasks.builtin import compare
 from powernorm.lab.tasks.lm.adaptive_output import AdaptiveLanguageModel
 from powernorm.lab.training.optimization import build_optimizer, optimized
 from powernorm.norms import BatchNorm
@@ -116,26 +111,6 @@ def test_it_goes_on_from_its_state() -> None:
     for one, other in zip(whole.parameters(), parts.parameters(), strict=True):
         assert torch.equal(one, other)
     assert len(resumed.state) == len(optimized(resumed))
-
-
-@pytest.mark.parametrize("precision", ["float32", "float16"])
-def test_a_run_with_muon_goes_on_exactly(
-    configure: Configure, tmp_path: Path, precision: str
-) -> None:
-    config: Any = override(
-        configure(norms=("bn",), optimizer=MUON), [f"training.precision={precision}"]
-    )
-
-    def fail(event: Event) -> None:
-        if isinstance(event, StepsDone) and event.step >= 6:
-            raise RuntimeError("stopped by the test")
-
-    (whole,) = compare(config, tmp_path / "whole")["runs"]
-    assert compare(config, tmp_path / "parts", on_event=fail)["runs"][0]["status"] == "failed"
-    (run,) = compare(config, tmp_path / "parts", resume=True)["runs"]
-    assert run["status"] == whole["status"] == "finished"
-    folder = whole["folder"]
-    assert_same_run(tmp_path / "whole" / folder, tmp_path / "parts" / folder)
 
 
 @pytest.mark.parametrize(

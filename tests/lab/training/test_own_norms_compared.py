@@ -18,7 +18,6 @@ from torch import Tensor, nn
 import powernorm
 from norms.own_modules import PLAIN, Bounded
 from powernorm.errors import InputError
-from powernorm.lab.engine.events import Event, StepsDone
 from powernorm.lab.engine.run import Run
 from powernorm.lab.engine.stopping import Stop
 from powernorm.lab.recipes import recipe
@@ -59,14 +58,6 @@ def weights(folder: Path) -> dict[str, Tensor]:
     return state
 
 
-def interrupt(step: int, norm: str) -> Any:
-    def listen(event: Event) -> None:
-        if isinstance(event, StepsDone) and (event.norm, event.step) == (norm, step):
-            raise KeyboardInterrupt
-
-    return listen
-
-
 def test_own_norms_beside_ours(configure: Configure, tmp_path: Path) -> None:
     names = ("ln", *OWN, "drawn")
     config = configure(norms=names, norm_options={OWN[0]: {"slope": 3.0}})
@@ -85,21 +76,6 @@ def test_own_norms_beside_ours(configure: Configure, tmp_path: Path) -> None:
     assert centered["final_norm.layer.mean"].any()
     # Only Mixed has batch statistics that the library knows of.
     assert [run["tid"] is not None for run in results["runs"]] == [False, False, False, True, False]
-
-
-@pytest.mark.parametrize("name", [OWN[1], "drawn"])
-def test_interrupted_and_resumed_is_the_same(
-    configure: Configure, tmp_path: Path, name: str
-) -> None:
-    config = configure(norms=("ln", name))
-    compare(config, tmp_path / "whole")
-    with pytest.raises(KeyboardInterrupt):
-        compare(config, tmp_path / "parts", on_event=interrupt(6, name))
-    results = compare(config, tmp_path / "parts", resume=True)
-    folder = results["runs"][1]["folder"]
-    torch.testing.assert_close(
-        weights(tmp_path / "parts" / folder), weights(tmp_path / "whole" / folder), rtol=0, atol=0
-    )
 
 
 def test_equal_seeds_begin_with_equal_weights(configure: Configure, tmp_path: Path) -> None:

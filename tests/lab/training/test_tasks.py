@@ -13,7 +13,6 @@ from powernorm.inspection.modules import batch_layers
 from powernorm.lab.data.batch import IGNORED
 from powernorm.lab.data.readers import load_corpus
 from powernorm.lab.data.subwords import encode_corpus
-from powernorm.lab.engine.events import Event, StepsDone
 from powernorm.lab.settings.comparison import ComparisonSettings, early_step, to_json
 from powernorm.lab.tasks.builtin import compare
 from powernorm.lab.tasks.registry import task_of
@@ -146,28 +145,6 @@ def test_accumulated_updates_count_once(configure: Configure, tmp_path: Path) ->
     assert read_checkpoint(early)["step"] == 5
     (layer, *_) = batch_layers(load_trained(early).model).values()
     assert int(layer.num_batches_tracked) == 10
-
-
-@pytest.mark.parametrize("step", [2, 10])
-def test_an_interruption_changes_nothing_in_the_early_checkpoint(
-    configure: Configure, tmp_path: Path, step: int
-) -> None:
-    config = configure(norms=("bn",), training=EARLY_TRAINING)
-
-    def stop(event: Event) -> None:
-        if isinstance(event, StepsDone) and event.step == step:
-            raise KeyboardInterrupt
-
-    compare(config, tmp_path / "whole")
-    with pytest.raises(KeyboardInterrupt):
-        compare(config, tmp_path / "parts", on_event=stop)
-    compare(config, tmp_path / "parts", resume=True)
-    first, second = (
-        load_trained(tmp_path / out / "bn-pre-seed0" / "checkpoints" / EARLY).model.state_dict()
-        for out in ("whole", "parts")
-    )
-    assert first.keys() == second.keys()
-    assert all(torch.equal(first[name], second[name]) for name in first)
 
 
 def test_without_the_setting_no_early_checkpoint_is_kept(

@@ -177,21 +177,3 @@ def test_norm_options_must_fit_every_stage() -> None:
     check_norms(override(config, ["norm_options.pn.groups=16"]))
     with pytest.raises(InputError, match="groups"):
         check_norms(override(config, ["norm_options.pn.groups=32"]))
-
-
-def test_a_run_goes_on_exactly_where_it_stopped(tmp_path: Path) -> None:
-    """Moved images are made anew from seed and position alone."""
-    config = image_config(
-        data=replace(image_config().data, augmentation=True),
-        training=replace(image_config().training, max_steps=20, validate_every=10, tid_batches=0),
-    )
-
-    def interrupt(event: Event) -> None:
-        if getattr(event, "step", 0) == 10:
-            raise KeyboardInterrupt
-
-    whole = compare(config, tmp_path / "whole")
-    with pytest.raises(KeyboardInterrupt):
-        compare(config, tmp_path / "parts", on_event=interrupt)
-    parts = compare(config, tmp_path / "parts", resume=True)
-    assert parts["runs"][0]["metrics"] == whole["runs"][0]["metrics"]
