@@ -41,6 +41,18 @@ def train(model: nn.Module) -> None:
 class TestPeft:
     """An adapter's file holds what it trains, and statistics only where it is told so."""
 
+    def saved_adapter(self, peft: Any, model: Any, config: Any, folder: Path) -> Any:
+        """A trained adapter that is the same after loading."""
+        adapted = peft.get_peft_model(model, config)
+        train(adapted)
+        expected = run(adapted, PADDED["bert"](1))
+        adapted.save_pretrained(folder / "adapter")
+        again = peft.PeftModel.from_pretrained(
+            powernorm.load(folder / "base"), folder / "adapter"
+        ).eval()
+        assert torch.equal(run(again, PADDED["bert"](1)), expected)
+        return adapted
+
     def test_norms_among_the_modules_to_save(self, tmp_path: Path) -> None:
         peft = pytest.importorskip("peft")
         model = swapped_bert(tmp_path / "base")
@@ -49,14 +61,7 @@ class TestPeft:
             modules_to_save=["LayerNorm"],
             init_lora_weights=False,
         )
-        adapted = peft.get_peft_model(model, config)
-        train(adapted)
-        expected = run(adapted, PADDED["bert"](1))
-        adapted.save_pretrained(tmp_path / "adapter")
-        again = peft.PeftModel.from_pretrained(
-            powernorm.load(tmp_path / "base"), tmp_path / "adapter"
-        ).eval()
-        assert torch.equal(run(again, PADDED["bert"](1)), expected)
+        adapted = self.saved_adapter(peft, model, config, tmp_path)
         with pytest.raises(InputError, match="modules_to_save naming the norms; or save what mer"):
             powernorm.save(adapted, tmp_path / "all")
         merged = adapted.merge_and_unload()
@@ -70,14 +75,7 @@ class TestPeft:
         powernorm.freeze_statistics(model)
         powernorm.save(model, tmp_path / "base")
         config = peft.LoraConfig(target_modules=["query", "value"], init_lora_weights=False)
-        adapted = peft.get_peft_model(model, config)
-        train(adapted)
-        expected = run(adapted, PADDED["bert"](1))
-        adapted.save_pretrained(tmp_path / "adapter")
-        again = peft.PeftModel.from_pretrained(
-            powernorm.load(tmp_path / "base"), tmp_path / "adapter"
-        ).eval()
-        assert torch.equal(run(again, PADDED["bert"](1)), expected)
+        self.saved_adapter(peft, model, config, tmp_path)
 
 
 def test_sentence_transformers(tmp_path: Path) -> None:

@@ -4,11 +4,15 @@ import tempfile
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
 
+import powernorm
 from lab.training.tiny_training import Configure, tiny_config
+from norms.own_modules import Drawn
+from powernorm.norms.registry import REGISTERED
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -56,3 +60,11 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def configure(text: Path) -> Configure:
     """Make a configuration that trains in a second; keyword arguments change its parts."""
     return partial(tiny_config, str(text))
+
+
+@pytest.fixture
+def drawn_norm() -> Iterator[None]:
+    """Register a norm that begins with random numbers, as `drawn`."""
+    with patch.dict(REGISTERED, clear=True):
+        powernorm.register_norm("drawn", Drawn)
+        yield

@@ -6,17 +6,13 @@ One table for all that a checkpoint has to hold; the ways to be stopped are in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
-import torch
-from torch import Tensor, nn
 
-import powernorm
 from lab.tasks.lm_char.tiny_characters import tiny_characters, write_stream
 from lab.training.same_runs import assert_same_folder
 from lab.training.tiny_training import TRAINING, tiny_config
@@ -27,7 +23,6 @@ from powernorm.lab.settings.comparison import ComparisonSettings
 from powernorm.lab.settings.overrides import override
 from powernorm.lab.settings.training import OptimizerSettings
 from powernorm.lab.tasks.builtin import compare
-from powernorm.norms.registry import REGISTERED
 
 MUON = OptimizerSettings(name="muon", learning_rate=1e-2)
 ACCUMULATED = OptimizerSettings(learning_rate=1e-2, accumulation=2)
@@ -37,23 +32,7 @@ UNEVEN |= {"average_checkpoints": 2, "recalibration_batches": 2}
 """The checkpoint of step 12 is amid an epoch, and two updates of a row of the log are open."""
 
 
-class Drawn(nn.Module):
-    """A norm of a user that begins with random numbers."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.gate = nn.Linear(size, size)
-        self.scale = nn.Parameter(torch.rand(size))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * torch.sigmoid(self.gate(x)) * self.scale
-
-
-@pytest.fixture(autouse=True)
-def registered() -> Iterator[None]:
-    with patch.dict(REGISTERED, clear=True):
-        powernorm.register_norm("drawn", Drawn)
-        yield
+pytestmark = pytest.mark.usefixtures("drawn_norm")
 
 
 def lm(folder: Path, text: Path, norm: str, **changes: Any) -> ComparisonSettings:

@@ -23,6 +23,18 @@ class Bounded(nn.Module):
         return self.weight * y + self.bias
 
 
+class Drawn(nn.Module):
+    """Begins with random numbers, and has a linear layer."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.gate = nn.Linear(size, size)
+        self.scale = nn.Parameter(torch.rand(size))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x * torch.sigmoid(self.gate(x)) * self.scale
+
+
 class Centered(nn.Module):
     """Batch statistics of its own, over valid tokens; static."""
 

@@ -112,124 +112,95 @@ def names(pattern: str) -> list[str]:
     return found
 
 
+RUNNING = ("running_mean", "running_var")
+
+
+def running(norm: torch.nn.Module) -> dict[str, Callable[[], Tensor]]:
+    return {f"buf_{name}": lambda name=name: norm.get_buffer(name) for name in RUNNING}
+
+
+def loaded(
+    golden: Golden, kind: type[torch.nn.Module], num_features: int = 12, /, **options: Any
+) -> Any:
+    """A norm in float64 with the file's eps and parameters."""
+    norm = kind(num_features, eps=golden.meta["eps"], dtype=torch.float64, **options)
+    golden.load_affine(norm)
+    return norm
+
+
 @pytest.mark.parametrize("name", names("powernorm_paper_*.npz"))
 def test_powernorm_paper(name: str) -> None:
     golden = Golden(name)
     meta = golden.meta
-    norm = powernorm.PowerNorm(
-        12,
-        eps=meta["eps"],
+    norm = loaded(
+        golden,
+        powernorm.PowerNorm,
         momentum=1 - meta["af"],
         backward_momentum=1 - meta["ab"],
         warmup_steps=meta["warm"],
         groups=meta.get("groups"),
-        dtype=torch.float64,
     )
-    golden.load_affine(norm)
-    replay(
-        golden,
-        norm,
-        {
-            "psi2": lambda: norm.running_second_moment,
-            "nu": lambda: norm.running_gradient_moment,
-        },
-    )
+    states = {
+        "psi2": lambda: norm.running_second_moment,
+        "nu": lambda: norm.running_gradient_moment,
+    }
+    replay(golden, norm, states)
 
 
 @pytest.mark.parametrize("name", names("powernorm_released_*.npz"))
 def test_powernorm_released(name: str) -> None:
     golden = Golden(name)
     meta = golden.meta
-    norm = powernorm.PowerNorm(
-        12,
-        eps=meta["eps"],
+    norm = loaded(
+        golden,
+        powernorm.PowerNorm,
         momentum=1 - meta["alpha_fwd"],
         backward_momentum=1 - meta["alpha_bkw"],
         warmup_steps=meta["warmup_iters"],
         groups=meta["group_num"] if meta["group_scaling"] else None,
         variant="released",
-        dtype=torch.float64,
     )
-    golden.load_affine(norm)
-    replay(
-        golden,
-        norm,
-        {
-            "buf_running_phi": lambda: norm.running_second_moment,
-            "buf_ema_gz": lambda: norm.running_gradient_moment / norm.backward_momentum,
-            "buf_iters": lambda: norm.num_batches_tracked.reshape(1),
-        },
-    )
+    states = {
+        "buf_running_phi": lambda: norm.running_second_moment,
+        "buf_ema_gz": lambda: norm.running_gradient_moment / norm.backward_momentum,
+        "buf_iters": lambda: norm.num_batches_tracked.reshape(1),
+    }
+    replay(golden, norm, states)
 
 
 def test_power_norm_v() -> None:
     golden = Golden("powernorm_v_masked")
-    norm = powernorm.PowerNormV(
-        12,
-        eps=golden.meta["eps"],
-        momentum=golden.meta["momentum"],
-        variant="released",
-        dtype=torch.float64,
-    )
-    golden.load_affine(norm)
+    momentum = golden.meta["momentum"]
+    norm = loaded(golden, powernorm.PowerNormV, momentum=momentum, variant="released")
     replay(golden, norm, {"buf_running_var": lambda: norm.running_second_moment})
 
 
 def test_batch_norm() -> None:
     golden = Golden("batchnorm_masked")
-    norm = powernorm.BatchNorm(
-        12,
-        eps=golden.meta["eps"],
-        momentum=golden.meta["momentum"],
-        variant="released",
-        dtype=torch.float64,
-    )
-    golden.load_affine(norm)
-    replay(
-        golden,
-        norm,
-        {
-            "buf_running_mean": lambda: norm.running_mean,
-            "buf_running_var": lambda: norm.running_var,
-        },
-    )
+    momentum = golden.meta["momentum"]
+    norm = loaded(golden, powernorm.BatchNorm, momentum=momentum, variant="released")
+    replay(golden, norm, running(norm))
 
 
 @pytest.mark.parametrize("name", names("rbn_*.npz"))
 def test_regularized_batch_norm(name: str) -> None:
     golden = Golden(name)
-    norm = powernorm.RegularizedBatchNorm(
-        12,
-        mean_penalty=golden.meta["penalty_mean"],
-        var_penalty=golden.meta["penalty_var"],
-        eps=golden.meta["eps"],
-        momentum=golden.meta["momentum"],
-        variant="released",
-        dtype=torch.float64,
-    )
-    golden.load_affine(norm)
-    replay(
-        golden,
-        norm,
-        {
-            "buf_running_mean": lambda: norm.running_mean,
-            "buf_running_var": lambda: norm.running_var,
-        },
-    )
+    penalties = {f"{part}_penalty": golden.meta[f"penalty_{part}"] for part in ("mean", "var")}
+    options = {"momentum": golden.meta["momentum"], "variant": "released", **penalties}
+    norm = loaded(golden, powernorm.RegularizedBatchNorm, **options)
+    replay(golden, norm, running(norm))
 
 
 def test_mabn() -> None:
     golden = Golden("mabn_released")
-    norm = powernorm.MovingAverageBatchNorm(
-        12,
+    norm = loaded(
+        golden,
+        powernorm.MovingAverageBatchNorm,
         window=golden.meta["buffer_size"],
         momentum=1 - golden.meta["momentum"],
         warmup_steps=golden.meta["warmup_iters"],
         start="torch",
-        eps=golden.meta["eps"],
-        dtype=torch.float64,
     )
-    golden.load_affine(norm)
     replay(golden, norm, {"buf_running_var": lambda: norm.running_second_moment})
 
 
@@ -265,26 +236,21 @@ def test_token_norms(name: str, build: Callable[[dict[str, Any]], torch.nn.Modul
 
 
 @pytest.mark.parametrize(
-    ("name", "build"),
+    ("name", "kind", "options"),
     [
-        ("derf_released", lambda _: powernorm.Derf(8, dtype=torch.float64)),
-        (
-            "seednorm_paper",
-            lambda m: powernorm.SeeDNorm(8, eps=m["eps"], dtype=torch.float64),
-        ),
-        (
-            "seednorm_paper_heads4",
-            lambda m: powernorm.SeeDNorm(8, num_heads=4, eps=m["eps"], dtype=torch.float64),
-        ),
-        (
-            "scalenorm_released",
-            lambda m: powernorm.ScaleNorm(8, eps=m["eps"], dtype=torch.float64),
-        ),
+        ("seednorm_paper", powernorm.SeeDNorm, {}),
+        ("seednorm_paper_heads4", powernorm.SeeDNorm, {"num_heads": 4}),
+        ("scalenorm_released", powernorm.ScaleNorm, {}),
     ],
 )
-def test_later_token_norms(name: str, build: Callable[[dict[str, Any]], torch.nn.Module]) -> None:
+def test_later_token_norms(name: str, kind: type[torch.nn.Module], options: dict[str, Any]) -> None:
     golden = Golden(name)
-    norm = build(golden.meta)
+    replay(golden, loaded(golden, kind, 8, **options), {})
+
+
+def test_derf() -> None:
+    golden = Golden("derf_released")
+    norm = powernorm.Derf(8, dtype=torch.float64)
     golden.load_affine(norm)
     replay(golden, norm, {})
 
@@ -297,13 +263,6 @@ def test_dyisru() -> None:
         norm.log_spread.copy_(torch.from_numpy(golden.arrays["spread"]).log())
     # The file has the gradient with respect to B itself, of which the logarithm is learned.
     replay(golden, norm, {"grad_spread": lambda: norm.log_spread.grad / norm.spread})
-
-
-RUNNING = ("running_mean", "running_var")
-
-
-def running(norm: torch.nn.Module) -> dict[str, Callable[[], Tensor]]:
-    return {f"buf_{name}": lambda name=name: norm.get_buffer(name) for name in RUNNING}
 
 
 # BatchNorm's own files go through Triton's kernels, and the interpreter is slow.
@@ -321,15 +280,8 @@ without_triton = pytest.mark.parametrize("backend", ["eager", "cpu"], indirect=T
 )
 def test_rep_batch_norm(name: str, variant: Any) -> None:
     golden = Golden(name)
-    norm = powernorm.RepBatchNorm(
-        6,
-        eps=golden.meta["eps"],
-        momentum=golden.meta["momentum"],
-        start="torch",
-        variant=variant,
-        dtype=torch.float64,
-    )
-    golden.load_affine(norm)
+    options = {"momentum": golden.meta["momentum"], "start": "torch", "variant": variant}
+    norm = loaded(golden, powernorm.RepBatchNorm, 6, **options)
     replay(golden, norm, running(norm))
     if "affine_scale" in golden:
         scale, shift = norm.affine()
@@ -342,18 +294,17 @@ def test_rep_batch_norm(name: str, variant: Any) -> None:
 def test_progressive_rep_batch_norm(name: str) -> None:
     golden = Golden(name)
     meta = golden.meta
-    norm = powernorm.ProgressiveRepBatchNorm(
+    norm = loaded(
+        golden,
+        powernorm.ProgressiveRepBatchNorm,
         golden.arrays["x"].shape[-1],
-        eps=meta["eps"],
         momentum=meta["momentum"],
         warmup_steps=meta["warm"],
         decay_steps=meta["step"],
         start_ratio=meta["r0"],
         accumulation=meta["micro_batches_per_count"],
         start="torch",
-        dtype=torch.float64,
     )
-    golden.load_affine(norm)
     with torch.no_grad():
         norm.branch_weight.copy_(torch.from_numpy(golden.arrays["ln_weight"]))
         norm.branch_bias.copy_(torch.from_numpy(golden.arrays["ln_bias"]))
@@ -382,9 +333,10 @@ def ring(window: Tensor, steps: int) -> Tensor:
 def test_unified_norm(name: str) -> None:
     golden = Golden(name)
     meta = golden.meta
-    norm = powernorm.UnifiedNorm(
+    norm = loaded(
+        golden,
+        powernorm.UnifiedNorm,
         6,
-        eps=meta["eps"],
         momentum=1 - meta["old_weight"],
         window=(meta["fp_window"], meta["bp_window"]),
         warmup_steps=meta["warmup_iters"],
@@ -392,9 +344,7 @@ def test_unified_norm(name: str) -> None:
         ratio_start=8 if meta["iters_set"] else 1000,
         filter_outliers=meta["outlier_filtration"],
         variant="released",
-        dtype=torch.float64,
     )
-    golden.load_affine(norm)
 
     def window(name: str) -> Tensor:
         return ring(norm.get_buffer(name), int(norm.num_batches_tracked))
@@ -436,16 +386,15 @@ def test_taper_norm(kind: str) -> None:
     golden = Golden(f"tapernorm_paper_{kind}")
     meta = golden.meta
     start = meta["taper_start_index"]
-    norm = powernorm.TaperNorm(
+    norm = loaded(
+        golden,
+        powernorm.TaperNorm,
         6,
-        eps=meta["eps"],
         start_step=start,
         end_step=meta["taper_end_index"],
         kind=kind,
         momentum=meta["ema_new_weight"],
-        dtype=torch.float64,
     )
-    golden.load_affine(norm)
     with torch.no_grad():
         norm.tapered_offset.copy_(torch.from_numpy(golden.arrays["tapered_weight_delta"]))
     gates = [norm.gate]

@@ -483,29 +483,17 @@ def test_a_repetition_prepares_nothing(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", KINDS)
-def test_modes_see_the_operators(name: str) -> None:
+@pytest.mark.parametrize("watched", [seen_operators, served_functions])
+def test_modes_and_other_backends_see_the_call(name: str, watched: Any) -> None:
     layer = prepared(name)
     x = values(6).requires_grad_()
-    with seen_operators() as seen:
+    with watched() as seen:
         y = layer(x)
     assert seen
     y = layer(x)
-    with seen_operators() as seen:
+    with watched() as seen:
         y.backward(values(6))
     assert seen
-
-
-@pytest.mark.parametrize("name", KINDS)
-def test_other_backend(name: str) -> None:
-    layer = prepared(name)
-    x = values(6).requires_grad_()
-    with served_functions() as served:
-        y = layer(x)
-    assert served
-    y = layer(x)
-    with served_functions() as served:
-        y.backward(values(6))
-    assert served
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")

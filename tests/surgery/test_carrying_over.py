@@ -55,9 +55,8 @@ def test_the_same_norm_again_has_the_same_state(name: str) -> None:
         assert torch.equal(after[key], value), key
 
 
-@pytest.mark.parametrize("kind", ["ln", "rms"])
-def test_the_old_norm_is_the_branch_that_fades(kind: str) -> None:
-    """PRepBN on a pretrained model trains it as it is, then ends as a norm that folds."""
+def between_linears(kind: str) -> tuple[nn.Sequential, Tensor, Tensor]:
+    """A trained norm between two maps, an input and the output."""
     torch.manual_seed(0)
     old = nn.LayerNorm(4, eps=1e-3) if kind == "ln" else nn.RMSNorm(4, eps=1e-3)
     for parameter in old.parameters():
@@ -65,6 +64,13 @@ def test_the_old_norm_is_the_branch_that_fades(kind: str) -> None:
     model = nn.Sequential(nn.Linear(4, 4), old, nn.Linear(4, 4)).double()
     x = torch.randn(9, 4, dtype=torch.float64)
     before = model(x)
+    return model, x, before
+
+
+@pytest.mark.parametrize("kind", ["ln", "rms"])
+def test_the_old_norm_is_the_branch_that_fades(kind: str) -> None:
+    """PRepBN on a pretrained model trains it as it is, then ends as a norm that folds."""
+    model, x, before = between_linears(kind)
     swap(model, "prepbn", decay_steps=2)
     norm = model[1].train()
     assert norm.kind == kind
@@ -82,13 +88,7 @@ def test_the_old_norm_is_the_branch_that_fades(kind: str) -> None:
 
 @pytest.mark.parametrize("kind", ["ln", "rms"])
 def test_the_old_norm_tapers_off(kind: str) -> None:
-    torch.manual_seed(0)
-    old = nn.LayerNorm(4, eps=1e-3) if kind == "ln" else nn.RMSNorm(4, eps=1e-3)
-    for parameter in old.parameters():
-        nn.init.uniform_(parameter, 0.5, 2.0)
-    model = nn.Sequential(nn.Linear(4, 4), old, nn.Linear(4, 4)).double()
-    x = torch.randn(9, 4, dtype=torch.float64)
-    before = model(x)
+    model, x, before = between_linears(kind)
     swap(model, "taper", start_step=1, end_step=3, momentum=0.1)
     norm = model[1].train()
     assert norm.kind == kind

@@ -1,5 +1,9 @@
 """Damaged files: bytes changed, left out, doubled or put in, mostly where the structure is."""
 
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 
@@ -26,3 +30,11 @@ def mutated(draw: st.DrawFn, content: bytes, near: int = 120) -> bytes:
             case _:
                 del changed[at:]
     return bytes(changed)
+
+
+NUM_MUTATIONS = pytest.mark.parametrize("number", [300, pytest.param(5000, marks=pytest.mark.slow)])
+
+
+def run_often(check: Callable[[st.DataObject], None], number: int) -> None:
+    """Run a check on so many examples of what it draws."""
+    settings(max_examples=number)(given(st.data())(check))()

@@ -1,11 +1,10 @@
-from collections.abc import Iterator
 from functools import partial
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lab.small_models import check_causal, check_first_weights, learned
 from powernorm.errors import InputError
 from powernorm.lab.models.choices import Placement, TransformerShape
 from powernorm.lab.models.language_model import LanguageModel
@@ -42,48 +41,18 @@ def tokens(batch: int = 3, seed: int = 0) -> Tensor:
 
 
 def trained(norm: str, placement: Placement) -> LanguageModel:
-    """A model in eval whose running statistics and weights are not those of the start."""
-    model = build(norm, placement=placement, dropout=0.1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for step in range(3):
-        x = tokens(seed=step)
-        loss = F.cross_entropy(model(x[:, :-1]).flatten(0, 1), x[:, 1:].flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    return model.eval()
+    return learned(build(norm, placement=placement, dropout=0.1), tokens)
 
 
 @pytest.mark.parametrize("placement", ["pre", "post"])
 @pytest.mark.parametrize("norm", NORMS)
-@torch.no_grad()
 def test_no_output_depends_on_a_later_token(norm: str, placement: Placement) -> None:
-    with torch.enable_grad():
-        model = trained(norm, placement)
-    x = tokens()
-    expected = model(x)
-    for position in range(LENGTH):
-        changed = x.clone()
-        changed[:, position] = (changed[:, position] + 1) % VOCABULARY
-        got = model(changed)
-        assert torch.equal(got[:, :position], expected[:, :position])
-        assert not torch.allclose(got[:, position:], expected[:, position:])
+    check_causal(trained(norm, placement), tokens(), VOCABULARY)
 
 
 @pytest.mark.parametrize("norm", NORMS)
 def test_all_norms_start_from_the_same_weights(norm: str) -> None:
-    def outside_norms(model: LanguageModel) -> Iterator[tuple[str, Tensor]]:
-        return ((name, p) for name, p in model.named_parameters() if "norm" not in name)
-
-    torch.manual_seed(hash(norm) % 1000)  # what was drawn before must not matter
-    weights = dict(outside_norms(build(norm, seed=5)))
-    reference = dict(outside_norms(build("ln", seed=5)))
-    assert weights.keys() == reference.keys()
-    assert len(weights) == 2 + 2 * 10
-    for name, weight in weights.items():
-        assert torch.equal(weight, reference[name]), name
-    other = dict(outside_norms(build(norm, seed=6)))
-    assert not torch.equal(weights["embedding.weight"], other["embedding.weight"])
+    check_first_weights(build, norm, 2 + 2 * 10)
 
 
 def test_placement_decides_where_norms_stand() -> None:

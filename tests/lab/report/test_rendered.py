@@ -15,7 +15,7 @@ from syrupy.assertion import SnapshotAssertion
 
 from lab.report.own_functions import write_own_comparison
 from lab.report.study_folders import Row, write_study
-from lab.report.synthetic import printed, write_comparison
+from lab.report.synthetic import PAPER, printed, write_comparison
 from lab.report.synthetic_diagnoses import bert_diagnosis, small_diagnosis
 from lab.report.synthetic_translations import write_translations
 from powernorm.lab.report import read_comparison, render_diagnosis, render_page
@@ -24,17 +24,6 @@ from powernorm.runs import DiagnosisRecord
 
 pytestmark = pytest.mark.usefixtures("blank_figures")
 
-PAPER = [
-    {
-        "norm": norm,
-        "placement": "pre",
-        "dataset": "Penn Treebank",
-        "metric": "test_perplexity",
-        "value": value,
-        "source": "Shen et al. 2020, Table 2",
-    }
-    for norm, value in (("ln", 53.2), ("rbn", 47.6), ("pnv", 55.3))
-]
 CHANGES = {
     "preset": "big",
     "settings": {

@@ -7,23 +7,11 @@ from typing import Any
 import pytest
 from markdown_it import MarkdownIt
 
-from lab.report.synthetic import write_comparison
+from lab.report.synthetic import PAPER, write_comparison
 from powernorm.lab.report import read_comparison
 from powernorm.lab.report.comparison_tables import headline
 from powernorm.lab.report.results_document import results_document
 from powernorm.runs import RESULTS_FILE
-
-PAPER = [
-    {
-        "norm": norm,
-        "placement": "pre",
-        "dataset": "Penn Treebank",
-        "metric": "test_perplexity",
-        "value": value,
-        "source": "Shen et al. 2020, Table 2",
-    }
-    for norm, value in (("ln", 53.2), ("rbn", 47.6), ("pnv", 55.3))
-]
 
 
 @pytest.fixture

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -28,29 +26,10 @@ from powernorm.lab.tasks.lm.settings import LanguageModelSettings
 from powernorm.lab.tasks.registry import task_of
 from powernorm.lab.tasks.trained_models import load_trained
 from powernorm.lab.training.run_trainer import RunTrainer
-from powernorm.norms.registry import REGISTERED
 from powernorm.runs import Baseline
 
+pytestmark = pytest.mark.usefixtures("drawn_norm")
 OWN = tuple(f"norms.own_modules:{layer.__name__}" for layer in PLAIN)
-
-
-class Drawn(nn.Module):
-    """Begins with random numbers, and has a linear layer."""
-
-    def __init__(self, size: int) -> None:
-        super().__init__()
-        self.gate = nn.Linear(size, size)
-        self.scale = nn.Parameter(torch.rand(size))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * torch.sigmoid(self.gate(x)) * self.scale
-
-
-@pytest.fixture(autouse=True)
-def registered() -> Iterator[None]:
-    with patch.dict(REGISTERED, clear=True):
-        powernorm.register_norm("drawn", Drawn)
-        yield
 
 
 def weights(folder: Path) -> dict[str, Tensor]:

@@ -1,10 +1,11 @@
-from collections.abc import Iterator
+from functools import partial
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lab.small_models import check_first_weights
 from powernorm.errors import InputError
 from powernorm.lab.models.choices import Placement, TransformerShape
 from powernorm.lab.tasks.classify.model import TextClassifier
@@ -148,19 +149,9 @@ def test_rows_of_nothing_but_padding_do_no_harm(norm: str, pooling: Pooling) -> 
 
 @pytest.mark.parametrize("norm", NORMS)
 def test_all_norms_start_from_the_same_weights(norm: str) -> None:
-    def outside_norms(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-        return ((name, p) for name, p in model.named_parameters() if "norm" not in name)
-
-    torch.manual_seed(len(norm))  # what was drawn before must not matter
-    weights = dict(outside_norms(build(norm, pooling="cls", embedding_features=5, seed=5)))
-    reference = dict(outside_norms(build("ln", pooling="cls", embedding_features=5, seed=5)))
-    assert weights.keys() == reference.keys()
-    # Words, projection, positions, mark, two layers, head.
-    assert len(weights) == 1 + 2 + 1 + 1 + 2 * 10 + 2
-    assert all(torch.equal(weights[name], reference[name]) for name in weights)
-    other = dict(outside_norms(build(norm, pooling="cls", embedding_features=5, seed=6)))
-    changed = {name for name in weights if not torch.equal(weights[name], other[name])}
-    assert changed == {name for name in weights if not name.endswith("bias")}
+    check_first_weights(
+        partial(build, pooling="cls", embedding_features=5), norm, 1 + 2 + 1 + 1 + 2 * 10 + 2
+    )
 
 
 def test_embeddings_of_another_size_are_projected() -> None:

@@ -1,10 +1,9 @@
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lab.data.byte_mutations import mutated
+from lab.data.byte_mutations import NUM_MUTATIONS, mutated, run_often
 from lab.data.official_images import (
     CIFAR_FILES,
     CLASS_NAMES,
@@ -98,20 +97,9 @@ def _mutations(tmp_path: Path, data: st.DataObject) -> None:
     assert str(path) in _check(path)
 
 
-_CHECKS = [HealthCheck.function_scoped_fixture]
-
-
-@settings(max_examples=300, suppress_health_check=_CHECKS)
-@given(data=st.data())
-def test_mutated_files_are_read_or_refused(tmp_path: Path, data: st.DataObject) -> None:
-    _mutations(tmp_path, data)
-
-
-@pytest.mark.slow
-@settings(max_examples=5000, suppress_health_check=_CHECKS)
-@given(data=st.data())
-def test_thousands_of_mutated_files(tmp_path: Path, data: st.DataObject) -> None:
-    _mutations(tmp_path, data)
+@NUM_MUTATIONS
+def test_mutated_files_are_read_or_refused(tmp_path: Path, number: int) -> None:
+    run_often(lambda data: _mutations(tmp_path, data), number)
 
 
 @pytest.mark.parametrize(

@@ -3,10 +3,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from lab.data.byte_mutations import mutated
+from lab.data.byte_mutations import NUM_MUTATIONS, mutated, run_often
 from lab.data.official_images import digits, idx, write_mnist
 from powernorm.errors import InputError
 from powernorm.lab.tasks.image.idx import read_idx, read_idx_folder
@@ -111,17 +110,6 @@ def _mutations(tmp_path: Path, data: st.DataObject) -> None:
         (folder / name).write_bytes(original)
 
 
-_CHECKS = [HealthCheck.function_scoped_fixture]
-
-
-@settings(max_examples=300, suppress_health_check=_CHECKS)
-@given(data=st.data())
-def test_mutated_files_are_read_or_refused(tmp_path: Path, data: st.DataObject) -> None:
-    _mutations(tmp_path, data)
-
-
-@pytest.mark.slow
-@settings(max_examples=5000, suppress_health_check=_CHECKS)
-@given(data=st.data())
-def test_thousands_of_mutated_files(tmp_path: Path, data: st.DataObject) -> None:
-    _mutations(tmp_path, data)
+@NUM_MUTATIONS
+def test_mutated_files_are_read_or_refused(tmp_path: Path, number: int) -> None:
+    run_often(lambda data: _mutations(tmp_path, data), number)

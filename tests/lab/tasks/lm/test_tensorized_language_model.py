@@ -1,13 +1,12 @@
 """The language model with tensorized attention: what it sees, how it begins, how it is folded."""
 
-from collections.abc import Iterator
 from copy import deepcopy
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lab.small_models import check_causal, check_first_weights, learned
 from powernorm import fold
 from powernorm.errors import InputError
 from powernorm.lab.models.choices import Placement, TransformerShape
@@ -54,59 +53,30 @@ def tokens(batch: int = 3, seed: int = 0) -> Tensor:
 
 
 def trained(norm: str, placement: Placement = "pre", *, sees_future: bool = False) -> LanguageModel:
-    """A model in eval whose running statistics and weights are not those of the start."""
     model = build(norm, placement=placement, dropout=0.1, sees_future=sees_future)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.03)
-    for step in range(3):
-        x = tokens(seed=step)
-        loss = F.cross_entropy(model(x[:, :-1]).flatten(0, 1), x[:, 1:].flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    return model.eval()
-
-
-def changes(model: LanguageModel, position: int) -> Tensor:
-    """How far each output moves when the token at a position changes, (length,)."""
-    x = tokens()
-    changed = x.clone()
-    changed[:, position] = (changed[:, position] + 1) % VOCABULARY
-    with torch.no_grad():
-        return (model(changed) - model(x)).abs().amax((0, 2))
+    return learned(model, tokens, rate=0.03)
 
 
 @pytest.mark.parametrize("placement", ["pre", "post"])
 @pytest.mark.parametrize("norm", NORMS)
 def test_no_output_depends_on_a_later_token(norm: str, placement: Placement) -> None:
-    model = trained(norm, placement)
-    for position in range(LENGTH):
-        moved = changes(model, position)
-        assert (moved[:position] == 0).all()
-        assert (moved[position:] > 0).any()
+    check_causal(trained(norm, placement), tokens(), VOCABULARY)
 
 
 @pytest.mark.parametrize("norm", NORMS)
+@torch.no_grad()
 def test_published_behavior_does_see_later_tokens(norm: str) -> None:
-    model = trained(norm, sees_future=True)
-    assert (changes(model, LENGTH - 1) > 0).all()
+    with torch.enable_grad():
+        model = trained(norm, sees_future=True)
+    x = tokens()
+    changed = x.clone()
+    changed[:, -1] = (changed[:, -1] + 1) % VOCABULARY
+    assert ((model(changed) - model(x)).abs().amax((0, 2)) > 0).all()
 
 
 @pytest.mark.parametrize("norm", NORMS)
 def test_all_norms_start_from_the_same_weights(norm: str) -> None:
-    def outside_norms(model: LanguageModel) -> Iterator[tuple[str, Tensor]]:
-        return ((name, p) for name, p in model.named_parameters() if "norm" not in name)
-
-    torch.manual_seed(hash(norm) % 1000)  # what was drawn before must not matter
-    weights = dict(outside_norms(build(norm, seed=5)))
-    reference = dict(outside_norms(build("ln", seed=5)))
-    assert weights.keys() == reference.keys()
-    assert len(weights) == 1 + 2 * 10
-    for name, weight in weights.items():
-        assert torch.equal(weight, reference[name]), name
-    other = dict(outside_norms(build(norm, seed=6)))
-    for name, weight in weights.items():
-        # Biases begin at 0.
-        assert not torch.equal(weight, other[name]) or not weight.any(), name
+    check_first_weights(build, norm, 1 + 2 * 10)
 
 
 def test_layers_differ_in_every_weight() -> None:

@@ -1,9 +1,9 @@
 """Small Transformer-XLs and a text that they read in segments."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
+from lab.small_models import learned
 from powernorm.lab.models.choices import Placement, TransformerShape
 from powernorm.lab.tasks.lm_char.model import TransformerXL
 from powernorm.norms import build_norm
@@ -51,15 +51,7 @@ def text(rows: int = 2, seed: int = 0) -> Tensor:
 
 
 def trained(model: TransformerXL) -> TransformerXL:
-    """In evaluation, with weights and running statistics that are not those of the start."""
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for step in range(3):
-        x = text(seed=step)
-        loss = F.cross_entropy(model(x[:, :-1]).flatten(0, 1), x[:, 1:].flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        optimizer.step()
-    return model.eval()
+    return learned(model, text)
 
 
 def in_segments(model: TransformerXL, tokens: Tensor, length: int) -> Tensor:

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from lab.small_models import check_first_weights
 from powernorm.lab.tasks.parse.embedded_linear import EmbeddedLinear, Places
 from powernorm.lab.tasks.parse.model import TransitionParser
 from powernorm.norms import NORMS, BatchNorm, build_norm
@@ -60,16 +61,7 @@ def test_training_and_evaluation_compute_the_same_map() -> None:
 
 @pytest.mark.parametrize("norm", NORMS)
 def test_all_norms_start_from_the_same_weights(norm: str) -> None:
-    def outside_norms(model: nn.Module) -> dict[str, Tensor]:
-        return {name: p for name, p in model.named_parameters() if "norm" not in name}
-
-    torch.manual_seed(7)  # what was drawn before must not matter
-    weights, reference = outside_norms(build(norm, seed=5)), outside_norms(build("ln", seed=5))
-    assert len(reference) == 3 + 2 + 2 + 2
-    assert weights.keys() == reference.keys()
-    for name, weight in weights.items():
-        assert torch.equal(weight, reference[name])
-    assert not torch.equal(build(norm, seed=6).head.weight, reference["head.weight"])
+    check_first_weights(build, norm, 3 + 2 + 2 + 2)
 
 
 @pytest.mark.parametrize("norm", NORMS)

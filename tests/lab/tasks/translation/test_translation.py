@@ -1,7 +1,6 @@
 import copy
 import math
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -19,6 +18,7 @@ from translation_models import (
 )
 
 from cases import uses_batch_statistics
+from lab.small_models import check_first_weights
 from powernorm.errors import InputError
 from powernorm.lab.models.choices import Placement, TransformerShape
 from powernorm.lab.models.positions import sinusoidal_positions
@@ -116,22 +116,13 @@ def test_sentences_of_nothing_but_padding_are_finite(norm: str, training: bool) 
         assert all(buffer.isfinite().all() for buffer in model.buffers())
 
 
-def outside_norms(model: TranslationModel) -> Iterator[tuple[str, Tensor]]:
-    return ((name, p) for name, p in model.named_parameters() if "norm" not in name)
-
-
 @pytest.mark.parametrize("norm", NORMS)
 def test_all_norms_start_from_the_same_weights(norm: str) -> None:
-    torch.manual_seed(len(norm))  # what was drawn before must not matter
-    weights = dict(outside_norms(build(norm, norm, seed=5, shared_embeddings="none")))
-    reference = dict(outside_norms(build(seed=5, shared_embeddings="none")))
-    assert weights.keys() == reference.keys()
-    assert len(weights) == 3 + 2 * 10 + 2 * 16
-    for name, weight in weights.items():
-        assert torch.equal(weight, reference[name]), name
-    other = dict(outside_norms(build(norm, seed=6, shared_embeddings="none")))
-    for name, weight in weights.items():
-        assert name.endswith("bias") or not torch.equal(weight, other[name]), name
+    check_first_weights(
+        lambda norm, seed: build(norm, norm, seed=seed, shared_embeddings="none"),
+        norm,
+        3 + 2 * 10 + 2 * 16,
+    )
 
 
 def wide(initialization: str, shared: SharedEmbeddings = "none") -> TranslationModel:
