@@ -26,7 +26,7 @@ from powernorm.lab.tasks.builtin import compare
 
 MUON = OptimizerSettings(name="muon", learning_rate=1e-2)
 ACCUMULATED = OptimizerSettings(learning_rate=1e-2, accumulation=2)
-SCORED = {"score_every": 2, "score_examples": 7, "select_by": "score", "log_every": 1}
+SCORED = {"score_every": 2, "select_by": "score", "log_every": 1}
 UNEVEN = {"max_steps": 24, "log_every": 5, "validate_every": 12, "monitor_every": 7}
 UNEVEN |= {"average_checkpoints": 2, "recalibration_batches": 2}
 """The checkpoint of step 12 is amid an epoch, and two updates of a row of the log are open."""
@@ -65,7 +65,7 @@ def moved_images(folder: Path, text: Path) -> ComparisonSettings:
 
 
 EARLY = replace(TRAINING, early_checkpoint=0.4)
-WATCHED = replace(TRAINING, diagnose_every=2, diagnose_batches=3)
+WATCHED = replace(TRAINING, diagnose_every=2)
 CASES: dict[str, tuple[Callable[[Path, Path], Any], dict[int, int]]] = {
     "rbn": (lambda *at: lm(*at, "rbn"), {2: 0, 6: 4, 10: 8, 12: 8}),
     "pn, accumulated": (lambda *at: lm(*at, "pn", dropout=0.3, optimizer=ACCUMULATED), {6: 4}),

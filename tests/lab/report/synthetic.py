@@ -3,10 +3,12 @@
 import csv
 import json
 import math
+import os
 import random
 from io import StringIO
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from rich.console import Console
 
@@ -232,5 +234,7 @@ def printed(folder: Path, width: int, *, terminal: bool = True) -> str:
     """What a terminal of this width shows of a comparison."""
     stream = StringIO()
     console = Console(file=stream, width=width, force_terminal=terminal, color_system=None)
-    print_comparison(console, read_comparison(folder))
+    with mock.patch.dict(os.environ):
+        os.environ.pop("COLUMNS", None)  # which asks for lines of its width, also in a file
+        print_comparison(console, read_comparison(folder))
     return stream.getvalue()

@@ -3,6 +3,7 @@
 import difflib
 import tomllib
 from collections.abc import Mapping
+from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final
@@ -13,16 +14,16 @@ from powernorm.errors import InputError
 from powernorm.lab.data.sets.entries import DataSet
 
 
-def _read(path: Path) -> dict[str, DataSet]:
-    facts = tomllib.loads(path.read_text(encoding="utf-8"))
+def _read() -> dict[str, DataSet]:
+    # Not by __file__: the package may lie in a zip.
+    table = files("powernorm.lab.data.sets") / "data_sets.toml"
+    facts = tomllib.loads(table.read_text(encoding="utf-8"))
     named = {name: {"name": name, **keys} for name, keys in facts.items()}
     strict = ConfigDict(extra="forbid")
     return TypeAdapter(dict[str, DataSet], config=strict).validate_python(named)
 
 
-SETS: Final[Mapping[str, DataSet]] = MappingProxyType(
-    _read(Path(__file__).with_name("data_sets.toml"))
-)
+SETS: Final[Mapping[str, DataSet]] = MappingProxyType(_read())
 """Embedded ones first, then those that can be fetched, then those that the user brings."""
 
 
