@@ -102,6 +102,8 @@ CASES = (
     Case("pn-static", {"warmup_steps": 0}, False),
     Case("pn-static", {"warmup_steps": 2, "max_ratio": None, "decay": "floored"}, False),
 )
+ONE_EACH = tuple({case.name: case for case in reversed(CASES)}.values())
+"""The first case of each norm."""
 STATEFUL = tuple(case for case in CASES if case.stateful)
 KEEPING_STATE = tuple(case for case in CASES if case.stateful or case.name == "taper")
 """Those with buffers that training moves, batch statistics or not."""

@@ -186,6 +186,7 @@ def script(folder: Path, *options: str) -> subprocess.Popen[str]:
     return subprocess.Popen(command, cwd=folder, env=environment(folder), **pipes)
 
 
+@pytest.mark.slow
 def test_an_interrupted_run_keeps_what_is_over(tmp_path: Path) -> None:
     """And what is over is all providers of the first case, without the profiler's own messages."""
     process = script(tmp_path, "--threads", "1", "--seconds", "2", "--out", "rows.jsonl")

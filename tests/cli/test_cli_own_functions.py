@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from commands import SECONDS, Outcome, powernorm, refusal, start
+from covering import some_default
 
 MODULE = """
 import time
@@ -213,7 +214,7 @@ def wait_for(path: Path) -> None:
         time.sleep(0.05)
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+@pytest.mark.parametrize("number", some_default([signal.SIGTERM, signal.SIGUSR1], signal.SIGTERM))
 def test_a_schedulers_signal_saves_and_says_how_to_go_on(
     home: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
@@ -299,7 +300,11 @@ def test_several_processes_train_as_one(home: Path, tmp_path: Path) -> None:
     ("settings", "said"),
     [
         (("wrap=false",), "differs between the 2 processes.*call run.wrap"),
-        (("rows=1",), "batch of 1 rows cannot be divided among 2 processes"),
+        pytest.param(
+            ("rows=1",),
+            "batch of 1 rows cannot be divided among 2 processes",
+            marks=pytest.mark.slow,
+        ),
     ],
 )
 def test_several_processes_that_would_not_train_as_one(

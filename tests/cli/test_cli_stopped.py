@@ -31,7 +31,11 @@ def last_step(log: Path) -> int:
 
 @pytest.mark.parametrize(
     "processes",
-    [(), pytest.param(("--devices", "2"), marks=pytest.mark.distributed)],
+    [
+        # In one process the test of a user's function does it, too.
+        pytest.param((), marks=pytest.mark.slow),
+        pytest.param(("--devices", "2"), marks=pytest.mark.distributed),
+    ],
     ids=["one process", "two processes"],
 )
 def test_sigterm_saves_the_step_at_hand(tmp_path: Path, processes: tuple[str, ...]) -> None:

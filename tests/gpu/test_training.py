@@ -117,7 +117,7 @@ def test_compiled(name: str, checkpointed: bool) -> None:
     check_same(net, plain, losses)
 
 
-@pytest.mark.parametrize("name", NORMS)
+@pytest.mark.parametrize("name", some_default(NORMS, "bn", "pn", "rbn"))
 def test_checkpointed(name: str) -> None:
     plain, net = Net(name).to(DEVICE), Net(name, checkpointed=True).to(DEVICE)
     with use_backend("triton"):
@@ -136,7 +136,7 @@ def test_graphs_of_cuda(name: str) -> None:
     check_same(net, plain, losses)
 
 
-@pytest.mark.parametrize("name", NORMS)
+@pytest.mark.parametrize("name", some_default(NORMS, "brn", "pn"))
 def test_loss_scaling(name: str) -> None:
     """A scale that changes nothing but the scale, and one that overflows at first."""
     plain, scaled, overflowing = (Net(name).to(DEVICE) for _ in range(3))

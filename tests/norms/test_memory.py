@@ -12,7 +12,8 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 
 import powernorm
-from cases import CASES, Case, case_id
+from cases import CASES, ONE_EACH, Case, case_id
+from covering import some_default
 
 NORMS = ("ln-simple", "adanorm", "rms", "gs", "bn", "rbn", "pnv", "pn", "pn-only", "pn-static")
 TOKENS, FEATURES = 512, 64
@@ -104,7 +105,7 @@ def trained(case: Case) -> nn.Module:
     return norm
 
 
-@pytest.mark.parametrize("case", CASES, ids=case_id)
+@pytest.mark.parametrize("case", some_default(CASES, *ONE_EACH), ids=case_id)
 def test_a_layer_goes_with_its_last_name(case: Case) -> None:
     """It is part of no cycle of references, which would keep its memory until a collection."""
     trained(case)  # what torch keeps from the first time on

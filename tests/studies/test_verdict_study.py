@@ -81,6 +81,7 @@ def test_stored_settings_are_those_that_are_trained(monkeypatch: pytest.MonkeyPa
         assert early_step(config) == setting["early_step"]
 
 
+@pytest.mark.slow
 def test_a_setting_is_trained_and_measured(tmp_path: Path) -> None:
     out, name = tmp_path / "out", "tag-turkish-pre-64x2-4rows"
     short = ("training.max_steps=10", "model.num_features=8", "model.num_layers=1")
