@@ -24,7 +24,7 @@ from powernorm.lab.models.placements import (
     has_embedding_norm,
     layer_places,
 )
-from powernorm.lab.report.style import SERIES
+from powernorm.lab.report.drawing import SERIES
 from powernorm.runs import PLACEMENTS, Placement
 
 OUT: Final = Path(__file__).with_suffix(".svg")

@@ -79,8 +79,8 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 def _explained(error: Any, trail: tuple[str | int, ...]) -> str:
     keys = (*trail, *error["loc"]) or ("the file",)
-    name = "".join(f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys)
-    name = name.removeprefix(".")
+    parts = (f"[{key}]" if isinstance(key, int) else f".{key}" for key in keys)
+    name = "".join(parts).removeprefix(".")
     if error["type"] == "missing":
         return f"{name} is missing"
     value = error["input"]

@@ -30,7 +30,19 @@ from numpy.typing import NDArray
 
 from powernorm.lab.report.magnitudes import logarithmic_limits
 from powernorm.lab.report.numerals import NOTHING, printable
-from powernorm.lab.report.style import SERIES
+
+SERIES: Final = (
+    "#0072b2",
+    "#c44e00",
+    "#00805d",
+    "#a8327d",
+    "#8a6a00",
+    "#2b8cbe",
+    "#6b4fbb",
+    "#6b7280",
+)
+"""Line colors: Okabe and Ito's palette, darkened where it has too little contrast on white; the
+page has its own for dark rooms (templates/page.css)."""
 
 # Placeholders that no figure uses for data; the page replaces them by its own colors.
 _INK: Final = "#010203"

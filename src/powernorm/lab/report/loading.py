@@ -198,10 +198,8 @@ def _study_of_runs(folder: Path, runs: Sequence[Run]) -> StudyInfo | None:
 
 
 def _read_results(path: Path) -> Comparison:
-    if path.name == COMPARISON_FILE:
-        written = cast(ComparisonResults, read_record(ComparisonHead, path, _MEND))
-    else:
-        written = read_record(ComparisonResults, path, _MEND)
+    kind = ComparisonHead if path.name == COMPARISON_FILE else ComparisonResults
+    written = cast(ComparisonResults, read_record(kind, path, _MEND))
     changes = written.get("changes")
     return Comparison(
         folder=path.parent,

@@ -18,9 +18,8 @@ def _read() -> dict[str, DataSet]:
     # Not by __file__: the package may lie in a zip.
     table = files("powernorm.lab.data.sets") / "data_sets.toml"
     facts = tomllib.loads(table.read_text(encoding="utf-8"))
-    named = {name: {"name": name, **keys} for name, keys in facts.items()}
-    strict = ConfigDict(extra="forbid")
-    return TypeAdapter(dict[str, DataSet], config=strict).validate_python(named)
+    strict = TypeAdapter(dict[str, DataSet], config=ConfigDict(extra="forbid"))
+    return strict.validate_python({name: {"name": name, **keys} for name, keys in facts.items()})
 
 
 SETS: Final[Mapping[str, DataSet]] = MappingProxyType(_read())
