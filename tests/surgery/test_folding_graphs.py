@@ -59,114 +59,74 @@ def reasons(model: nn.Module, x: Tensor | None = None) -> dict[str, str]:
     return {row.name: row.reason for row in plan.rows if row.reason}
 
 
+def net(run: Callable[[Net, Tensor], Tensor], names: str, **parts: nn.Module) -> Net:
+    """A model of parts: norms where a name begins with n, linears elsewhere, and others."""
+    own = {name: bn() if name.startswith("n") else linear() for name in names.split()}
+    return Net(run, **own, **parts)
+
+
 FOLDING: dict[str, Callable[[], nn.Module]] = {
     "into the linear behind": lambda: nn.Sequential(bn(), linear()),
     "into a linear that gets a bias": lambda: nn.Sequential(bn(), linear(bias=False)),
     "into the linear before": lambda: nn.Sequential(linear(), bn(), nn.GELU()),
     "two norms in a row": lambda: nn.Sequential(linear(), bn(), bn(), linear()),
-    "fan-out": lambda: Net(
-        lambda m, x: m.a(m.n(x)) * torch.sigmoid(m.b(m.n(x))), n=bn(), a=linear(), b=linear(False)
+    "fan-out": lambda: net(
+        lambda m, x: m.a(m.n(x)) * torch.sigmoid(m.b(m.n(x))), "n a", b=linear(False)
     ),
     "through dropout and identity": lambda: nn.Sequential(
         bn(), nn.Dropout(0.5), nn.Identity(), linear()
     ),
-    "through reshapes": lambda: Net(
-        lambda m, x: m.a(m.n(x).reshape(-1, C)[None].transpose(0, 1).contiguous()),
-        n=bn(),
-        a=linear(),
+    "through reshapes": lambda: net(
+        lambda m, x: m.a(m.n(x).reshape(-1, C)[None].transpose(0, 1).contiguous()), "n a"
     ),
-    "through a choice of tokens": lambda: Net(
-        lambda m, x: m.a(m.n(x)[:, 1:].flip(1)) + m.a2(m.n(x)[:, 0])[:, None],
-        n=bn(),
-        a=linear(),
-        a2=linear(),
+    "through a choice of tokens": lambda: net(
+        lambda m, x: m.a(m.n(x)[:, 1:].flip(1)) + m.a2(m.n(x)[:, 0])[:, None], "n a a2"
     ),
-    "through tokens by index": lambda: Net(
-        lambda m, x: m.a(m.n(x)[torch.arange(2), torch.tensor([1, 3])]), n=bn(), a=linear()
+    "through tokens by index": lambda: net(
+        lambda m, x: m.a(m.n(x)[torch.arange(2), torch.tensor([1, 3])]), "n a"
     ),
-    "through concatenation": lambda: Net(
-        lambda m, x: m.a(torch.cat([m.n(x), m.n(2 * x)], dim=1)), n=bn(), a=linear()
+    "through concatenation": lambda: net(
+        lambda m, x: m.a(torch.cat([m.n(x), m.n(2 * x)], dim=1)), "n a"
     ),
-    "through a mean over tokens": lambda: Net(
-        lambda m, x: m.a(m.n(m.b(x)).mean(1)), n=bn(), a=linear(), b=linear()
+    "through a mean over tokens": lambda: net(lambda m, x: m.a(m.n(m.b(x)).mean(1)), "n a b"),
+    "through a masked mean": lambda: net(
+        lambda m, x: m.a((m.n(m.b(x)) * _weights(x)).sum(1) / _weights(x).sum(1)), "n a b"
     ),
-    "through a masked mean": lambda: Net(
-        lambda m, x: m.a((m.n(m.b(x)) * _weights(x)).sum(1) / _weights(x).sum(1)),
-        n=bn(),
-        a=linear(),
-        b=linear(),
+    "through masked_fill": lambda: net(
+        lambda m, x: m.a(m.n(m.b(x)).masked_fill(_weights(x) < 0.5, 0.0)), "n a b"
     ),
-    "through masked_fill": lambda: Net(
-        lambda m, x: m.a(m.n(m.b(x)).masked_fill(_weights(x) < 0.5, 0.0)),
-        n=bn(),
-        a=linear(),
-        b=linear(),
+    "through numbers": lambda: net(lambda m, x: m.a(-(m.n(m.b(x)) * 3.0) / 2.0), "n a b"),
+    "in place": lambda: net(lambda m, x: m.a(m.n(m.b(x).mul_(2.0)).add_(m.b2(x))), "n a b b2"),
+    "pre-norm stream": lambda: net(
+        lambda m, x: m.h(m.n2(_then(m.e(x), lambda s: s + m.a(m.n(s))))), "e n a n2 h"
     ),
-    "through numbers": lambda: Net(
-        lambda m, x: m.a(-(m.n(m.b(x)) * 3.0) / 2.0), n=bn(), a=linear(), b=linear()
-    ),
-    "in place": lambda: Net(
-        lambda m, x: m.a(m.n(m.b(x).mul_(2.0)).add_(m.b2(x))),
-        n=bn(),
-        a=linear(),
-        b=linear(),
-        b2=linear(),
-    ),
-    "pre-norm stream": lambda: Net(
-        lambda m, x: m.h(m.n2(_then(m.e(x), lambda s: s + m.a(m.n(s))))),
-        e=linear(),
-        n=bn(),
-        a=linear(),
-        n2=bn(),
-        h=linear(),
-    ),
-    "post-norm stream": lambda: Net(
+    "post-norm stream": lambda: net(
         lambda m, x: m.h(
             _then(
                 m.n(_then(m.e(x), lambda s: s + m.a(s))),
                 lambda s: m.n2(s - m.b(torch.tanh(m.c(s)))),
             )
         ),
-        e=linear(),
-        n=bn(),
-        a=linear(),
-        n2=bn(),
-        b=linear(),
-        c=linear(),
-        h=linear(),
+        "e n a n2 b c h",
     ),
-    "post-norm stream that is the output": lambda: Net(
+    "post-norm stream that is the output": lambda: net(
         lambda m, x: m.n2(_then(m.n(_then(m.e(x), lambda s: s + m.a(s))), lambda s: s + m.b(s))),
-        e=linear(),
-        n=bn(),
-        a=linear(),
-        n2=bn(),
-        b=linear(),
+        "e n a n2 b",
     ),
-    "post-norm with layer scale": lambda: Net(
+    "post-norm with layer scale": lambda: net(
         lambda m, x: m.h(m.n(_then(m.e(x), lambda s: s + m.a(s) * m.g.weight[0]))),
-        e=linear(),
-        n=bn(),
-        a=linear(),
+        "e n a h",
         g=nn.Linear(C, 1, bias=False, dtype=torch.float64),
-        h=linear(),
     ),
-    "DeepNorm's number on the stream": lambda: Net(
+    "DeepNorm's number on the stream": lambda: net(
         lambda m, x: m.h(
             _then(m.n(_then(m.e(x), lambda s: 1.5 * s + m.a(s))), lambda s: m.n2(1.5 * s + m.b(s)))
         ),
-        e=linear(),
-        n=bn(),
-        a=linear(),
-        n2=bn(),
-        b=linear(),
-        h=linear(),
+        "e n a n2 b h",
     ),
-    "a scale of each head": lambda: Net(
+    "a scale of each head": lambda: net(
         lambda m, x: m.h(torch.tanh(x) + m.n(m.a(x) * m.g.weight[0].repeat_interleave(2))),
-        h=linear(),
-        n=bn(),
-        a=linear(),
+        "h n a",
         g=nn.Linear(C // 2, 1, bias=False, dtype=torch.float64),
     ),
     "scale of zero in front of a linear": lambda: nn.Sequential(
@@ -207,51 +167,47 @@ def test_folds(name: str) -> None:
 
 
 STANDING: dict[str, tuple[Callable[[], nn.Module], str]] = {
-    "input and output are the user's": (lambda: Net(lambda m, x: m.n(x), n=bn()), "an output"),
+    "input and output are the user's": (lambda: net(lambda m, x: m.n(x), "n"), "an output"),
     "in front of a non-linearity": (
         lambda: nn.Sequential(nn.GELU(), bn(), nn.GELU()),
         "gelu in 2 needs the original values",
     ),
     "behind a computed weight": (
-        lambda: Net(lambda m, x: F.linear(m.n(torch.tanh(x)), m.a.weight * 2), n=bn(), a=linear()),
+        lambda: net(lambda m, x: F.linear(m.n(torch.tanh(x)), m.a.weight * 2), "n a"),
         "linear needs the original values",
     ),
     "its input and its output are added": (
-        lambda: Net(
-            lambda m, x: m.a(_then(m.b(x), lambda s: s + m.n(s))), n=bn(), a=linear(), b=linear()
-        ),
+        lambda: net(lambda m, x: m.a(_then(m.b(x), lambda s: s + m.n(s))), "n a b"),
         "added to each other",
     ),
     "the features are split": (
-        lambda: Net(
-            lambda m, x: torch.tanh(m.n(torch.tanh(x)).unflatten(-1, (2, 3))).flatten(2), n=bn()
+        lambda: net(
+            lambda m, x: torch.tanh(m.n(torch.tanh(x)).unflatten(-1, (2, 3))).flatten(2), "n"
         ),
         "unflatten|view|reshape",
     ),
     "scale of zero in a stream": (
-        lambda: Net(
+        lambda: net(
             lambda m, x: m.h(_then(m.n(m.e(x)), lambda s: s + m.a(s))),
+            "e a h",
             n=prepared(lambda weight: weight[2].zero_()),
-            e=linear(),
-            a=linear(),
-            h=linear(),
         ),
         r"scale is 0 in 1 of 6 features",
     ),
     "a weight that two places use": (
-        lambda: Net(lambda m, x: m.a(m.n(m.a(x))), n=bn(), a=linear()),
+        lambda: net(lambda m, x: m.a(m.n(m.a(x))), "n a"),
         "a.weight is used several times",
     ),
     "a shift in front of zero padding": (
-        lambda: Net(
+        lambda: net(
             lambda m, x: m.c(m.n(torch.tanh(x)).transpose(1, 2)),
-            n=bn(),
+            "n",
             c=nn.Conv1d(C, 3, 3, padding=1, dtype=torch.float64),
         ),
         "has nowhere to go: conv1d in c pads with zeros",
     ),
     "a linear without a place for a bias": (
-        lambda: Net(lambda m, x: F.linear(m.n(torch.tanh(x)), m.a.weight), n=bn(), a=_BareLinear()),
+        lambda: net(lambda m, x: F.linear(m.n(torch.tanh(x)), m.a.weight), "n", a=_BareLinear()),
         "has nowhere to go: linear has no place for a bias",
     ),
     "scales that leave float's range": (
@@ -284,14 +240,14 @@ def test_norm_that_is_used_twice() -> None:
     def run(m: Net, x: Tensor) -> Tensor:
         return m.b(m.n(torch.tanh(m.a(m.n(x)))))
 
-    assert folded(Net(run, n=bn(), a=linear(), b=linear())) == {"n": "fold"}
+    assert folded(net(run, "n a b")) == {"n": "fold"}
 
 
 def test_norm_that_is_used_twice_and_cannot_fold() -> None:
     def run(m: Net, x: Tensor) -> Tensor:
         return torch.tanh(m.n(torch.tanh(m.a(m.n(x)))))
 
-    assert folded(Net(run, n=bn(), a=linear())) == {"n": "multiply-add"}
+    assert folded(net(run, "n a")) == {"n": "multiply-add"}
 
 
 def test_torch_batch_norm_that_cannot_fold_is_a_multiply_add() -> None:
@@ -336,7 +292,7 @@ def test_an_original_that_overflows_is_told() -> None:
 
 
 def test_what_the_example_does_not_use_stays() -> None:
-    model = Net(lambda m, x: m.a(m.n(x)), n=bn(), unused=bn(), a=linear())
+    model = net(lambda m, x: m.a(m.n(x)), "n a", unused=bn())
     assert "does not use it" in reasons(model)["unused"]
     assert folded(model) == {"n": "fold", "unused": "keep"}
 
@@ -420,7 +376,7 @@ def test_example_inputs() -> None:
 
 
 def test_a_model_that_cannot_be_traced() -> None:
-    model = settle(Net(lambda m, x: m.a(m.n(x)) if float(x.sum()) > 0 else x, n=bn(), a=linear()))
+    model = settle(net(lambda m, x: m.a(m.n(x)) if float(x.sum()) > 0 else x, "n a"))
     with pytest.raises(InputError, match=r"Net cannot be planned: torch\.export"):
         powernorm.fold(model, tokens())
 
@@ -432,7 +388,7 @@ def test_verification_catches_what_the_graph_does_not_show() -> None:
         calls.append(None)
         return m.a(m.n(x)) * len(calls)
 
-    model = settle(Net(run, n=bn(), a=linear()))
+    model = settle(net(run, "n a"))
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     with pytest.raises(InputError, match=r"does not give the original's outputs.*nothing"):
         powernorm.fold(model, tokens())

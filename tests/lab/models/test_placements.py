@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lab.small_models import check_causal
+from lab.task_models import check_causal
 from powernorm.errors import InputError
 from powernorm.lab.models.attention import MultiHeadAttention
 from powernorm.lab.models.choices import Placement, QueryKeyNorm, TransformerShape

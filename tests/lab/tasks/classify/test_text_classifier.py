@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from lab.small_models import check_first_weights
+from lab.task_models import check_first_weights
 from powernorm.errors import InputError
 from powernorm.lab.models.choices import Placement, TransformerShape
 from powernorm.lab.tasks.classify.model import TextClassifier

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lab.small_models import check_causal, check_first_weights, learned
+from lab.task_models import check_causal, check_first_weights, learned
 from powernorm import fold
 from powernorm.errors import InputError
 from powernorm.lab.models.choices import Placement, TransformerShape

@@ -7,7 +7,7 @@ from naive_transformer_xl import naive_logits
 from torch import Tensor, nn
 from transformer_xl_models import TEXT, VOCABULARY, build, in_segments, text, trained
 
-from lab.small_models import check_causal, check_first_weights
+from lab.task_models import check_causal, check_first_weights
 from powernorm.errors import InputError
 from powernorm.lab.models.choices import Placement, TransformerShape
 from powernorm.lab.tasks.lm_char.model import TransformerXL

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from lab.small_models import learned
+from lab.task_models import learned
 from powernorm.lab.models.choices import Placement, TransformerShape
 from powernorm.lab.tasks.lm_char.model import TransformerXL
 from powernorm.norms import build_norm

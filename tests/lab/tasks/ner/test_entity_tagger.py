@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lab.small_models import check_first_weights
+from lab.task_models import check_first_weights
 from powernorm.lab.models.choices import Placement, TransformerShape
 from powernorm.lab.tasks.ner.model import CharacterFeatures, EntityTagger
 from powernorm.lab.tasks.ner.tag_sequences import TagSequences

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from lab.small_models import check_first_weights
+from lab.task_models import check_first_weights
 from powernorm.lab.tasks.parse.embedded_linear import EmbeddedLinear, Places
 from powernorm.lab.tasks.parse.model import TransitionParser
 from powernorm.norms import NORMS, BatchNorm, build_norm

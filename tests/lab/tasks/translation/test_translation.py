@@ -18,7 +18,7 @@ from translation_models import (
 )
 
 from cases import uses_batch_statistics
-from lab.small_models import check_first_weights
+from lab.task_models import check_first_weights
 from powernorm.errors import InputError
 from powernorm.lab.models.choices import Placement, TransformerShape
 from powernorm.lab.models.positions import sinusoidal_positions
