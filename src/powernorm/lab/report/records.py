@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from math import isfinite
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal
 
 from powernorm.lab.report.measures import MAIN, MEASURES, PERPLEXITY, Measure, goal_of, own_measure
 from powernorm.runs import (
@@ -27,8 +27,6 @@ from powernorm.runs import (
 
 ShownStatus = Status | Literal["unfinished"]
 """`unfinished`: a run folder without a result, so a run that is still going or was killed."""
-
-KNOWN_STATUSES: tuple[str, ...] = get_args(Status)
 
 UNPLACED: Final = ("image", "parse")
 """Tasks whose norms stand before the activation, with no residual sum to stand before or after."""
