@@ -230,11 +230,16 @@ def _write_rows(path: Path, columns: tuple[str, ...], rows: list[dict[str, objec
         writer.writerows(rows)
 
 
-def printed(folder: Path, width: int, *, terminal: bool = True) -> str:
-    """What a terminal of this width shows of a comparison."""
+def printed(folder: Path, width: int, *, terminal: bool = True, asked: bool = False) -> str:
+    """What a terminal of this width shows of a comparison.
+
+    asked: `COLUMNS` asks for this width, also in a file or a pipe.
+    """
     stream = StringIO()
     console = Console(file=stream, width=width, force_terminal=terminal, color_system=None)
     with mock.patch.dict(os.environ):
-        os.environ.pop("COLUMNS", None)  # which asks for lines of its width, also in a file
+        os.environ.pop("COLUMNS", None)
+        if asked:
+            os.environ["COLUMNS"] = str(width)
         print_comparison(console, read_comparison(folder))
     return stream.getvalue()

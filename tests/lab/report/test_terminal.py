@@ -29,12 +29,10 @@ def test_names_are_not_taken_for_markup(comparison_folder: Path) -> None:
     assert "[red]a[/x]\N{REPLACEMENT CHARACTER}[2J" in text
 
 
-def test_a_pipe_gets_whole_lines(comparison_folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_pipe_gets_whole_lines(comparison_folder: Path) -> None:
     """What a script or a pager reads has one line a norm, and no word in two pieces."""
-    monkeypatch.setenv("COLUMNS", "60")
-    narrow = printed(comparison_folder, 60, terminal=False)
+    narrow = printed(comparison_folder, 60, terminal=False, asked=True)
     assert max(map(len, narrow.splitlines())) <= 60
-    monkeypatch.delenv("COLUMNS")
     text = printed(comparison_folder, 40, terminal=False)
     (line,) = [line for line in text.splitlines() if line.startswith("│ bn ")]
     assert "1 of 2 finished; diverged: seed 1" in line
