@@ -1,67 +1,83 @@
-"""Checkpoints of today's training loop as the states that recordings keep, and back.
+"""Checkpoints of a run as the states that recordings keep, and back.
 
-It is the only file of the recordings that knows the loop: a loop that takes its place has another.
+It is the only file of the recordings that knows how checkpoints are kept.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 from recorded_states import RecordedState
 from torch import Tensor
 
-from powernorm.lab.engine.averaging import Snapshots
-from powernorm.lab.engine.folders import LAST, read_json
+from powernorm.lab.engine.averaging import write_weights
+from powernorm.lab.engine.distribution import optimized
+from powernorm.lab.engine.folders import BEST, LAST, owner_of, read_json
+from powernorm.lab.engine.state import read_checkpoint
+from powernorm.lab.engine.state import write_checkpoint as write
 from powernorm.lab.tasks.registry import task_of
 from powernorm.lab.tasks.trained_models import run_config
-from powernorm.lab.training.checkpoints import Checkpoints, read_checkpoint
-from powernorm.lab.training.optimization import build_optimizer, optimized
+from powernorm.lab.training.optimization import build_optimizer
 from powernorm.runs import CHECKPOINTS_FOLDER, CONFIG_FILE
-
-_HISTORY: Final = ("losses", "valid_losses", "valid_scores")
 
 
 def state_of_run(run: Path) -> RecordedState:
     """Return the state in the last checkpoint of a run."""
     content = read_checkpoint(run / CHECKPOINTS_FOLDER / LAST)
-    _, names = _optimizer_of(run, content["weights"])
+    states = content["states"]
+    _, names = _optimizer_of(run, states["model"])
     return RecordedState(
         step=content["step"],
-        weights=content["weights"],
-        optimizer={names[i]: kept for i, kept in content["optimizer"]["state"].items()},
-        random=[states["torch"] for states in content["random"]],
-        memory=content["memory"],
-        scaler=content["scaler"] or None,
-        **{key: content["history"][key] for key in _HISTORY},
+        weights=states["model"],
+        optimizer={names[i]: kept for i, kept in states["optimizer"]["state"].items()},
+        random=[one["torch"] for one in content["random"]],
+        memory=states["memory"]["lanes"] if "memory" in states else None,
+        scaler=states.get("scaler"),
+        losses=states["losses"]["by_process"],
+        valid_losses=states["validations"]["losses"],
+        valid_scores=states["validations"]["scores"],
     )
 
 
 def write_checkpoint(run: Path, state: RecordedState) -> None:
     """Write a state into the folder of a run, as it is after a first validation."""
     optimizer, names = _optimizer_of(run, state.weights)
-    content = {
-        "step": state.step,
-        "weights": dict(state.weights),
-        "optimizer": {
-            **optimizer,
-            "state": {names.index(name): dict(kept) for name, kept in state.optimizer.items()},
-        },
-        "scaler": state.scaler,
-        "random": [{"torch": numbers, "cuda": []} for numbers in state.random],
-        "history": {
-            **{key: getattr(state, key) for key in _HISTORY},
-            **dict.fromkeys(("seconds", "measured_seconds"), 1.0),
-            **dict.fromkeys(("measured_tokens", "measured_examples"), 1),
-        },
-        "memory": state.memory,
-        "is_over": False,
+    numbers = {names.index(name): dict(kept) for name, kept in state.optimizer.items()}
+    states: dict[str, Any] = {
+        "model": dict(state.weights),
+        "optimizer": {**optimizer, "state": numbers},
+        "losses": {"by_process": state.losses},
+        "validations": {"losses": state.valid_losses, "scores": state.valid_scores},
     }
-    folder = run / CHECKPOINTS_FOLDER
-    kept = read_json(run / CONFIG_FILE)["training"]["average_checkpoints"]
-    checkpoints = Checkpoints(folder, Snapshots(folder, kept), None)
-    checkpoints.save(content, validated=True, is_best=True)
+    states |= {} if state.scaler is None else {"scaler": state.scaler}
+    states |= {} if state.memory is None else {"memory": {"lanes": state.memory}}
+    here = read_checkpoint(run / CHECKPOINTS_FOLDER / LAST)["random"][0]
+    content = {
+        "run": owner_of(run),
+        "step": state.step,
+        "position": [],
+        "seconds": 1.0,
+        "lost_rows": 0,
+        "evaluated_at": state.step,
+        "trial": (None, False),
+        "best": {"best": min(state.valid_losses), "waited": 0},
+        "speed": {"seconds": 1.0, "tokens": 1, "examples": 1},
+        "states": states,
+        "gradients": {},
+        "random": [here | {"torch": numbers} for numbers in state.random],
+    }
+    for name in (LAST, BEST):
+        with (run / CHECKPOINTS_FOLDER / name).open("w+b") as file:
+            write(file, content)
+    _write_snapshot(run, state)
+
+
+def _write_snapshot(run: Path, state: RecordedState) -> None:
+    if read_json(run / CONFIG_FILE)["training"]["average_checkpoints"]:
+        weights = {f"model.{name}": tensor for name, tensor in state.weights.items()}
+        write_weights(run / CHECKPOINTS_FOLDER / f"step-{state.step}.safetensors", weights)
 
 
 def _optimizer_of(run: Path, weights: Mapping[str, Tensor]) -> tuple[dict[str, Any], list[str]]:

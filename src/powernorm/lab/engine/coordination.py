@@ -24,7 +24,6 @@ from powernorm.lab.engine.events import (
     RunEnded,
     RunStarted,
     StepsDone,
-    Validated,
 )
 from powernorm.lab.engine.folders import find_runs, write_json
 from powernorm.lab.engine.grid import Grid, Line
@@ -88,8 +87,6 @@ def coordinate(
     stop: Stop,
     listener: Listener,
     write_results: Callable[[], Any],
-    *,
-    score: str | None = None,
 ) -> None:
     """Let workers train what is not over, and tell what they do.
 
@@ -100,14 +97,13 @@ def coordinate(
         stop: says when to stop.
         listener: receives the events.
         write_results: is called when a run has ended.
-        score: name of the task's own measure, where metrics.csv has it.
 
     Raises:
         InputError: a worker met an error that all would meet.
         KeyboardInterrupt: after the workers have saved and left.
         Stopped: the same after SIGTERM or SIGUSR1.
     """
-    coordination = _Coordination(grid, out, executor, listener, write_results, score)
+    coordination = _Coordination(grid, out, executor, listener, write_results)
     try:
         coordination.run(stop)
     except (InputError, KeyboardInterrupt, Stopped):
@@ -127,7 +123,6 @@ class _Coordination:
         executor: Executor,
         listener: Listener,
         write_results: Callable[[], Any],
-        score: str | None,
     ) -> None:
         self._grid = grid
         self._out = out
@@ -148,7 +143,7 @@ class _Coordination:
         self._settle_old()
         # From now on every new owner of a run is a worker.
         self._watches = {
-            line.folder(seed): _RunWatch(grid, line, seed, index, out, score)
+            line.folder(seed): _RunWatch(grid, line, seed, index, out)
             for index, (line, seed) in enumerate(grid.runs(), start=1)
         }
 
@@ -298,7 +293,7 @@ class _RunWatch:
     """What a run's folder says of it from outside."""
 
     def __init__(
-        self, grid: Grid, line: Line, seed: int, index: int, out: Path, score: str | None
+        self, grid: Grid, line: Line, seed: int, index: int, out: Path
     ) -> None:
         self.line = line
         self.seed = seed
@@ -309,7 +304,6 @@ class _RunWatch:
         self._folder = out / line.folder(seed)
         self._grid = grid
         self._index = index
-        self._score = None if score is None else score.removeprefix("valid_")
         self._owner: Owner | None = read_owner(self._folder)
         self._step = 0
         self._written: tuple[int, int] | None = None
@@ -362,17 +356,13 @@ class _RunWatch:
         name, step = self.line.name, int(row[STEP])
         if "train_loss" in values:
             yield StepsDone(name, self.seed, step, values["train_loss"])
-        if "valid_loss" in values and "valid_perplexity" in values:
-            score = values.get("valid_score") if self._score is not None else None
-            named = None if score is None else (str(self._score), score)
-            loss, perplexity = values["valid_loss"], values["valid_perplexity"]
-            yield Validated(name, self.seed, step, loss, perplexity, named)
-            return
-        own = {key: value for key, value in values.items() if key not in METRICS_COLUMNS}
-        if "valid_loss" in values:
-            own = {"valid_loss": values["valid_loss"], **own}
+        own = {
+            key: value
+            for key, value in values.items()
+            if key.startswith("valid_") or key not in METRICS_COLUMNS
+        }
         if own:
-            yield Measured(name, self.seed, step, own)
+            yield Measured(name, self.seed, step, own, self._grid.score)
 
 
 def _number(cell: str | None) -> float | None:

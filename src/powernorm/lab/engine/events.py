@@ -57,26 +57,15 @@ class StepsDone:
 
 
 @dataclass(frozen=True, slots=True)
-class Validated:
-    """The model was evaluated during the run."""
-
-    norm: str
-    seed: int
-    step: int
-    valid_loss: float
-    valid_perplexity: float
-    score: tuple[str, float] | None = None
-    """Name and value of the task's own measure, such as `accuracy`, where it was told."""
-
-
-@dataclass(frozen=True, slots=True)
 class Measured:
-    """A training function logged values beside its training loss."""
+    """A run logged values beside its training loss, such as those of an evaluation."""
 
     norm: str
     seed: int
     step: int
     values: Mapping[str, float | None]
+    score: str | None = None
+    """What `valid_score` among the values is, such as `accuracy`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +85,7 @@ class RunEnded:
     """It had ended before and was only read."""
 
 
-Event = DataPrepared | Notice | RunStarted | StepsDone | Validated | Measured | RunScored | RunEnded
+Event = DataPrepared | Notice | RunStarted | StepsDone | Measured | RunScored | RunEnded
 Listener = Callable[[Event], None]
 
 

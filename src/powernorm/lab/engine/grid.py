@@ -96,6 +96,10 @@ class Grid:
     """None trains every norm with every seed."""
     trial: TrialRules | None = None
     """How the runs are judged where they are trials of a tuning."""
+    score: str | None = None
+    """What `valid_score` in metrics.csv is, such as `accuracy`."""
+    log_to: Sequence[str] = ()
+    """Names of `engine.trackers.TRACKERS` that show every number of a run, too."""
 
     def runs(self) -> Iterator[tuple[Line, int]]:
         """Yield the runs in the order of training: all lines of a seed before the next seed."""

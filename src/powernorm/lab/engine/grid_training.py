@@ -182,7 +182,6 @@ class _Comparison:
             self._stop,
             self._listener,
             self.write_results,
-            score=self._head.get("score", {}).get("metric"),
         )
 
     def _check_old_runs(self) -> None:

@@ -55,7 +55,8 @@ def measured_result(
     if floor is not None and (value > floor if grid.direction == "min" else value < floor):
         message = f"{goal} is worse than that of {baselines[0]['name']}"
         return result_of(run, line, "diverged", found, message)
-    return result_of(run, line, "finished", found)
+    message = f"stopped early after step {run.step}" if run.is_out_of_patience else None
+    return result_of(run, line, "finished", found, message)
 
 
 def behind(step: int) -> str:
@@ -78,8 +79,6 @@ def result_of(
         "parameters": run.num_parameters,
     }
     recorded = {key: value for key, value in run.recorded.items() if key != "status"}
-    if metrics:
-        recorded.pop("metrics", None)
     result |= recorded
     if message is not None:
         result["message"] = message

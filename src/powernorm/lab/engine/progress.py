@@ -25,7 +25,6 @@ from powernorm.lab.engine.events import (
     RunScored,
     RunStarted,
     StepsDone,
-    Validated,
 )
 from powernorm.runs import RunResult
 
@@ -53,7 +52,7 @@ class ComparisonProgress:
     >>> from io import StringIO
     >>> text = StringIO()
     >>> with ComparisonProgress(Console(file=text)) as progress:
-    ...     progress(Validated("pn", 0, 100, 4.5, 1234.5))
+    ...     progress(Measured("pn", 0, 100, {"valid_loss": 4.5, "valid_perplexity": 1234.5}))
     >>> print(text.getvalue().strip())
     pn seed 0: step 100, valid loss 4.500, perplexity 1,234.5
     """
@@ -99,8 +98,6 @@ class ComparisonProgress:
                 self._begin(event)
             case StepsDone():
                 self._advance(event, f"loss {event.train_loss:.3f}")
-            case Validated():
-                self._show_validation(event)
             case Measured():
                 self._show_values(event)
             case Notice():
@@ -138,31 +135,27 @@ class ComparisonProgress:
             steps = "training" if event.max_steps is None else f"{event.max_steps} steps"
             self._print(f"{escape(name)}: {steps}{resumed}")
 
-    def _advance(self, event: StepsDone | Validated | Measured, note: str) -> None:
+    def _advance(self, event: StepsDone | Measured, note: str) -> None:
         task = self._tasks.get((event.norm, event.seed))
         if task is not None:
             self._bar.update(task, completed=event.step, note=note, refresh=True)
 
-    def _show_validation(self, event: Validated) -> None:
-        found = f"perplexity {_number(event.valid_perplexity)}"
-        if event.score is not None:
-            name, value = event.score
-            word = SCORES.get(f"test_{name}", name).removeprefix("test ")
-            found = f"{word} {value:.2f}{' %' if name in PERCENTAGES else ''}"
-        if self._console.is_terminal:
-            self._advance(event, f"valid {found}")
-        else:
-            self._print(
-                f"{event.norm} seed {event.seed}: step {event.step}, valid loss "
-                f"{event.valid_loss:.3f}, {found}"
-            )
-
     def _show_values(self, event: Measured) -> None:
-        values = ", ".join(f"{name} {_value(value)}" for name, value in event.values.items())
-        if self._console.is_terminal:
-            self._advance(event, escape(values))
+        values, score = event.values, event.values.get("valid_score")
+        loss, perplexity = values.get("valid_loss"), values.get("valid_perplexity")
+        if loss is None or perplexity is None:
+            found = ", ".join(f"{name} {_value(value)}" for name, value in values.items())
+        elif event.score is not None and score is not None:
+            word = SCORES.get(f"test_{event.score}", event.score).removeprefix("test ")
+            found = f"{word} {score:.2f}{' %' if event.score in PERCENTAGES else ''}"
         else:
-            self._print(escape(f"{event.norm} seed {event.seed}: step {event.step}, {values}"))
+            found = f"perplexity {_number(perplexity)}"
+        if self._console.is_terminal:
+            self._advance(event, escape(found if perplexity is None else f"valid {found}"))
+            return
+        known = "" if loss is None or perplexity is None else f"valid loss {loss:.3f}, "
+        line = f"{event.norm} seed {event.seed}: step {event.step}, {known}{found}"
+        self._print(escape(line))
 
     def _show_scoring(self, event: RunScored) -> None:
         task = self._tasks.get((event.norm, event.seed))

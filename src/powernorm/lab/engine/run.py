@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -16,8 +16,13 @@ from powernorm.diagnosis import NormMonitor
 from powernorm.errors import InputError
 from powernorm.inspection import Where
 from powernorm.integrations.trainers import loss_scale, process_penalty
+from powernorm.inspection.batches import Forward
 from powernorm.lab.engine.averaging import Snapshots
+from powernorm.lab.engine.best import Best, Direction
+from powernorm.lab.engine.diagnosing import EPOCH, Diagnosing, Epochs
+from powernorm.lab.engine.distribution import divide_weights, synchronized
 from powernorm.lab.engine.events import Listener, Measured, Notice, RunStarted, StepsDone
+from powernorm.lab.engine.folders import BEST, LAST
 from powernorm.lab.engine.leases import Lease
 from powernorm.lab.engine.position import Position
 from powernorm.lab.engine.processes import (
@@ -26,15 +31,13 @@ from powernorm.lab.engine.processes import (
     num_processes,
     on_main,
     rank,
-    replicated,
+    summed,
 )
 from powernorm.lab.engine.run_logs import RunLogs, number_of
 from powernorm.lab.engine.sharding import check_equal_weights, is_sharded, shards
-from powernorm.lab.engine.state import (
-    random_states,
-    set_random_states,
-)
+from powernorm.lab.engine.state import random_states, read_checkpoint, set_random_states
 from powernorm.lab.engine.stopping import Stop, Stopped
+from powernorm.lab.engine.throughput import Throughput
 from powernorm.lab.engine.tracked import Tracked
 from powernorm.lab.engine.trials import TrialRules
 from powernorm.lab.engine.warmup import warmup_options
@@ -42,11 +45,14 @@ from powernorm.lab.engine.watching import Monitoring, evaluating
 from powernorm.norms import Norm
 from powernorm.norms.models import Reduction
 from powernorm.runs import (
+    BEST_SCORED,
     CHECKPOINTS_FOLDER,
+    DIAGNOSES_FILE,
     METRICS_FILE,
     NORMS_FILE,
     TID,
     Baseline,
+    Status,
 )
 
 CHECKPOINT_SECONDS: Final = 300.0
@@ -55,7 +61,7 @@ LOST_ROWS: Final = 2
 """Rows of the log in a row with a training loss that is not finite, after which a run is lost."""
 WARMUP_FRACTION: Final = 0.1
 """Part of a run after which the warm-ups of norms end."""
-RESERVED: Final = frozenset({METRICS_FILE, NORMS_FILE, CHECKPOINTS_FOLDER})
+RESERVED: Final = frozenset({METRICS_FILE, NORMS_FILE, DIAGNOSES_FILE, CHECKPOINTS_FOLDER})
 
 Evaluation = Callable[[], Mapping[str, float | Tensor | None] | None]
 _Model = TypeVar("_Model", bound=nn.Module)
@@ -97,6 +103,8 @@ class Run:
         index: int = 1,
         num_runs: int = 1,
         trial: TrialRules | None = None,
+        score: str | None = None,
+        log_to: Sequence[str] = (),
     ) -> None:
         self._norm = norm
         self.label = label or norm
@@ -114,6 +122,7 @@ class Run:
         self.stop = stop
         self.lease = lease
         self.trial = trial
+        self._score = score
         self.recorded: dict[str, Any] = {}
         """What `record` was given."""
         self.step = 0
@@ -122,12 +131,12 @@ class Run:
         """Whether the training loss was lost."""
         self.is_pruned = False
         """Whether it is a trial that fell behind."""
-        self._best: float | None = None
-        """Of a trial, by what trials are judged by."""
+        self._best_of_trial: float | None = None
+        """By what trials are judged by."""
         self._knows_norm = False
         self._built: list[nn.Module] = []
         self._tracked = Tracked(folder, self._writing)
-        self._logs = RunLogs(folder, lambda: self._tracked.step, self._writing)
+        self._logs = RunLogs(folder, lambda: self._tracked.step, self._writing, log_to)
         self._started = time.perf_counter()
         self._saved_at = time.perf_counter()
         self._saved_step: int | None = None
@@ -135,11 +144,16 @@ class Run:
         self._monitors: list[Monitoring] = []
         self._evaluations: list[tuple[int, Evaluation]] = []
         self._evaluated_at: int | None = None
+        self._diagnosing: list[Diagnosing] = []
+        self._best: Best | None = None
+        self._throughput = Throughput()
         self._snapshots: Snapshots | None = None
         self._position = Position()
         self._is_started = False
         self._is_in_step = False
         self._wants_checkpoint = False
+        self._kept_names: list[str] = []
+        self._keeps_end = True
         self._stop_was_seen = False
 
     # What is compared
@@ -192,7 +206,34 @@ class Run:
         self._built.append(norm)
         return norm
 
-    def wrap(self, model: nn.Module) -> nn.Module:
+    def build(self, make: Callable[[], _Model]) -> _Model:
+        """Return the model that a function builds with the run's norms inside.
+
+        It draws the model's first weights from the seed and leaves the generators as they were,
+        so that all norms of a seed have the same first weights. Monitors, penalties and the number
+        of parameters are those of the whole model.
+
+        Args:
+            make: calls `build_norm`, `swap` or reads `norm`, and returns the model.
+
+        Raises:
+            InputError: it did not use the norm.
+
+        >>> model = run.build(lambda: Encoder(norm=run.build_norm))  # doctest: +SKIP
+        """
+        before = len(self._built)
+        with self._own_random_numbers():
+            torch.default_generator.manual_seed(self.seed)
+            model = make()
+        if not self.uses_norm:
+            raise InputError(
+                "run.build got a model that did not ask for the norm, so that every norm would "
+                "train the same model: build its norms with run.build_norm"
+            )
+        self._built[before:] = [model]
+        return model
+
+    def wrap(self, model: _Model, strategy: Literal["ddp", "fsdp2"] = "ddp") -> nn.Module:
         """Return what to call in the training in place of the model.
 
         In several processes (`--devices`, `torchrun`) it is torch's DistributedDataParallel, whose
@@ -200,9 +241,15 @@ class Run:
         optimizer, `track` and evaluations keep the model.
 
         Args:
-            model: on its device, after `swap`.
+            model: on its device, after `swap`; also a module around one whose weights are divided
+                already.
+            strategy: `fsdp2` divides the weights of each layer of a `nn.ModuleList`, then the rest,
+                among the processes, in place: call it before the optimizer is built. Checkpoints
+                hold whole weights.
         """
-        return replicated(model)
+        if strategy == "fsdp2" and num_processes() > 1:
+            divide_weights(model, self.device)
+        return synchronized(model)
 
     def penalty(
         self, num_tokens: int | Tensor | None = None, reduction: Reduction = "mean"
@@ -263,7 +310,7 @@ class Run:
             # For loops of the user's own; `steps` does it again, just before the first batch.
             self._tracked.set_random_states()
 
-    def checkpoint(self, step: int | None = None) -> None:
+    def checkpoint(self, step: int | None = None, *, keep: str | None = None) -> None:
         """Write a checkpoint now: tracked objects, random generators, step, place in the data.
 
         `steps` calls it by itself; a loop of your own does after a step. Within `steps` it is
@@ -271,6 +318,7 @@ class Run:
 
         Args:
             step: number of steps that are done, where `steps` does not count them.
+            keep: name under which it is kept, too: `early` is checkpoints/early.ckpt.
 
         Raises:
             InputError: nothing is tracked, or the file cannot be written.
@@ -279,6 +327,8 @@ class Run:
             raise InputError(
                 "run.checkpoint has nothing to save: call run.track(model=…, optimizer=…) before"
             )
+        if keep is not None:
+            self._kept_names.append(f"{keep}.ckpt")
         if self._is_in_step:
             self._wants_checkpoint = True
             return
@@ -291,9 +341,13 @@ class Run:
                 "seconds": self.seconds,
                 "lost_rows": self._lost_rows,
                 "evaluated_at": self._evaluated_at,
-                "trial": (self._best, self.is_pruned),
-            }
+                "trial": (self._best_of_trial, self.is_pruned),
+                "best": None if self._best is None else self._best.state_dict(),
+                "speed": self._throughput.state_dict(),
+            },
+            copies=self._kept_names,
         )
+        self._kept_names = []
         self._saved_step = self.step
         self._saved_at = time.perf_counter()
         self._wants_checkpoint = False
@@ -312,7 +366,12 @@ class Run:
 
     @property
     def _ends_early(self) -> bool:
-        return self.is_nonfinite or self.is_pruned
+        return self.is_nonfinite or self.is_pruned or self.is_out_of_patience
+
+    @property
+    def is_out_of_patience(self) -> bool:
+        """Whether the run has waited long enough for a better evaluation; see `keep_best`."""
+        return self._best is not None and self._best.is_out_of_patience
 
     @property
     def was_interrupted(self) -> bool:
@@ -326,7 +385,7 @@ class Run:
 
     def steps(
         self,
-        batches: Iterable[_Batch],
+        batches: Iterable[_Batch] | Callable[[int], Iterable[_Batch]],
         *,
         checkpoint_every: int | None = None,
         shard: bool = True,
@@ -345,7 +404,8 @@ class Run:
         parts are equally large. Weights that differ between the processes after a step end the run.
 
         Args:
-            batches: a DataLoader, or anything that can be iterated.
+            batches: a DataLoader, or anything that can be iterated; or a function that returns the
+                batches after so many steps, which a run that resumes does not need to skip.
             checkpoint_every: steps between two checkpoints; None is a tenth of the run, or five
                 minutes, whichever comes first.
             shard: whether batches are divided among several processes; False where each process
@@ -356,7 +416,8 @@ class Run:
                 cannot be iterated; the batches end before `num_steps` and cannot be begun anew; a
                 batch cannot be divided, or the processes have learned different weights.
         """
-        if not (hasattr(batches, "__iter__") or hasattr(batches, "__getitem__")):
+        is_iterable = hasattr(batches, "__iter__") or hasattr(batches, "__getitem__")
+        if not is_iterable and (not callable(batches) or isinstance(batches, nn.Module)):
             raise InputError(
                 f"run.steps got {batches!r:.80}, expected batches: give a DataLoader or a list, or "
                 "range(100) where the loop makes its own; how many steps a run has is its setting "
@@ -369,15 +430,19 @@ class Run:
         # A signal waits for the end of its step.
         self.stop.defer(until_asked=True)
         try:
+            if not self.is_resumed:
+                self._diagnose(is_last=False)
             found = self._batches(batches)
             is_divided = shard and num_processes() > 1 and not is_sharded(batches)
             for batch in shards(found) if is_divided else found:
                 for monitoring in self._monitors:
                     monitoring.start(self.step + 1)
+                self._throughput.begin()
                 self._is_in_step = True
                 yield self.step + 1, batch
                 self._is_in_step = False
                 self.step += 1
+                self._throughput.end()
                 self._after_step(every, by_time=checkpoint_every is None)
                 if self._ends_early:
                     break
@@ -397,36 +462,62 @@ class Run:
             step: number of the step, from 1, not below that of the last call.
             values: numbers or 0-d tensors, which are read from the device here. A row with
                 `train_loss` moves the progress bar; other rows are shown with all values. A
-                `train_loss` that is NaN or infinite twice in a row ends the run as `nonfinite`.
+                `train_loss` that is NaN or infinite twice in a row ends the run as `nonfinite`. It
+                may also be a list of the losses since the last row, as tensors: their mean over
+                all processes is written, and the run is lost where none of them is finite.
 
         Raises:
             InputError: a value is no number, or a name cannot be a column.
         """
         step = _whole(step)
+        losses = values.get("train_loss")
+        if isinstance(losses, list) and losses:
+            values["train_loss"] = self._mean_loss(losses)
         numbers = {name: number_of(name, value) for name, value in values.items()}
         loss = numbers.get("train_loss")
         if loss is not None:
-            self._lost_rows = 0 if math.isfinite(loss) else self._lost_rows + 1
+            if not isinstance(losses, list):
+                self._lost_rows = 0 if math.isfinite(loss) else self._lost_rows + 1
             self.is_nonfinite = self._lost_rows >= LOST_ROWS
         self._judge(step, numbers)
         self._logs.add(step, {"seconds": round(self.seconds, 3), **numbers})
         if loss is not None:
             self.listener(StepsDone(self.label, self.seed, step, loss))
         else:
-            self.listener(Measured(self.label, self.seed, step, numbers))
+            self.listener(Measured(self.label, self.seed, step, numbers, self._score))
+
+    def _mean_loss(self, losses: Sequence[Tensor]) -> float:
+        """Return the mean over all processes; take note of whether any loss is finite."""
+        found = torch.stack([loss.to(losses[-1].device) for loss in losses])
+        total, num_finite = summed([float(found.mean()), float(found.isfinite().sum())])
+        self._lost_rows = 0 if num_finite else LOST_ROWS
+        return total / num_processes()
 
     def _judge(self, step: int, numbers: Mapping[str, float | None]) -> None:
         """Give a trial up where its best value so far is behind."""
         if self.trial is None:
             return
-        value = numbers.get(self.trial.goal["metric"])
+        metric = self.trial.goal["metric"]
+        value = numbers.get("valid_score" if metric == f"valid_{self._score}" else metric)
         if value is None or not math.isfinite(value):
             return
-        self._best = self.trial.better(self._best, value)
+        self._best_of_trial = self.trial.better(self._best_of_trial, value)
         if step != self.num_steps:
-            self.is_pruned |= self.trial.is_behind(self._norm, step, self._best)
+            self.is_pruned |= self.trial.is_behind(self._norm, step, self._best_of_trial)
 
-    def monitor(self, every: int | str = 50, *, scaler: Any = None) -> None:
+    def count(self, tokens: int, rows: int = 0) -> None:
+        """Count what the step at hand trains on, for the speed of the training.
+
+        The clock runs while batches are made and trained on, from the sixth step on; evaluations,
+        diagnoses and checkpoints do not count.
+
+        Args:
+            tokens: positions that are no padding, of this process.
+            rows: examples, where their speed is worth telling.
+        """
+        self._throughput.count(tokens, rows)
+
+    def monitor(self, every: int | str = 50, *, scaler: Any = None, scale: float = 1.0) -> None:
         """Watch the norms that were built: a row a layer in norms.csv after every so many steps.
 
         Call it after `swap` and before `torch.compile`; it needs `steps`.
@@ -434,6 +525,8 @@ class Run:
         Args:
             every: steps, or `log`; see `powernorm.diagnosis.NormMonitor`.
             scaler: GradScaler by which the loss is multiplied before the backward.
+            scale: another factor of the loss, such as the number of processes whose gradients are
+                averaged, where each has its share of the loss.
 
         Raises:
             InputError: nothing was built, or a model is compiled already.
@@ -447,7 +540,9 @@ class Run:
         device = self.device
         self._monitors.append(
             Monitoring(
-                NormMonitor(model, every), lambda: loss_scale(scaler, device), self._logs.add_norm
+                NormMonitor(model, every),
+                lambda: loss_scale(scaler, device) * scale,
+                self._logs.add_norm,
             )
         )
 
@@ -468,11 +563,31 @@ class Run:
             raise InputError(f"run.evaluate_every got {steps} steps, expected at least 1")
         self._evaluations.append((steps, evaluate))
 
-    def average(self, number: int) -> None:
-        """Put the average of the tracked modules at the last evaluations in their place at the end.
+    def is_last_evaluation(self, **values: float | None) -> bool:
+        """Return whether the run ends with the evaluation at hand, should it bring these values."""
+        ends = self._best is not None and self._best.ends_with(values)
+        return self.step == self.num_steps or self._ends_early or ends
 
-        When `steps` is over, the modules have the mean of their weights, running statistics
-        included, after the last `number` evaluations.
+    def keep_best(
+        self, metric: str, direction: Direction = "min", *, patience: int | None = None
+    ) -> None:
+        """Keep the checkpoint of the best evaluation as checkpoints/best.ckpt.
+
+        Args:
+            metric: among the values of `evaluate_every`; evaluations without it do not count.
+            direction: which way it is better.
+            patience: evaluations without a better value after which the run ends; None never.
+
+        Raises:
+            InputError: patience is below 1, or there is no `evaluate_every` before.
+        """
+        if patience is not None and patience < 1:
+            raise InputError(f"run.keep_best got patience={patience}, expected at least 1")
+        self._check_evaluated("keep_best")
+        self._best = Best(metric, direction, patience)
+
+    def keep_last(self, number: int) -> None:
+        """Keep the weights of the tracked modules after the last evaluations, for an average.
 
         Args:
             number: of evaluations.
@@ -481,13 +596,77 @@ class Run:
             InputError: number is below 1, or there is no `evaluate_every` before.
         """
         if number < 1:
-            raise InputError(f"run.average got {number}, expected at least 1")
-        if not self._evaluations:
-            raise InputError(
-                "run.average averages the weights after the last evaluations: call "
-                "run.evaluate_every before"
-            )
+            raise InputError(f"run.keep_last got {number}, expected at least 1")
+        self._check_evaluated("keep_last")
         self._snapshots = Snapshots(self.folder / CHECKPOINTS_FOLDER, number)
+
+    def load(self, which: Literal["best", "last", "average"], **modules: nn.Module) -> None:
+        """Put weights that were kept into the tracked modules; after `steps`.
+
+        Args:
+            which: `best`, of the best evaluation (see `keep_best`); `last`; or `average`, the mean
+                of what `keep_last` kept. Running statistics are averaged like the weights;
+                `powernorm.calibrate` measures them anew.
+            modules: others to put them into, by the names under which modules are tracked.
+
+        Raises:
+            InputError: they were not kept, or a file is damaged.
+        """
+        folder = self.folder / CHECKPOINTS_FOLDER
+        if which == "average":
+            if self._snapshots is None:
+                raise InputError("run.load('average') has nothing: call run.keep_last before")
+            weights = on_main(self._snapshots.average)
+            number = len(on_main(self._snapshots.paths))
+            scored = f"average of the last {number} evaluations"
+        else:
+            path = folder / (BEST if which == "best" else LAST)
+            if not on_main(path.exists):
+                raise InputError(f"{path} does not exist: call run.keep_best and run.track before")
+            names = list(modules or self._tracked.modules())
+            states = on_main(lambda: read_checkpoint(path)["states"])
+            weights = {
+                f"{name}.{key}": value for name in names for key, value in states[name].items()
+            }
+            scored = BEST_SCORED if which == "best" else "last checkpoint"
+        self._tracked.load_weights(weights, modules)
+        # Others than the tracked ones are not in the last checkpoint.
+        self._keeps_end &= not modules
+        self.record(scored=scored)
+
+    def _check_evaluated(self, name: str) -> None:
+        if not self._evaluations:
+            raise InputError(f"run.{name} is about evaluations: call run.evaluate_every before")
+
+    def diagnose_every(
+        self,
+        every: int | Literal["epoch"],
+        model: nn.Module,
+        batches: Sequence[Any],
+        forward: Forward | None = None,
+        *,
+        epochs: Epochs | None = None,
+    ) -> None:
+        """Diagnose the norms before the first step, after every so many and after the last.
+
+        A row each goes to diagnoses.jsonl; nothing changes in the training.
+
+        Args:
+            every: steps, or `epoch`.
+            model: that trains, on its device.
+            batches: on the same device, the same in every process.
+            forward: runs the model on a batch; None calls it.
+            epochs: returns how many epochs so many steps are; needed for `epoch`.
+
+        Raises:
+            InputError: every is below 1, or `epoch` without `epochs`.
+        """
+        if every == EPOCH and epochs is None:
+            raise InputError("run.diagnose_every('epoch') needs epochs: how many some steps are")
+        if every != EPOCH and every < 1:
+            raise InputError(f"run.diagnose_every got {every} steps, expected at least 1")
+        name = self.folder.name
+        self._diagnosing.append(Diagnosing(name, every, model, batches, forward, epochs))
 
     def record(
         self,
@@ -495,9 +674,9 @@ class Run:
         tid: TID | None = None,
         remark: str | None = None,
         scored: str | None = None,
-        tokens_per_second: float | None = None,
-        examples_per_second: float | None = None,
         signatures: Mapping[str, str] | None = None,
+        status: Status | None = None,
+        message: str | None = None,
     ) -> None:
         """Add to the run's result what is no metric.
 
@@ -505,17 +684,18 @@ class Run:
             tid: `powernorm.training_inference_discrepancy(…).summary()`.
             remark: what has to stand beside every number of the run, such as `sees the future`.
             scored: which weights the metrics are of, such as `best checkpoint`.
-            tokens_per_second: speed of the training.
-            examples_per_second: the same in rows of the batches.
             signatures: how scores were computed, by metric.
+            status: what the run came to, where the goal alone does not say it: `finished`,
+                `diverged` or `nonfinite`.
+            message: why.
         """
         given = {
             "tid": tid,
             "remark": remark,
             "scored": scored,
-            "tokens_per_second": tokens_per_second,
-            "examples_per_second": examples_per_second,
             "signatures": None if signatures is None else dict(signatures),
+            "status": status,
+            "message": message,
         }
         self.recorded |= {name: value for name, value in given.items() if value is not None}
 
@@ -537,8 +717,7 @@ class Run:
     @property
     def seconds(self) -> float:
         """Seconds that the run took so far, over all its sittings."""
-        # A task that tracks nothing may have checkpoints of its own kind.
-        checkpoint = self._tracked.checkpoint if self._tracked else None
+        checkpoint = self._tracked.checkpoint
         before = 0.0 if checkpoint is None else float(checkpoint["seconds"])
         return before + time.perf_counter() - self._started
 
@@ -559,7 +738,7 @@ class Run:
 
         After the result is kept, as a run that went on from here would not come to it again.
         """
-        if self._saved_step is not None:
+        if self._saved_step is not None and self._keeps_end:
             self.checkpoint()
 
     def close(self) -> None:
@@ -596,15 +775,30 @@ class Run:
         self.step = self._saved_step = int(checkpoint["step"])
         self._lost_rows = int(checkpoint["lost_rows"])
         self._evaluated_at = checkpoint["evaluated_at"]
-        self._best, self.is_pruned = checkpoint.get("trial", (None, False))
+        self._best_of_trial, self.is_pruned = checkpoint["trial"]
+        self.is_nonfinite = self._lost_rows >= LOST_ROWS
+        if self._best is not None and checkpoint["best"] is not None:
+            self._best.load_state_dict(checkpoint["best"])
+        self._throughput.load_state_dict(checkpoint["speed"])
         if self._snapshots is not None and is_main():
             self._snapshots.forget_after(self.step)
         positions = checkpoint["position"]
         if len(positions) == num_processes():
             self._position.load_state_dict(positions[rank()])
 
-    def _batches(self, batches: Iterable[_Batch]) -> Iterator[_Batch]:
+    def _batches(
+        self, batches: Iterable[_Batch] | Callable[[int], Iterable[_Batch]]
+    ) -> Iterator[_Batch]:
         """Yield the batches that are still to come."""
+        if self._ends_early:
+            return
+        if callable(batches) and not hasattr(batches, "__iter__"):
+            if self.is_resumed:
+                self._tracked.set_random_states()
+            if self.step != self.num_steps:
+                yield from self._until_done(iter(batches(self.step)))
+                self._check_done()
+            return
         self._position.use(batches, self._tracked.generators())
         if self.is_resumed:
             self._tracked.set_random_states()
@@ -618,6 +812,9 @@ class Run:
             yield from self._until_done(self._position.begin(batches))
             if self.step == before or self.num_steps is None or self._ends_early:
                 break
+        self._check_done()
+
+    def _check_done(self) -> None:
         if self.num_steps is not None and self.step < self.num_steps and not self._ends_early:
             raise InputError(
                 f"the batches ended after {self.step} of {self.num_steps} steps and cannot be "
@@ -651,44 +848,60 @@ class Run:
             check_equal_weights((*self._tracked.modules().values(), *self._built))
         for monitoring in self._monitors:
             monitoring.finish(self.step)
-        self._evaluate(is_last=self.step == self.num_steps)
+        is_last = self.step == self.num_steps
+        self._diagnose(is_last=is_last)
+        is_best = self._evaluate(is_last=is_last)
+        if is_best:
+            self._kept_names.append(BEST)
         is_stopping = self.stop.is_requested()
-        is_due = self.step % every == 0 or self.step == self.num_steps or self._wants_checkpoint
+        is_due = self.step % every == 0 or is_last or self._wants_checkpoint
+        is_due |= is_best or self._ends_early
         if by_time and not is_due and num_processes() == 1:
             is_due = time.perf_counter() - self._saved_at > CHECKPOINT_SECONDS
         if (is_due or is_stopping) and self._tracked:
+            self._throughput.pause()
             self.checkpoint()
         if is_stopping:
             raise Stopped("asked to stop by the scheduler")
 
-    def _evaluate(self, *, is_last: bool) -> None:
+    def _diagnose(self, *, is_last: bool) -> None:
+        for diagnosing in self._diagnosing:
+            if is_last or diagnosing.is_due(self.step):
+                self._throughput.pause()
+                self._logs.add_diagnosis(diagnosing.diagnose(self.step))
+
+    def _evaluate(self, *, is_last: bool) -> bool:
+        """Evaluate where it is due; return whether it is the best evaluation so far."""
         due = [one for every, one in self._evaluations if is_last or self.step % every == 0]
         if not due or self._evaluated_at == self.step:
-            return
+            return False
+        self._throughput.pause()
         self._evaluated_at = self.step
+        found: dict[str, float | None] = {}
         states = random_states()
         with torch.no_grad(), evaluating(*self._tracked.modules().values()):
             for evaluate in due:
                 values = evaluate()
                 if values:
                     self.log(self.step, **values)
+                    found |= {name: number_of(name, value) for name, value in values.items()}
         set_random_states(states)
         if self._snapshots is not None and is_main():
             with self._writing():
                 self._snapshots.keep(self.step, self._tracked.weights())
+        return self._best is not None and self._best.sees(found)
 
     def _finish(self) -> None:
-        """Evaluate the last weights where the number of steps was not known, and average."""
+        """Add up the speed; evaluate the last weights where the number of steps was not known."""
+        self.recorded |= self._throughput.total()
         if self._ends_early:
             return
         if self._evaluations and self._evaluated_at != self.step:
-            self._evaluate(is_last=True)
+            if self._evaluate(is_last=True):
+                self._kept_names.append(BEST)
+            self._saved_step = None
         if self._tracked and self._saved_step != self.step:
             self.checkpoint()
-        if self._snapshots is not None:
-            self._tracked.load_weights(on_main(self._snapshots.average))
-            number = len(self._snapshots.paths())
-            self.record(scored=f"average of the last {number} evaluations")
 
     @contextmanager
     def _writing(self) -> Iterator[None]:

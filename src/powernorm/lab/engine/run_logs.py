@@ -1,34 +1,54 @@
-"""metrics.csv and norms.csv of a run."""
+"""metrics.csv, norms.csv and diagnoses.jsonl of a run, and the trackers that show their numbers."""
 
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
+from powernorm.diagnosis import NormRow
 from powernorm.errors import InputError
-from powernorm.lab.engine.logs import CsvLog, MergedLog, Writing
+from powernorm.integrations.trainers import log_entries
+from powernorm.lab.engine.logs import CsvLog, JsonLinesLog, MergedLog, Writing
 from powernorm.lab.engine.processes import is_main
-from powernorm.runs import METRICS_COLUMNS, METRICS_FILE, NORMS_COLUMNS, NORMS_FILE
+from powernorm.lab.engine.trackers import Trackers
+from powernorm.runs import (
+    DIAGNOSES_FILE,
+    METRICS_COLUMNS,
+    METRICS_FILE,
+    NORMS_COLUMNS,
+    NORMS_FILE,
+    DiagnosisRecord,
+)
 
 
 class RunLogs:
-    """The two logs, opened at their first row; the first of several processes writes them.
+    """The logs, opened at their first row; the first of several processes writes them.
 
     Args:
         folder: of the run.
         last_step: returns the step up to which the rows of an earlier sitting hold, None for none;
             every process calls it.
         writing: context of every change of a file.
+        trackers: names of the trackers that show every number, too.
     """
 
-    def __init__(self, folder: Path, last_step: Callable[[], int | None], writing: Writing) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        last_step: Callable[[], int | None],
+        writing: Writing,
+        trackers: Sequence[str] = (),
+    ) -> None:
         self._folder = folder
         self._last_step = last_step
         self._writing = writing
         self._csvs: dict[str, CsvLog] = {}
         self._metrics: MergedLog | None = None
+        self._diagnoses: JsonLinesLog | None = None
+        self._trackers = Trackers(trackers, folder)
 
     def add(self, step: int, cells: Mapping[str, Any]) -> None:
         """Add cells to the row of a step in metrics.csv."""
@@ -36,12 +56,28 @@ class RunLogs:
         if csv is not None:
             self._metrics = self._metrics or MergedLog(csv)
             self._metrics.add(step, cells)
+            self._show(step, cells)
 
-    def add_norm(self, row: Mapping[str, Any]) -> None:
+    def add_norm(self, row: NormRow) -> None:
         """Append a row to norms.csv."""
         csv = self._opened(NORMS_FILE, NORMS_COLUMNS)
         if csv is not None:
             csv.write(row)
+            self._show(row["step"], log_entries([row]))
+
+    def add_diagnosis(self, record: DiagnosisRecord) -> None:
+        """Append a diagnosis to diagnoses.jsonl."""
+        last = self._last_step()
+        if not is_main():
+            return
+        if self._diagnoses is None:
+            self._diagnoses = JsonLinesLog(self._folder / DIAGNOSES_FILE, last)
+        with self._writing():
+            self._diagnoses.write(record)
+
+    def _show(self, step: int, cells: Mapping[str, Any]) -> None:
+        finite = {k: v for k, v in cells.items() if v is not None and math.isfinite(v)}
+        self._trackers.log(finite, step=step, last_step=self._last_step())
 
     def flush(self) -> None:
         """Write the row that is being gathered."""
@@ -51,6 +87,7 @@ class RunLogs:
     def close(self) -> None:
         """Finish the files."""
         with ExitStack() as closing:  # also where the last row cannot be written
+            closing.callback(self._trackers.close)
             for csv in self._csvs.values():
                 closing.callback(csv.close)
             self._csvs = {}
@@ -76,7 +113,7 @@ def number_of(name: str, value: Any) -> float | None:
     if name == "step" or any(letter in name for letter in ',"\n\r'):
         raise InputError(f"run.log cannot have a column {name!r}: give it another name")
     try:
-        return plain_number(value)
+        return value if type(value) is int else plain_number(value)
     except (TypeError, ValueError):
         raise InputError(
             f"run.log got {name}={value!r:.80}, expected a number or a tensor with one element"

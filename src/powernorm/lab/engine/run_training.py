@@ -179,6 +179,8 @@ class RunTraining:
             index=index,
             num_runs=len(self._grid.lines) * len(self._grid.seeds),
             trial=self._grid.trial,
+            score=self._grid.score,
+            log_to=self._grid.log_to,
         )
 
     def _outcome(self, run: Run, line: Line) -> RunResult:

@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from powernorm.checksums import load_sealed, save_sealed
 from powernorm.errors import InputError
+from powernorm.lab.engine.distribution import is_divided
 from powernorm.lab.engine.folders import LAST, check_owner
 from powernorm.runs import CHECKPOINTS_FOLDER
 
@@ -109,15 +110,18 @@ def restore(name: str, thing: Any, state: Any) -> None:
 
 
 def gradients_of(thing: Any) -> dict[str, Tensor]:
-    """Return the gradients that a module holds between two steps, as it does to accumulate them."""
-    if not isinstance(thing, nn.Module):
+    """Return the gradients that a module holds between two steps, as it does to accumulate them.
+
+    None of a module whose weights the processes divide: it accumulates within a step.
+    """
+    if not isinstance(thing, nn.Module) or is_divided(thing):
         return {}
     return {name: p.grad for name, p in thing.named_parameters() if p.grad is not None}
 
 
 def restore_gradients(thing: Any, gradients: Mapping[str, Tensor]) -> None:
     """Give the parameters of a module the gradients of `gradients_of`."""
-    if isinstance(thing, nn.Module):
+    if isinstance(thing, nn.Module) and not is_divided(thing):
         for name, parameter in thing.named_parameters():
             found = gradients.get(name)
             parameter.grad = None if found is None else found.to(parameter.device)

@@ -1,6 +1,7 @@
 """What a run tracks, and the checkpoint that its states are kept in."""
 
-from collections.abc import Mapping
+import shutil
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from functools import cached_property
 from pathlib import Path
@@ -11,6 +12,13 @@ from torch import Tensor, nn
 
 from powernorm.errors import InputError
 from powernorm.files import replacing
+from powernorm.lab.engine.distribution import (
+    is_divided,
+    load_state,
+    load_weights,
+    whole_state,
+    whole_weights,
+)
 from powernorm.lab.engine.folders import LAST, owner_of
 from powernorm.lab.engine.logs import Writing
 from powernorm.lab.engine.processes import gather, is_main, num_processes, on_main, rank
@@ -77,7 +85,7 @@ class Tracked:
                 f"the checkpoint of {self._folder} holds {', '.join(states)} and no {name!r}: "
                 "track the same things as before, or use --force to begin anew"
             )
-        restore(name, thing, states[name])
+        restore(name, self._kept(thing), states[name])
         restore_gradients(thing, self.checkpoint["gradients"].get(name, {}))
 
     def check_complete(self) -> None:
@@ -99,19 +107,23 @@ class Tracked:
         if len(states) == num_processes():
             set_random_states(states[rank()])
 
-    def save(self, content: Mapping[str, Any]) -> None:
+    def save(self, content: Mapping[str, Any], copies: Sequence[str] = ()) -> None:
         """Write last.ckpt: all states, those of the generators of every process, and `content`.
+
+        Args:
+            content: what else is kept.
+            copies: names of files that hold the same.
 
         Raises:
             InputError: the file cannot be written, or a state cannot be kept.
         """
-        states = {name: state_of(name, thing) for name, thing in self._things.items()}
+        states = {name: state_of(name, self._kept(thing)) for name, thing in self._things.items()}
         gradients = {name: gradients_of(thing) for name, thing in self._things.items()}
         # Every process gathers, the first one writes.
         random = gather(random_states())
         whole = {**content, "states": states, "gradients": gradients, "random": random}
         if is_main():
-            self._put_in_place(whole)
+            self._put_in_place(whole, copies)
 
     def modules(self) -> dict[str, nn.Module]:
         """Return the tracked modules by name."""
@@ -126,25 +138,67 @@ class Tracked:
         return {
             f"{name}.{key}": value
             for name, module in self.modules().items()
-            for key, value in module.state_dict().items()
+            for key, value in whole_weights(module).items()
         }
 
-    def load_weights(self, weights: Mapping[str, Tensor]) -> None:
-        """Put what `weights` returned into the modules."""
-        for name, module in self.modules().items():
+    def load_weights(
+        self, weights: Mapping[str, Tensor], modules: Mapping[str, nn.Module] | None = None
+    ) -> None:
+        """Put what `weights` returned into the tracked modules, or into others by their names."""
+        for name, module in (modules or self.modules()).items():
             prefix = f"{name}."
             own = {k.removeprefix(prefix): v for k, v in weights.items() if k.startswith(prefix)}
-            module.load_state_dict(own)
+            load_weights(module, own)
 
-    def _put_in_place(self, content: Mapping[str, Any]) -> None:
+    def _kept(self, thing: Any) -> Any:
+        """Return what has the whole state of an object whose weights the processes divide."""
+        if isinstance(thing, nn.Module) and is_divided(thing):
+            return _WholeModule(thing)
+        if isinstance(thing, torch.optim.Optimizer):
+            owner = next((m for m in self.modules().values() if is_divided(m)), None)
+            return thing if owner is None else _WholeOptimizer(thing, owner)
+        return thing
+
+    def _put_in_place(self, content: Mapping[str, Any], copies: Sequence[str]) -> None:
         folder = self._folder / CHECKPOINTS_FOLDER
         try:
             folder.mkdir(parents=True, exist_ok=True)
             with ExitStack() as leased, replacing(folder / LAST) as file:
                 write_checkpoint(file, {"run": owner_of(self._folder), **content})
                 leased.enter_context(self._writing())
+                for name in copies:
+                    file.seek(0)
+                    with replacing(folder / name) as copy:
+                        shutil.copyfileobj(file, copy)
         except OSError as error:
             raise InputError(
                 f"{folder} cannot be written ({error.strerror or error}): make room, then go on "
                 "with --resume; the checkpoint before this one is whole"
             ) from error
+
+
+class _WholeModule:
+    """A divided module with whole weights as its state; every process asks for it."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self._module = module
+
+    def state_dict(self) -> dict[str, Any]:
+        return whole_weights(self._module)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        load_weights(self._module, state)
+
+
+class _WholeOptimizer:
+    """The optimizer of a divided module with whole tensors as its state."""
+
+    def __init__(self, optimizer: torch.optim.Optimizer, module: nn.Module) -> None:
+        self._optimizer = optimizer
+        self._module = module
+
+    def state_dict(self) -> dict[str, Any]:
+        return whole_state(self._optimizer, self._module)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        load_state(self._optimizer, self._module, state)

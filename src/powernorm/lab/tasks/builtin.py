@@ -26,7 +26,7 @@ from powernorm.lab.settings.variants import (
 from powernorm.lab.tasks.registry import task_of
 from powernorm.lab.tasks.run_settings import comparison_settings, run_settings
 from powernorm.lab.training.norms import norm_options, qk_norm_factory
-from powernorm.lab.training.run_trainer import RunTrainer, choose_device
+from powernorm.lab.training.training import choose_device, train
 from powernorm.runs import (
     Baseline,
     ChangesRecord,
@@ -173,15 +173,7 @@ class BuiltinTask(tasks.Task):
     def start(self, run: Run) -> tasks.Metrics:
         """Train, evaluate and diagnose a run."""
         self._task.keep(run.data, run.folder)
-        trainer = RunTrainer(run, self._task)
-        try:
-            result = trainer.result()
-        except BaseException:
-            # What is known of a run that did not come to its end.
-            run.recorded |= _own(trainer.partial_result("failed"), without=("status", "message"))
-            raise
-        run.recorded |= _own(result)
-        return result["metrics"]
+        return train(run, self._task)
 
     def source(self) -> FunctionRecord:
         """Return that it is this package's, whose version the settings name."""
@@ -203,15 +195,6 @@ class BuiltinTask(tasks.Task):
         )
 
 
-def _own(result: Mapping[str, Any], without: Sequence[str] = ()) -> dict[str, Any]:
-    """Return what the task itself says in a result.
-
-    The engine makes the result anew out of it (`engine/outcomes.py`), with what it knows itself.
-    """
-    engine = ("norm", "seed", "placement", "folder", "label", "x", "y", *without)
-    return {key: value for key, value in result.items() if key not in engine}
-
-
 def grid_of(config: ComparisonSettings, notes: Notes) -> Grid:
     """Return what a comparison of a built-in task trains."""
     study = None if config.study is None else study_info(config.study)
@@ -228,6 +211,8 @@ def grid_of(config: ComparisonSettings, notes: Notes) -> Grid:
         device=choose_device(config),
         num_threads=config.training.num_threads,
         study=study,
+        score=config.score_name if config.score_every else None,
+        log_to=("tensorboard",),
     )
 
 

@@ -12,13 +12,13 @@ from powernorm.errors import InputError
 from powernorm.integrations.model_sources import check_folder
 from powernorm.lab.data.sets.catalog import check_known_set
 from powernorm.lab.engine.averaging import AVERAGE, read_weights, step_of
-from powernorm.lab.engine.folders import LAST, find_runs, read_json
+from powernorm.lab.engine.folders import BEST, EARLY, LAST, find_runs, read_json
+from powernorm.lab.engine.state import read_checkpoint
 from powernorm.lab.settings.comparison import ComparisonSettings
 from powernorm.lab.tasks.registry import task_of
 from powernorm.lab.tasks.settings import settings_from
 from powernorm.lab.tasks.translation.vocabulary_files import SUBWORDS
 from powernorm.lab.training.batches import RunData
-from powernorm.lab.training.checkpoints import BEST, EARLY, read_checkpoint
 from powernorm.lab.training.task import Sizes, TaskModel
 from powernorm.norms.named_layers import names_of_files
 from powernorm.runs import CHECKPOINTS_FOLDER, CONFIG_FILE, MODEL_FILE
@@ -119,9 +119,10 @@ def _scored(folder: Path) -> Path:
 def _read(checkpoint: Path) -> tuple[dict[str, Tensor], int | None]:
     """Return the weights of the model and the update after which they were so."""
     if checkpoint.suffix == ".safetensors":
-        return read_weights(checkpoint), step_of(checkpoint)
+        found = read_weights(checkpoint)
+        return {key.removeprefix("model."): found[key] for key in found}, step_of(checkpoint)
     content = read_checkpoint(checkpoint)
-    return content["weights"], int(content["step"])
+    return content["states"]["model"], int(content["step"])
 
 
 @names_of_files()

@@ -3,7 +3,8 @@
 import multiprocessing
 import signal
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
@@ -90,19 +91,20 @@ class RunData(ABC, Generic[Settings]):
         self._config = config
         self.batches = batches
 
-    def training(self, device: torch.device, first: int = 0) -> DataLoader[Batch]:
-        """Return the micro-batches of the run from a position on, in workers ahead of the device.
+    def updates(self, device: torch.device, first: int = 0) -> Iterator[list[Batch]]:
+        """Yield the micro-batches of each update, made in workers ahead of the device.
 
         Args:
             device: that they go to; for a GPU they are in pinned memory.
-            first: number of micro-batches that were trained on already.
+            first: number of updates that are done.
         """
         config = self._config
         number = _num_loader_workers(device)
-        return DataLoader(
+        size, num_updates = config.optimizer.accumulation, config.training.max_steps
+        loader = DataLoader(
             _OwnBatches(self.batches),
             batch_size=None,
-            sampler=range(first, config.training.max_steps * config.optimizer.accumulation),
+            sampler=range(first * size, num_updates * size),
             num_workers=number,
             collate_fn=_unchanged,
             pin_memory=device.type == "cuda",
@@ -111,6 +113,9 @@ class RunData(ABC, Generic[Settings]):
             # Its own, or each loader would take a random number from the training.
             generator=torch.Generator(),
         )
+        batches = iter(loader)
+        for _ in range(first, num_updates):
+            yield list(islice(batches, size))
 
     def validation(self) -> EvaluationBatches:
         """Return the part of the valid split that is read during the run."""

@@ -46,11 +46,15 @@ class TrainingLoss(nn.Module):
         super().__init__()
         self.model = model
         self._smoothing = smoothing
+        self._compile = compile
         # Not as a module, which would register every parameter a second time.
-        self.__dict__["_call"] = torch.compile(model) if compile else model
+        self.__dict__["_call"] = None
 
     def forward(self, batch: Batch) -> Losses:
         """Return the losses of a batch."""
+        if self.__dict__["_call"] is None:
+            # At the first call: hooks of a monitor come before.
+            self.__dict__["_call"] = torch.compile(self.model) if self._compile else self.model
         outputs = self.__dict__["_call"](**batch.inputs())
         minimized, plain = training_losses(self.model, outputs, batch.targets, self._smoothing)
         tokens = _loss_tokens(batch)

@@ -124,11 +124,6 @@ def _hidden_matrices(model: nn.Module) -> list[Tensor]:
     return [weight for key, weight in found.items() if key not in left_out]
 
 
-def optimized(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
-    """Return the parameters of an optimizer, group by group."""
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
-
-
 def learning_rate(config: ComparisonSettings, step: int) -> float:
     """Return the learning rate of the update after `step` ones."""
     factor = rate_factor(config.schedule, step, config.training.max_steps)

@@ -18,7 +18,11 @@ from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from powernorm.lab.engine.processes import num_processes, replicated
-from powernorm.lab.training.optimization import optimized
+
+
+def optimized(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    """Return the parameters of an optimizer, group by group."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def divide_weights(model: nn.Module, device: torch.device) -> None:
@@ -40,7 +44,7 @@ def synchronized(module: nn.Module) -> nn.Module:
     The module itself where the process is alone, or where the weights are divided, which do that
     themselves.
     """
-    return module if _is_divided(module) else replicated(module)
+    return module if is_divided(module) else replicated(module)
 
 
 def accumulating(module: nn.Module) -> AbstractContextManager[None]:
@@ -72,7 +76,7 @@ _WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 def whole_weights(model: nn.Module) -> dict[str, Tensor]:
     """Return parameters and buffers; every process calls it, and the first one has them all."""
-    if not _is_divided(model):
+    if not is_divided(model):
         return dict(model.state_dict())
     weights: dict[str, Any] = dict(get_model_state_dict(model, options=_WHOLE))
     return weights
@@ -80,7 +84,7 @@ def whole_weights(model: nn.Module) -> dict[str, Tensor]:
 
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """Set parameters and buffers to whole ones, which every process has."""
-    if _is_divided(model):
+    if is_divided(model):
         set_model_state_dict(model, dict(weights), options=_WHOLE)
     else:
         model.load_state_dict(weights)
@@ -91,7 +95,7 @@ def whole_state(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str,
 
     Parameters are numbers in it, group by group, as in any optimizer's.
     """
-    if not _is_divided(model):
+    if not is_divided(model):
         return dict(optimizer.state_dict())
     named = get_optimizer_state_dict(model, optimizer, options=_WHOLE)
     if not named:
@@ -104,7 +108,7 @@ def load_state(
     optimizer: torch.optim.Optimizer, model: nn.Module, state: Mapping[str, Any]
 ) -> None:
     """Set an optimizer to what `whole_state` returned, which every process has."""
-    if not _is_divided(model):
+    if not is_divided(model):
         optimizer.load_state_dict(dict(state))
         return
     numbers = [number for group in state["param_groups"] for number in group["params"]]
@@ -112,7 +116,8 @@ def load_state(
     set_optimizer_state_dict(model, optimizer, _renamed(state, names), options=_WHOLE)
 
 
-def _is_divided(module: nn.Module) -> bool:
+def is_divided(module: nn.Module) -> bool:
+    """Return whether the processes have parts of the weights each."""
     return any(isinstance(part, FSDPModule) for part in module.modules())
 
 

@@ -1,0 +1,145 @@
+"""The training loop of the papers' tasks, on a `Run`."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import nullcontext
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from powernorm.lab.engine.best import Direction
+from powernorm.lab.engine.distribution import accumulating, optimized
+from powernorm.lab.engine.processes import gather, num_processes, rank
+from powernorm.lab.engine.run import Evaluation, Run
+from powernorm.lab.settings.training import Precision
+from powernorm.lab.training.precision import autocast
+from powernorm.norms import set_loss_scale
+from powernorm.norms.models import forget_penalties
+
+
+class MicroBatch(Protocol):
+    """What the loop asks a batch for."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Return the number of positions that are no padding."""
+        ...
+
+    def to(self, device: torch.device) -> Any:
+        """Return the batch on a device."""
+        ...
+
+
+def fit(
+    run: Run,
+    model: nn.Module,
+    batches: Callable[[int], Iterable[Sequence[Any]]],
+    loss: nn.Module,
+    evaluate: Evaluation,
+    *,
+    optimizer: torch.optim.Optimizer,
+    learning_rate: Callable[[int], float],
+    penalty: Callable[[Any], Tensor | None],
+    cells: Callable[[int], Mapping[str, float]],
+    precision: Precision = "float32",
+    clip_norm: float | None = None,
+    log_every: int = 10,
+    evaluate_every: int = 100,
+    monitor_every: int = 0,
+    count_rows: bool = False,
+    early_step: int | None = None,
+    best: tuple[str, Direction] = ("valid_loss", "min"),
+    patience: int | None = None,
+    keep_last: int = 0,
+) -> None:
+    """Train a model to the end of the run, from the last checkpoint if there is one.
+
+    Every process calls it. A checkpoint is written after every evaluation.
+
+    Args:
+        run: of the engine.
+        model: on the run's device; trained in place.
+        batches: returns, after so many updates, the micro-batches of each further one.
+        loss: module around the model that returns of a micro-batch the loss that is minimized, of
+            one of several processes its share of it, and the loss that is logged, both 0-d.
+        evaluate: returns values by name.
+        optimizer: of the model's parameters.
+        learning_rate: returns the rate of the update after so many.
+        penalty: returns what a micro-batch adds to the loss after its forward, or None.
+        cells: returns what else a row of metrics.csv has after so many updates.
+        precision: what the layers compute in.
+        clip_norm: largest norm of the gradient; None does not clip.
+        log_every: updates between two rows of metrics.csv.
+        evaluate_every: updates between two evaluations.
+        monitor_every: updates between two rows a layer of norms.csv; 0 for none.
+        count_rows: whether the speed is also told in rows.
+        early_step: update after which checkpoints/early.ckpt is kept.
+        best: metric by which an evaluation is the best one, and which way.
+        patience: evaluations without a better one after which the run ends; None never.
+        keep_last: evaluations whose weights are kept for an average.
+    """
+    device = run.device
+    scaler = torch.amp.GradScaler(device.type, enabled=precision == "float16")
+    wrapped = run.wrap(loss)
+    # The gradients of processes are averaged: each has so many times its share of the loss.
+    set_loss_scale(model, num_processes(), scaler=scaler if scaler.is_enabled() else None)
+    losses = _RecentLosses()
+    run.track(model=model, optimizer=optimizer, losses=losses)
+    if scaler.is_enabled():
+        run.track(scaler=scaler)
+    if monitor_every:
+        run.monitor(monitor_every, scaler=scaler, scale=num_processes())
+    run.evaluate_every(evaluate_every, evaluate)
+    run.keep_best(*best, patience=patience)
+    if keep_last:
+        run.keep_last(keep_last)
+    model.train()
+    for step, parts in run.steps(batches, checkpoint_every=evaluate_every, shard=False):
+        for part, batch in enumerate(parts):
+            is_last = part == len(parts) - 1
+            moved = batch.to(device)
+            forget_penalties(model)
+            with nullcontext() if is_last else accumulating(wrapped):
+                with autocast(device, precision):
+                    # Two values again, whatever wraps the module made of them.
+                    minimized, logged = wrapped(moved)
+                added = penalty(moved)
+                if added is not None:
+                    minimized = minimized + added.to(minimized)
+                scaler.scale(minimized / len(parts)).backward()
+            losses.values.append(logged)
+        rate = learning_rate(step - 1)
+        for group in optimizer.param_groups:
+            group["lr"] = rate
+        scaler.unscale_(optimizer)
+        if clip_norm is not None:
+            nn.utils.clip_grad_norm_(optimized(optimizer), clip_norm)
+        # In float16 it leaves out a step whose gradients overflowed.
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        for batch in parts:
+            run.count(batch.num_tokens, len(batch.targets) if count_rows else 0)
+        if step % log_every == 0 or step == run.num_steps:
+            run.log(step, **cells(step), learning_rate=rate, train_loss=losses.values)
+            losses.values.clear()
+        if step == early_step:
+            run.checkpoint(keep="early")
+
+
+class _RecentLosses:
+    """Losses of the micro-batches since the last row of the log, of this process."""
+
+    def __init__(self) -> None:
+        self.values: list[Tensor] = []
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"by_process": gather([float(loss) for loss in self.values])}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        by_process: list[list[float]] = state["by_process"]
+        if len(by_process) == num_processes():
+            own = by_process[rank()]
+        else:
+            own = [sum(values) / len(values) for values in zip(*by_process, strict=True)]
+        self.values = [torch.tensor(loss) for loss in own]
