@@ -19,7 +19,7 @@ from powernorm.lab.data.cache import read_cached, write_cached
 from powernorm.lab.data.corpus import Corpus
 from powernorm.lab.data.subwords import encode_corpus
 from powernorm.lab.engine.averaging import read_weights, write_weights
-from powernorm.lab.training.checkpoints import CONTENT, read_checkpoint
+from powernorm.lab.engine.state import FORMAT, read_checkpoint
 
 NUM_DAMAGES = 400
 
@@ -30,7 +30,8 @@ def weights() -> dict[str, Tensor]:
 
 
 def checkpoint() -> dict[str, Any]:
-    return {**dict.fromkeys(CONTENT), "weights": weights(), "step": 7, "note": "x" * 50}
+    states = {"model": weights()}
+    return {"format": FORMAT, "states": states, "step": 7, "note": "x" * 50}
 
 
 def model() -> nn.Module:

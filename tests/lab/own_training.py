@@ -63,7 +63,7 @@ def train(
         return {"valid_loss": loss, "accuracy": accuracy}
 
     run.evaluate_every(10, evaluate)
-    run.average(2)
+    run.keep_last(2)
     for step, (inputs, targets) in run.steps(loader, checkpoint_every=checkpoint_every):
         loss = F.cross_entropy(called(inputs), targets)
         (loss + run.penalty(num_tokens=len(targets))).backward()
@@ -71,6 +71,7 @@ def train(
         schedule.step()
         optimizer.zero_grad()
         run.log(step, train_loss=loss)
+    run.load("average")
     model.eval()
     with torch.no_grad():
         return dict(evaluate())

@@ -180,12 +180,14 @@ def test_what_is_saved_is_what_was_measured(tmp_path: Path, way: str, mean: floa
         run.track(model=model)
         if way == "average":
             run.evaluate_every(5, dict)
-            run.average(2)
+            run.keep_last(2)
         for step, _ in run.steps([0]):
             with torch.no_grad():
                 model.first.weight.fill_(step)
             if way == "break" and step == 7:
                 break
+        if way == "average":
+            run.load("average")
         return {"loss": model.first.weight.mean()}
 
     assert trained(function, tmp_path)["ln"]["metrics"] == {"loss": mean}

@@ -18,7 +18,7 @@ from powernorm.lab.engine.averaging import (
 )
 from powernorm.lab.tasks.builtin import compare
 from powernorm.lab.tasks.trained_models import load_trained, run_data
-from powernorm.lab.training.run_trainer import forward_features
+from powernorm.lab.training.training import forward_features
 from powernorm.runs import RunResult
 
 
@@ -107,14 +107,14 @@ def test_average_of_a_layer_norm_model_is_scored(tmp_path: Path) -> None:
     }
     stored = load_file(checkpoints / "average.safetensors")
     # One table for source, target and output.
-    assert "source_embedding.weight" in stored
-    assert not {"target_embedding.weight", "head.weight"} & stored.keys()
+    assert "model.source_embedding.weight" in stored
+    assert not {"model.target_embedding.weight", "model.head.weight"} & stored.keys()
     for name, tensor in stored.items():
         mean: Tensor = sum(weights[name].double() for weights in snapshots) / 3  # type: ignore[assignment]
         assert torch.equal(tensor, mean.to(tensor.dtype)), name
     model = load_trained(folder).model
     assert model.head.weight is model.source_embedding.weight
-    assert torch.equal(model.head.weight, stored["source_embedding.weight"])
+    assert torch.equal(model.head.weight, stored["model.source_embedding.weight"])
 
 
 def test_the_average_of_the_last_one_is_the_last(tmp_path: Path) -> None:
@@ -147,14 +147,15 @@ def test_statistics_follow_the_declared_rule(tmp_path: Path, norm: str) -> None:
     assert run["scored"] == f"average of the last 3 checkpoints, running statistics {done}"
     got = load_trained(folder)
     own = load_trained(folder / "checkpoints" / "step-16.safetensors").model
-    own.load_state_dict(Snapshots(folder / "checkpoints", 3).average())
+    own.load_state_dict({name.removeprefix("model."): mean[name] for name in mean})
     pairs = run_data(got.settings).batches
     powernorm.calibrate(
         own, [pairs.batch(place) for place in range(5)], forward_features, way="one_pass"
     )
-    statistics = [name for name in mean if "running_" in name]
+    statistics = [name.removeprefix("model.") for name in mean if "running_" in name]
     assert statistics
-    moved = [not torch.equal(got.model.state_dict()[name], averaged[name]) for name in statistics]
+    measured = got.model.state_dict()
+    moved = [not torch.equal(measured[name], averaged[f"model.{name}"]) for name in statistics]
     assert any(moved) == (norm == "bn")
     for name, tensor in own.state_dict().items():
         assert torch.equal(got.model.state_dict()[name], tensor), name

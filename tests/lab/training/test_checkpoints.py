@@ -19,15 +19,13 @@ from safetensors import SafetensorError
 from same_runs import assert_readable, assert_same_run
 from tiny_translation import tiny_translation, write_pairs
 
-import powernorm
 from forking import own_packages
 from powernorm.errors import InputError
-from powernorm.lab.engine import folders
+from powernorm.lab.engine import folders, state, tracked
 from powernorm.lab.engine.events import Event, StepsDone
 from powernorm.lab.settings.comparison import ComparisonSettings
 from powernorm.lab.tasks.builtin import compare
 from powernorm.lab.tasks.translation.translator import load_translator
-from powernorm.lab.training import checkpoints
 
 
 @pytest.fixture(scope="session")
@@ -86,9 +84,9 @@ def from_call(number: int, function: Any, failing: Any) -> Any:
 @pytest.mark.parametrize(
     ("owner", "name", "failing"),
     [
-        (checkpoints, "save_sealed", no_space),
+        (state, "save_sealed", no_space),
         (safetensors.torch, "save_file", no_space_in_safetensors),
-        (checkpoints.shutil, "copyfileobj", no_space),
+        (tracked.shutil, "copyfileobj", no_space),
         (Path, "replace", no_space),
     ],
     ids=["checkpoint", "weights", "copy", "rename"],
@@ -240,7 +238,7 @@ def test_nothing_in_a_checkpoint_is_executed(
 ) -> None:
     config, out, folder = unscored
     trace = tmp_path / "executed"
-    content = {**dict.fromkeys(checkpoints.CONTENT), "evil": Evil(trace)}
+    content = {"format": state.FORMAT, "states": {"model": Evil(trace)}}
     if as_zip:
         torch.save(content, folder / name)
     else:
@@ -251,16 +249,6 @@ def test_nothing_in_a_checkpoint_is_executed(
     else:
         assert f"{folder / name} is not a checkpoint of a run" in refusal(config, out)
     assert not trace.exists()
-
-
-def test_checkpoints_with_a_count_of_nonfinite_batches_and_without(tmp_path: Path) -> None:
-    model = torch.nn.Sequential(powernorm.BatchNorm(4))
-    without = model.state_dict()
-    checkpoints.check_weights(
-        tmp_path, {**without, "0.num_nonfinite_batches": torch.tensor(0)}, model
-    )
-    model[0].num_nonfinite_batches.fill_(1)
-    checkpoints.check_weights(tmp_path, without, model)
 
 
 def test_checkpoints_of_another_recipe(
@@ -292,7 +280,7 @@ def test_best_checkpoint_of_another_recipe(pairs: Path, tmp_path: Path) -> None:
     message = refusal(tiny_translation(pairs), tmp_path / "one")
     assert f"{best} is of another run" in message
     best.unlink()
-    assert f"{best} is not a checkpoint" in refusal(tiny_translation(pairs), tmp_path / "one")
+    assert f"{best} does not exist" in refusal(tiny_translation(pairs), tmp_path / "one")
 
 
 def test_truncated_snapshot(unscored: tuple[ComparisonSettings, Path, Path]) -> None:

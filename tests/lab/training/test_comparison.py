@@ -17,15 +17,15 @@ from powernorm.errors import InputError
 from powernorm.lab.engine.events import (
     DataPrepared,
     Event,
+    Measured,
     RunEnded,
     RunStarted,
     StepsDone,
-    Validated,
 )
 from powernorm.lab.settings.comparison import ComparisonSettings, to_json
 from powernorm.lab.settings.training import OptimizerSettings
 from powernorm.lab.tasks.builtin import compare
-from powernorm.lab.training import norms, run_trainer
+from powernorm.lab.training import norms, training
 from powernorm.runs import (
     METRICS_COLUMNS,
     NORMS_COLUMNS,
@@ -346,7 +346,7 @@ def test_interruption_after_the_last_step(
     config = early_stopping(configure) if early else configure()
     (expected,) = compare(config, tmp_path / "whole")["runs"]
     with (
-        patch.object(run_trainer, "evaluate", side_effect=KeyboardInterrupt),
+        patch.object(training, "evaluate", side_effect=KeyboardInterrupt),
         pytest.raises(KeyboardInterrupt),
     ):
         compare(config, tmp_path / "parts")
@@ -486,7 +486,7 @@ def test_events_come_in_order(configure: Configure, tmp_path: Path) -> None:
     assert kinds[:2] == [DataPrepared, RunStarted]
     assert kinds[-1] is RunEnded
     assert [e.step for e in events if isinstance(e, StepsDone)] == [2, 4, 6, 8, 10, 12]
-    assert [e.step for e in events if isinstance(e, Validated)] == [4, 8, 12]
+    assert [e.step for e in events if isinstance(e, Measured)] == [4, 8, 12]
 
 
 def test_last_step_is_validated_whatever_the_interval(configure: Configure, tmp_path: Path) -> None:

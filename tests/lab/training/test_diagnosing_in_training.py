@@ -47,7 +47,7 @@ def configuration(case: str, text: Path, folder: Path) -> ComparisonSettings:
 
 @pytest.fixture(autouse=True)
 def few_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("powernorm.lab.training.diagnosing.NUM_BATCHES", 3)
+    monkeypatch.setattr("powernorm.lab.training.training.DIAGNOSED_BATCHES", 3)
 
 
 @pytest.mark.parametrize(

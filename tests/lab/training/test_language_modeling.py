@@ -23,7 +23,7 @@ from powernorm.lab.settings.training import (
 from powernorm.lab.tasks.builtin import compare
 from powernorm.lab.tasks.lm.batches import LanguageModelData
 from powernorm.lab.tasks.registry import task_of
-from powernorm.lab.training import batches, loop, optimization
+from powernorm.lab.training import batches, fitting
 from powernorm.lab.training.evaluation import evaluate, word_perplexity
 from powernorm.lab.training.losses import TrainingLoss
 from powernorm.lab.training.optimization import build_optimizer
@@ -81,14 +81,14 @@ def test_an_update_sees_the_penalty_once(
         training=SmoothedTrainingSettings(max_steps=1, tid_batches=0),
     )
     gradients: list[Tensor] = []
-    real = optimization.optimized
+    real = fitting.optimized
 
     def keep(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
         """What is clipped, before it is."""
         gradients.extend(p.grad.clone() for p in real(optimizer) if p.grad is not None)
         return real(optimizer)
 
-    with patch.object(loop, "optimized", keep):
+    with patch.object(fitting, "optimized", keep):
         compare(config, tmp_path)
 
     encoded = task_of(config).encode(config)
@@ -159,11 +159,15 @@ CPU = torch.device("cpu")
 
 def test_all_norms_get_the_same_batches(configure: Configure, encoded: EncodedCorpus) -> None:
     config = configure()
-    first, second = (LanguageModelData(encoded, config, 3).training(CPU) for _ in range(2))
-    for one, two in zip(first, second, strict=True):
-        assert torch.equal(one.named["tokens"], two.named["tokens"])
-    other = next(iter(LanguageModelData(encoded, config, 4).training(CPU)))
-    assert not torch.equal(other.named["tokens"], next(iter(first)).named["tokens"])
+    first, second, other = (
+        [
+            batch.named["tokens"]
+            for (batch,) in LanguageModelData(encoded, config, seed).updates(CPU)
+        ]
+        for seed in (3, 3, 4)
+    )
+    assert all(torch.equal(one, two) for one, two in zip(first, second, strict=True))
+    assert not torch.equal(other[0], first[0])
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -179,10 +183,11 @@ def test_batches_of_a_run_that_goes_on(
     data = LanguageModelData(encoded, config, 0)
     whole = [data.batches.batch(position).named["tokens"] for position in range(12 * 3)]
     before = torch.get_rng_state()
-    rest = [batch.named["tokens"] for batch in data.training(CPU, 10)]
+    updates = list(data.updates(CPU, 10))
+    assert [len(update) for update in updates] == [3, 3]
+    rest = [batch.named["tokens"] for update in updates for batch in update]
     assert torch.equal(torch.get_rng_state(), before)
-    assert len(rest) == len(whole) - 10
-    assert all(torch.equal(a, b) for a, b in zip(rest, whole[10:], strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(rest, whole[10 * 3 :], strict=True))
 
 
 def test_evaluation_is_the_likelihood_of_every_token(

@@ -11,12 +11,13 @@ from tiny_training import Configure
 from torch import Tensor, nn
 
 from powernorm.errors import InputError
+from powernorm.lab.engine.distribution import optimized
 from powernorm.lab.models.choices import TransformerShape
 from powernorm.lab.models.language_model import LanguageModel
 from powernorm.lab.settings.overrides import override
 from powernorm.lab.settings.training import OptimizerSettings
 from powernorm.lab.tasks.lm.adaptive_output import AdaptiveLanguageModel
-from powernorm.lab.training.optimization import build_optimizer, optimized
+from powernorm.lab.training.optimization import build_optimizer
 from powernorm.norms import BatchNorm
 
 MUON = OptimizerSettings(name="muon", learning_rate=0.02, weight_decay=0.1)

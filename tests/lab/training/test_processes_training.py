@@ -337,8 +337,9 @@ def test_an_overflow_in_one_process_is_skipped_by_all(
     assert first[f"{name} False"]["status"] == second[f"{name} False"]["status"] == "finished"
     folder = the_run(out / name)
     content = torch.load(folder / "checkpoints/last.ckpt", weights_only=True)
-    assert content["scaler"]["scale"] == 2.0**15
-    assert all(tensor.isfinite().all() for tensor in content["weights"].values())
+    states = content["states"]
+    assert states["scaler"]["scale"] == 2.0**15
+    assert all(tensor.isfinite().all() for tensor in states["model"].values())
     losses = [float(row["train_loss"]) for row in rows(folder)]
     assert [math.isfinite(loss) for loss in losses] == [step != 2 for step in range(6)]
     assert losses[-1] < losses[0]
@@ -357,9 +358,10 @@ def test_two_processes_go_on_exactly(two: tuple[Path, list[dict[str, Any]]], str
         if name == "metrics.csv":
             assert [row["step"] for row in cells[0] if row["valid_score"]] == ["3", "6"]
     states = [
-        torch.load(part / "checkpoints/last.ckpt", weights_only=True) for part in (whole, parts)
+        torch.load(part / "checkpoints/last.ckpt", weights_only=True)["states"]
+        for part in (whole, parts)
     ]
-    for part in ("weights", "optimizer"):
+    for part in ("model", "optimizer"):
         torch.testing.assert_close(states[0][part], states[1][part], rtol=0, atol=0)
     assert rows(parts)[-1]["step"] == "6"
 

@@ -15,7 +15,8 @@ from tiny_translation import tiny_translation, write_pairs
 from covering import some_default
 from powernorm.errors import InputError
 from powernorm.lab.data.corpus import EvaluatedSplit
-from powernorm.lab.engine.events import Event, Validated
+from powernorm.lab.engine.events import Event, Measured
+from powernorm.lab.engine.state import read_checkpoint
 from powernorm.lab.recipes import recipe
 from powernorm.lab.recipes.differences import changes_of
 from powernorm.lab.report import read_comparison
@@ -29,7 +30,6 @@ from powernorm.lab.tasks.trained_models import load_trained
 from powernorm.lab.tasks.translation.batches import TranslationData
 from powernorm.lab.tasks.translation.beam_search import BeamSearch, beam_search
 from powernorm.lab.tasks.translation.bleu import corpus_scores
-from powernorm.lab.training.checkpoints import read_checkpoint
 
 CPU = torch.device("cpu")
 
@@ -102,7 +102,8 @@ def test_the_score_is_sacrebleus_of_a_sample(pairs: Path, tmp_path: Path) -> Non
     truths = [encoded.references("valid")[index] for index in chosen]
     wanted = corpus_scores(lines, truths, encoded.corpus).metrics["test_bleu"]
     assert scores(tmp_path) == {4: wanted}
-    assert [e.score for e in events if isinstance(e, Validated)] == [("bleu", wanted)]
+    (measured,) = [event for event in events if isinstance(event, Measured)]
+    assert (measured.score, measured.values["valid_score"]) == ("bleu", wanted)
     results = json.loads((tmp_path / "results.json").read_text())
     assert results["score"] == {"metric": "valid_bleu", "direction": "max"}
     assert read_comparison(tmp_path).score_measure.metric == "test_bleu"

@@ -13,12 +13,13 @@ from powernorm.inspection.modules import batch_layers
 from powernorm.lab.data.batch import IGNORED
 from powernorm.lab.data.readers import load_corpus
 from powernorm.lab.data.subwords import encode_corpus
+from powernorm.lab.engine.folders import EARLY
+from powernorm.lab.engine.state import read_checkpoint
 from powernorm.lab.settings.comparison import ComparisonSettings, early_step, to_json
 from powernorm.lab.tasks.builtin import compare
 from powernorm.lab.tasks.registry import task_of
 from powernorm.lab.tasks.settings import settings_from
 from powernorm.lab.tasks.trained_models import load_trained, run_data, training_batches
-from powernorm.lab.training.checkpoints import EARLY, read_checkpoint
 from powernorm.lab.training.evaluation import evaluate
 from powernorm.norms import penalty
 

@@ -1,7 +1,7 @@
 import pytest
 
-from powernorm.lab.training import throughput
-from powernorm.lab.training.throughput import NUM_SKIPPED_BATCHES, Throughput
+from powernorm.lab.engine import throughput
+from powernorm.lab.engine.throughput import NUM_SKIPPED_STEPS, Throughput
 
 
 def test_only_training_time_after_the_start_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -9,15 +9,16 @@ def test_only_training_time_after_the_start_is_counted(monkeypatch: pytest.Monke
     monkeypatch.setattr(throughput, "_now", lambda: now)
     meter = Throughput()
 
-    def train(num_batches: int, seconds: float) -> None:
+    def train(num_steps: int, seconds: float) -> None:
         nonlocal now
-        for _ in range(num_batches):
-            meter.begin_batch()
+        for _ in range(num_steps):
+            meter.begin()
             now += seconds
-            meter.end_batch(100)
+            meter.count(100)
+            meter.end()
 
-    assert meter.tokens_per_second is None
-    train(NUM_SKIPPED_BATCHES, 50.0)  # the slow start
+    assert not meter.total()
+    train(NUM_SKIPPED_STEPS, 50.0)  # the slow start
     train(4, 2.0)
     meter.pause()
     meter.pause()
@@ -26,4 +27,4 @@ def test_only_training_time_after_the_start_is_counted(monkeypatch: pytest.Monke
     meter.pause()
     assert meter.tokens == 800
     assert meter.seconds == pytest.approx(4 * 2.0 + 4 * 3.0)
-    assert meter.tokens_per_second == pytest.approx(40.0)
+    assert meter.total() == {"tokens_per_second": pytest.approx(40.0)}

@@ -292,9 +292,7 @@ class _Coordination:
 class _RunWatch:
     """What a run's folder says of it from outside."""
 
-    def __init__(
-        self, grid: Grid, line: Line, seed: int, index: int, out: Path
-    ) -> None:
+    def __init__(self, grid: Grid, line: Line, seed: int, index: int, out: Path) -> None:
         self.line = line
         self.seed = seed
         self.is_held = False

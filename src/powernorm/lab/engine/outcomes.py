@@ -55,8 +55,8 @@ def measured_result(
     if floor is not None and (value > floor if grid.direction == "min" else value < floor):
         message = f"{goal} is worse than that of {baselines[0]['name']}"
         return result_of(run, line, "diverged", found, message)
-    message = f"stopped early after step {run.step}" if run.is_out_of_patience else None
-    return result_of(run, line, "finished", found, message)
+    early = f"stopped early after step {run.step}" if run.is_out_of_patience else None
+    return result_of(run, line, "finished", found, early)
 
 
 def behind(step: int) -> str:

@@ -15,8 +15,8 @@ import powernorm
 from powernorm.diagnosis import NormMonitor
 from powernorm.errors import InputError
 from powernorm.inspection import Where
-from powernorm.integrations.trainers import loss_scale, process_penalty
 from powernorm.inspection.batches import Forward
+from powernorm.integrations.trainers import loss_scale, process_penalty
 from powernorm.lab.engine.averaging import Snapshots
 from powernorm.lab.engine.best import Best, Direction
 from powernorm.lab.engine.diagnosing import EPOCH, Diagnosing, Epochs
@@ -35,7 +35,7 @@ from powernorm.lab.engine.processes import (
 )
 from powernorm.lab.engine.run_logs import RunLogs, number_of
 from powernorm.lab.engine.sharding import check_equal_weights, is_sharded, shards
-from powernorm.lab.engine.state import random_states, read_checkpoint, set_random_states
+from powernorm.lab.engine.state import FIX, random_states, read_checkpoint, set_random_states
 from powernorm.lab.engine.stopping import Stop, Stopped
 from powernorm.lab.engine.throughput import Throughput
 from powernorm.lab.engine.tracked import Tracked
@@ -63,9 +63,10 @@ WARMUP_FRACTION: Final = 0.1
 """Part of a run after which the warm-ups of norms end."""
 RESERVED: Final = frozenset({METRICS_FILE, NORMS_FILE, DIAGNOSES_FILE, CHECKPOINTS_FOLDER})
 
-Evaluation = Callable[[], Mapping[str, float | Tensor | None] | None]
 _Model = TypeVar("_Model", bound=nn.Module)
 _Batch = TypeVar("_Batch")
+Evaluation = Callable[[], Mapping[str, float | Tensor | None] | None]
+Batches = Iterable[_Batch] | Callable[[int], Iterable[_Batch]]
 
 
 class Run:
@@ -385,7 +386,7 @@ class Run:
 
     def steps(
         self,
-        batches: Iterable[_Batch] | Callable[[int], Iterable[_Batch]],
+        batches: Batches[_Batch],
         *,
         checkpoint_every: int | None = None,
         shard: bool = True,
@@ -455,7 +456,7 @@ class Run:
 
     # What the run reports
 
-    def log(self, step: int, **values: float | Tensor | None) -> None:
+    def log(self, step: int, **values: float | Tensor | list[Tensor] | None) -> None:
         """Write values of a step to metrics.csv and show them.
 
         Args:
@@ -579,11 +580,10 @@ class Run:
             patience: evaluations without a better value after which the run ends; None never.
 
         Raises:
-            InputError: patience is below 1, or there is no `evaluate_every` before.
+            InputError: patience is below 1.
         """
         if patience is not None and patience < 1:
             raise InputError(f"run.keep_best got patience={patience}, expected at least 1")
-        self._check_evaluated("keep_best")
         self._best = Best(metric, direction, patience)
 
     def keep_last(self, number: int) -> None:
@@ -593,11 +593,10 @@ class Run:
             number: of evaluations.
 
         Raises:
-            InputError: number is below 1, or there is no `evaluate_every` before.
+            InputError: number is below 1.
         """
         if number < 1:
             raise InputError(f"run.keep_last got {number}, expected at least 1")
-        self._check_evaluated("keep_last")
         self._snapshots = Snapshots(self.folder / CHECKPOINTS_FOLDER, number)
 
     def load(self, which: Literal["best", "last", "average"], **modules: nn.Module) -> None:
@@ -622,21 +621,27 @@ class Run:
         else:
             path = folder / (BEST if which == "best" else LAST)
             if not on_main(path.exists):
-                raise InputError(f"{path} does not exist: call run.keep_best and run.track before")
+                raise InputError(
+                    f"{path} does not exist: call run.keep_best and run.track before run.steps, or "
+                    f"{FIX}"
+                )
             names = list(modules or self._tracked.modules())
             states = on_main(lambda: read_checkpoint(path)["states"])
             weights = {
                 f"{name}.{key}": value for name in names for key, value in states[name].items()
             }
             scored = BEST_SCORED if which == "best" else "last checkpoint"
-        self._tracked.load_weights(weights, modules)
+        try:
+            self._tracked.load_weights(weights, modules)
+        except RuntimeError as error:
+            where = folder if which == "average" else path
+            reason = " ".join(str(error).split())[:200]
+            raise InputError(
+                f"{where} holds the weights of another model ({reason}): {FIX}"
+            ) from error
         # Others than the tracked ones are not in the last checkpoint.
         self._keeps_end &= not modules
         self.record(scored=scored)
-
-    def _check_evaluated(self, name: str) -> None:
-        if not self._evaluations:
-            raise InputError(f"run.{name} is about evaluations: call run.evaluate_every before")
 
     def diagnose_every(
         self,
@@ -748,7 +753,7 @@ class Run:
     def _holds(self, path: Path) -> bool:
         return path.is_relative_to(self.folder.resolve())
 
-    def _start(self, batches: Iterable[Any]) -> None:
+    def _start(self, batches: Any) -> None:
         if self._is_started:
             raise InputError(
                 "run.steps was called twice: a run has one loop; use run.checkpoint and "
@@ -759,9 +764,14 @@ class Run:
                 "the function called neither run.swap nor run.build_norm before run.steps, so that "
                 "every norm would train the same model: build the model with one of them"
             )
+        if (self._best or self._snapshots) and not self._evaluations:
+            raise InputError(
+                "run.keep_best and run.keep_last keep weights of evaluations: call "
+                "run.evaluate_every before run.steps"
+            )
         self._is_started = True
         if self.num_steps is None and hasattr(batches, "__len__"):
-            self.num_steps = len(batches)  # type: ignore[arg-type]
+            self.num_steps = len(batches)
         if self._tracked.checkpoint is not None:
             self._go_on(self._tracked.checkpoint)
         elif self._snapshots is not None and is_main():
@@ -786,9 +796,7 @@ class Run:
         if len(positions) == num_processes():
             self._position.load_state_dict(positions[rank()])
 
-    def _batches(
-        self, batches: Iterable[_Batch] | Callable[[int], Iterable[_Batch]]
-    ) -> Iterator[_Batch]:
+    def _batches(self, batches: Batches[_Batch]) -> Iterator[_Batch]:
         """Yield the batches that are still to come."""
         if self._ends_early:
             return

@@ -63,7 +63,7 @@ class RunLogs:
         csv = self._opened(NORMS_FILE, NORMS_COLUMNS)
         if csv is not None:
             csv.write(row)
-            self._show(row["step"], log_entries([row]))
+            self._show(int(row["step"] or 0), log_entries([row]))
 
     def add_diagnosis(self, record: DiagnosisRecord) -> None:
         """Append a diagnosis to diagnoses.jsonl."""

@@ -18,7 +18,7 @@ _FIX: Final = (
 )
 
 
-def is_sharded(batches: Iterable[Any]) -> bool:
+def is_sharded(batches: Any) -> bool:
     """Return whether a loader gives each process batches of its own by itself."""
     sampler = getattr(batches, "sampler", None)
     inner = getattr(getattr(batches, "batch_sampler", None), "sampler", None)

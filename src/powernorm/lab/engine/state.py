@@ -2,6 +2,7 @@
 
 import random
 import sys
+import warnings
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,7 +18,7 @@ from powernorm.lab.engine.folders import LAST, check_owner
 from powernorm.runs import CHECKPOINTS_FOLDER
 
 FORMAT: Final = 1
-_FIX: Final = "remove the run's folder to train it anew"
+FIX: Final = "remove the run's folder to train it anew"
 _PLAIN: Final = (Tensor, int, float, complex, str, bytes, bool, type(None))
 _MAPPINGS: Final = (dict, OrderedDict, defaultdict, Counter)
 _SEQUENCES: Final = (list, tuple, set, torch.Size)
@@ -143,13 +144,16 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         InputError: the file is damaged, is none of ours, or is another run's than its folder.
     """
     try:
-        content = load_sealed(path, _FIX)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch's, about a file that it refuses next
+            content = load_sealed(path, FIX)
     except InputError:
         raise
     except Exception as error:  # whatever a file of another kind makes torch raise
-        raise InputError(f"{path} is no checkpoint ({type(error).__name__}): {_FIX}") from error
+        reason = f"{type(error).__name__} {str(error).partition(chr(10))[0].partition('. ')[0]}"
+        raise InputError(f"{path} is not a checkpoint of a run ({reason}): {FIX}") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT or "states" not in content:
-        raise InputError(f"{path} is no checkpoint of a training function: {_FIX}")
+        raise InputError(f"{path} is not a checkpoint of a run (it holds something else): {FIX}")
     check_owner(path, content.get("run"))
     return content
 

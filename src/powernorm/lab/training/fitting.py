@@ -7,7 +7,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from powernorm.lab.engine.best import Direction
 from powernorm.lab.engine.distribution import accumulating, optimized
 from powernorm.lab.engine.processes import gather, num_processes, rank
 from powernorm.lab.engine.run import Evaluation, Run
@@ -48,9 +47,6 @@ def fit(
     monitor_every: int = 0,
     count_rows: bool = False,
     early_step: int | None = None,
-    best: tuple[str, Direction] = ("valid_loss", "min"),
-    patience: int | None = None,
-    keep_last: int = 0,
 ) -> None:
     """Train a model to the end of the run, from the last checkpoint if there is one.
 
@@ -74,9 +70,6 @@ def fit(
         monitor_every: updates between two rows a layer of norms.csv; 0 for none.
         count_rows: whether the speed is also told in rows.
         early_step: update after which checkpoints/early.ckpt is kept.
-        best: metric by which an evaluation is the best one, and which way.
-        patience: evaluations without a better one after which the run ends; None never.
-        keep_last: evaluations whose weights are kept for an average.
     """
     device = run.device
     scaler = torch.amp.GradScaler(device.type, enabled=precision == "float16")
@@ -90,41 +83,45 @@ def fit(
     if monitor_every:
         run.monitor(monitor_every, scaler=scaler, scale=num_processes())
     run.evaluate_every(evaluate_every, evaluate)
-    run.keep_best(*best, patience=patience)
-    if keep_last:
-        run.keep_last(keep_last)
     model.train()
     for step, parts in run.steps(batches, checkpoint_every=evaluate_every, shard=False):
         for part, batch in enumerate(parts):
-            is_last = part == len(parts) - 1
             moved = batch.to(device)
             forget_penalties(model)
-            with nullcontext() if is_last else accumulating(wrapped):
+            # Processes average their gradients once, at the last micro-batch.
+            with nullcontext() if part == len(parts) - 1 else accumulating(wrapped):
                 with autocast(device, precision):
-                    # Two values again, whatever wraps the module made of them.
                     minimized, logged = wrapped(moved)
                 added = penalty(moved)
-                if added is not None:
-                    minimized = minimized + added.to(minimized)
-                scaler.scale(minimized / len(parts)).backward()
+                whole = minimized if added is None else minimized + added.to(minimized)
+                scaler.scale(whole / len(parts)).backward()
             losses.values.append(logged)
-        rate = learning_rate(step - 1)
-        for group in optimizer.param_groups:
-            group["lr"] = rate
-        scaler.unscale_(optimizer)
-        if clip_norm is not None:
-            nn.utils.clip_grad_norm_(optimized(optimizer), clip_norm)
-        # In float16 it leaves out a step whose gradients overflowed.
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad()
-        for batch in parts:
             run.count(batch.num_tokens, len(batch.targets) if count_rows else 0)
+        rate = learning_rate(step - 1)
+        _move(optimizer, scaler, rate, clip_norm)
         if step % log_every == 0 or step == run.num_steps:
             run.log(step, **cells(step), learning_rate=rate, train_loss=losses.values)
             losses.values.clear()
         if step == early_step:
             run.checkpoint(keep="early")
+
+
+def _move(
+    optimizer: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler,
+    rate: float,
+    clip_norm: float | None,
+) -> None:
+    """Move the weights by the gradients, and forget these."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+    scaler.unscale_(optimizer)
+    if clip_norm is not None:
+        nn.utils.clip_grad_norm_(optimized(optimizer), clip_norm)
+    # In float16 it leaves out a step whose gradients overflowed.
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
 
 
 class _RecentLosses:

@@ -7,7 +7,6 @@ from functools import partial
 from typing import Any, Final
 
 import torch
-from torch import Tensor, nn
 
 from powernorm.diagnosis import training_inference_discrepancy
 from powernorm.errors import InputError
@@ -105,6 +104,13 @@ def _fit(
         run.wrap(model, "fsdp2")
     # A fused optimizer undoes the loss scale by itself, so nothing can clip before it.
     fused = training.precision == "float32" and num_processes() == 1
+    score = config.score
+    if config.selects_by_score and score is not None:
+        run.keep_best("valid_score", score["direction"], patience=training.patience)
+    else:
+        run.keep_best("valid_loss", patience=training.patience)
+    if training.average_checkpoints:
+        run.keep_last(training.average_checkpoints)
     run.track(validations=validations)
     if hasattr(model, "memory_state"):
         run.track(memory=_Memory(model))
@@ -125,11 +131,6 @@ def _fit(
         monitor_every=training.monitor_every,
         count_rows=task.examples is not None,
         early_step=early_step(config),
-        best=("valid_score", config.score["direction"])
-        if config.selects_by_score and config.score is not None
-        else ("valid_loss", "min"),
-        patience=training.patience,
-        keep_last=training.average_checkpoints,
     )
 
 
@@ -240,7 +241,7 @@ class _Measuring:
     def _load_average(self) -> str:
         training, run, model = self._config.training, self._run, self._model
         run.load("average", model=model)
-        name = run.recorded["scored"].replace("evaluations", "checkpoints")
+        name = str(run.recorded["scored"]).replace("evaluations", "checkpoints")
         if batch_layers(model):
             how = training.average_statistics
             if how == "recalibrate":

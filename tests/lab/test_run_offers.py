@@ -1,0 +1,176 @@
+"""What a run offers a training function beside `steps`, `track` and `log`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from lab.own_training import Classifier, tiny_grid
+from powernorm import lab
+from powernorm.lab.engine.grid_training import compare_grid
+from powernorm.lab.engine.run import Run
+
+
+def trained(
+    function: Callable[..., Any], out: Path, *norms: str, resume: bool = False
+) -> dict[str, Any]:
+    """The results of a function by norm."""
+    grid = tiny_grid(function, norms=list(norms or ["bn"]), goal={"loss": "min"})
+    results = compare_grid(grid, out, resume=resume)
+    return {run["norm"]: run for run in results["runs"]}
+
+
+class Encoder(nn.Module):
+    """A model that is built with its norm inside."""
+
+    def __init__(self, norm: Callable[[int], nn.Module]) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 6)
+        self.norm = norm(6)
+        self.last = nn.Linear(6, 1)
+
+    def forward(self, x: Tensor) -> Tensor:
+        loss: Tensor = self.last(self.norm(self.first(x))).square().mean()
+        return loss
+
+
+def test_models_with_norms_inside_begin_with_the_same_weights(tmp_path: Path) -> None:
+    found: dict[str, list[Tensor]] = {}
+
+    def function(run: Run) -> dict[str, float]:
+        before = torch.get_rng_state()
+        model = run.build(lambda: Encoder(run.build_norm))
+        assert torch.equal(torch.get_rng_state(), before)
+        found[run.norm] = [model.first.weight.detach(), model.last.weight.detach()]
+        assert run.num_parameters == sum(p.numel() for p in model.parameters())
+        return {"loss": float(run.penalty(num_tokens=1)) if run.norm != "rbn" else 0.0}
+
+    trained(function, tmp_path, "ln", "bn", "rbn", "pn", "adanorm")
+    torch.testing.assert_close(list(found.values()), [found["ln"]] * 5, rtol=0, atol=0)
+
+
+LOSSES = (5.0, 3.0, float("nan"), 4.0, 3.5, 1.0)
+
+
+def fading(run: Run, *, patience: int = 3, steps: int = 12, stop_at: int = 0) -> dict[str, Any]:
+    """Its weights are the step; its evaluations bring `LOSSES`, every two steps."""
+    model = run.swap(Classifier())
+    run.track(model=model)
+    run.evaluate_every(2, lambda: {"valid": LOSSES[run.step // 2 - 1]})
+    run.keep_best("valid", patience=patience)
+    for step, _ in run.steps(lambda done: iter(range(done, 100)), checkpoint_every=1):
+        with torch.no_grad():
+            model.first.weight.fill_(step)
+        if step == stop_at and not run.is_resumed:
+            raise KeyboardInterrupt
+    last = float(model.first.weight.detach().mean())
+    run.load("best")
+    return {"loss": float(model.first.weight.detach().mean()), "last": last}
+
+
+def test_the_best_weights_come_back_and_patience_ends_a_run(tmp_path: Path) -> None:
+    run = trained(fading, tmp_path)["bn"]
+    # The best of 5, 3, NaN, 4, 3.5 is the second one, and three others after it are too many.
+    assert run["metrics"] == {"loss": 4.0, "last": 10.0}
+    assert run["scored"] == "best checkpoint"
+    assert run["message"] == "stopped early after step 10"
+    states = lab.saved_states(tmp_path / "bn-seed0")
+    assert states["model"]["first.weight"].mean() == 4.0
+
+
+def test_patience_survives_an_interruption(tmp_path: Path) -> None:
+    whole = trained(fading, tmp_path / "whole")["bn"]
+    for at in (5, 7, 10):
+        out = tmp_path / str(at)
+        with mock.patch.object(fading, "__kwdefaults__", {**fading.__kwdefaults__, "stop_at": at}):
+            with pytest.raises(KeyboardInterrupt):
+                trained(fading, out)
+            resumed = trained(fading, out, resume=True)["bn"]
+        assert resumed["metrics"] == whole["metrics"], at
+        assert resumed["message"] == whole["message"]
+
+
+def test_a_checkpoint_is_kept_under_a_name(tmp_path: Path) -> None:
+    def function(run: Run, *, steps: int = 9) -> dict[str, float]:
+        model = run.swap(Classifier())
+        run.track(model=model)
+        for step, _ in run.steps([0]):
+            with torch.no_grad():
+                model.first.weight.fill_(step)
+            if step == 4:
+                run.checkpoint(keep="early")
+        return {"loss": 1.0}
+
+    trained(function, tmp_path)
+    folder = tmp_path / "bn-seed0/checkpoints"
+    kept = {name: torch.load(folder / name, weights_only=True) for name in ("early.ckpt",)}
+    assert kept["early.ckpt"]["step"] == 4
+    assert kept["early.ckpt"]["states"]["model"]["first.weight"].mean() == 4
+
+
+@pytest.mark.parametrize(
+    ("rows", "status"),
+    [
+        ([[1.0, float("nan")]] * 4, "finished"),
+        ([[float("inf"), float("nan")], [1.0]], "nonfinite"),
+        ([[float("nan")]], "nonfinite"),
+    ],
+)
+def test_a_run_is_lost_where_no_loss_of_a_row_is_finite(
+    tmp_path: Path, rows: list[list[float]], status: str
+) -> None:
+    def function(run: Run, *, steps: int = len(rows)) -> dict[str, float]:
+        run.swap(Classifier())
+        for step, _ in run.steps([0]):
+            run.log(step, train_loss=[torch.tensor(loss) for loss in rows[step - 1]])
+        return {"loss": 1.0}
+
+    assert trained(function, tmp_path)["bn"]["status"] == status
+
+
+def test_the_speed_leaves_out_what_is_no_training(tmp_path: Path) -> None:
+    def function(run: Run, *, steps: int = 30) -> dict[str, float]:
+        run.track(model=run.swap(Classifier()))
+        # Each reading of this clock is a second later.
+        run.evaluate_every(3, lambda: [clock() for _ in range(1000)] and None)
+        for _ in run.steps([0]):
+            clock()
+            run.count(tokens=10, rows=2)
+        return {"loss": 1.0}
+
+    clock = mock.Mock(side_effect=map(float, range(10**6)))
+    with mock.patch("powernorm.lab.engine.throughput.time.perf_counter", clock):
+        run = trained(function, tmp_path)["bn"]
+    # The steps read it twice each: the function, and the run that asks for its checkpoint.
+    assert run["tokens_per_second"] == pytest.approx(10 / 2, rel=0.1)
+    assert run["examples_per_second"] == pytest.approx(run["tokens_per_second"] / 5)
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    yield from map(json.loads, path.read_text().splitlines())
+
+
+def test_a_run_is_diagnosed_while_it_trains(tmp_path: Path) -> None:
+    def function(run: Run, *, steps: int = 7) -> dict[str, float]:
+        model = run.swap(Classifier())
+        run.track(model=model)
+        batches = [torch.randn(16, 8) for _ in range(3)]
+        run.diagnose_every(3, model, batches)
+        run.diagnose_every("epoch", model, batches, epochs=lambda step: step / 5)
+        for _ in run.steps(batches):
+            model(batches[0]).sum().backward()
+        return {"loss": 1.0}
+
+    trained(function, tmp_path)
+    found = list(_lines(tmp_path / "bn-seed0/diagnoses.jsonl"))
+    assert [(line["step"], line.get("epoch")) for line in found] == [
+        *((0, None), (0, 0.0), (3, None), (5, 1.0), (6, None), (7, None), (7, 1.4))
+    ]
+    assert all(len(line["layers"]) == 2 for line in found)
