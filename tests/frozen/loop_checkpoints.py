@@ -15,7 +15,7 @@ from torch import Tensor
 from powernorm.lab.engine.averaging import write_weights
 from powernorm.lab.engine.distribution import optimized
 from powernorm.lab.engine.folders import BEST, LAST, owner_of, read_json
-from powernorm.lab.engine.state import read_checkpoint
+from powernorm.lab.engine.state import random_states, read_checkpoint
 from powernorm.lab.engine.state import write_checkpoint as write
 from powernorm.lab.tasks.registry import task_of
 from powernorm.lab.tasks.trained_models import run_config
@@ -53,7 +53,7 @@ def write_checkpoint(run: Path, state: RecordedState) -> None:
     }
     states |= {} if state.scaler is None else {"scaler": state.scaler}
     states |= {} if state.memory is None else {"memory": {"lanes": state.memory}}
-    here = read_checkpoint(run / CHECKPOINTS_FOLDER / LAST)["random"][0]
+    here = random_states()
     content = {
         "run": owner_of(run),
         "step": state.step,
@@ -68,6 +68,7 @@ def write_checkpoint(run: Path, state: RecordedState) -> None:
         "gradients": {},
         "random": [here | {"torch": numbers} for numbers in state.random],
     }
+    (run / CHECKPOINTS_FOLDER).mkdir(exist_ok=True)
     for name in (LAST, BEST):
         with (run / CHECKPOINTS_FOLDER / name).open("w+b") as file:
             write(file, content)

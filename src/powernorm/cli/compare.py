@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Mapping
 from contextlib import nullcontext, redirect_stdout
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -114,6 +114,14 @@ def compare(
             "where the norms that are left are that close.",
         ),
     ] = None,
+    log_to: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME",
+            help="Show every number of a run in a tracker, too: tensorboard, wandb, mlflow or "
+            "trackio; repeat it for several.",
+        ),
+    ] = None,
     plan: Annotated[
         bool,
         typer.Option(
@@ -128,7 +136,10 @@ def compare(
     Ends in a table and in DIR/report.html, with exit code 1 where runs failed. SIGTERM and SIGUSR1
     end it after the step at hand with exit code 75; the same command with --resume goes on.
     """
+    from powernorm.lab.comparing import notes_of
     from powernorm.lab.engine.executors.choice import Workers
+    from powernorm.lab.engine.grid_training import compare_grid
+    from powernorm.lab.tasks.builtin import grid_of
     from powernorm.lab.working import with_threads
 
     shown = Shown(as_json=as_json, quiet=quiet)
@@ -136,35 +147,36 @@ def compare(
         jobs, executor, parsed_executor_options(executor_options or []), retries, devices
     )
     race = _race(race_confidence, race_margin, is_race=is_race)
-    recipe: Recipe | None = None
     changes = assignments or []
     if ":" in task:
         foreign = {"--placement": placement, "--preset": preset, "--study": study, "--data": data}
         refuse(foreign, f"{task} is a function of your own")
         folder = out or Path("runs") / task.replace(":", "-")
-        what: Grid | ComparisonSettings = _own(
+        grid = _own(
             task, norms, seeds, goal, changes, device, num_threads or workers.default_threads
         )
     else:
         refuse({"--goal": goal}, f"{task} has a measure of its own")
         chosen = named_settings(norms, placement, seeds, data, device)
         config, recipe, name = built_in_settings(task, preset, study, [*chosen, *changes])
-        what = with_threads(config, workers, num_threads)
+        grid = grid_of(with_threads(config, workers, num_threads), notes_of(config, recipe))
         folder = out or Path("runs") / name
+    grid = replace(grid, race=race, log_to=tuple(log_to or ()))
     if devices > 1 and plan:
         raise InputError(
             f"--plan trains nothing: give {launching.OPTION} {devices} to `powernorm work`"
         )
     with interruptible(folder):
         if plan:
-            _plan(what, folder, recipe, race, resume=resume, force=force)
+            compare_grid(grid, folder, resume=resume, force=force, plan_only=True)
+            typer.echo(f"{folder} is ready; on every machine that sees it: powernorm work {folder}")
             return
         if devices > 1 and not workers.are_used:
-            code = _train_in_processes(what, devices)
+            code = _train_in_processes(devices)
             if code:
                 raise typer.Exit(code)
         else:
-            _train(what, folder, shown, recipe, workers, race, resume=resume, force=force)
+            _train(grid, folder, shown, workers, resume=resume, force=force)
     if not launching.is_launched():  # else who started this process looks
         end_with_failures(folder)
 
@@ -239,24 +251,6 @@ class Shown:
 
     as_json: bool
     quiet: bool
-
-
-def _plan(
-    what: "Grid | ComparisonSettings",
-    folder: Path,
-    recipe: "Recipe | None",
-    race: "Race | None",
-    *,
-    resume: bool,
-    force: bool,
-) -> None:
-    """Prepare a folder for workers."""
-    from powernorm.lab.comparing import notes_of, plan
-    from powernorm.lab.settings.comparison import ComparisonSettings
-
-    notes = notes_of(what, recipe) if isinstance(what, ComparisonSettings) else None
-    plan(what, folder, race=race, resume=resume, force=force, notes=notes)
-    typer.echo(f"{folder} is ready; on every machine that sees it: powernorm work {folder}")
 
 
 def _race(confidence: float | None, margin: float | None, *, is_race: bool) -> "Race | None":
@@ -357,49 +351,31 @@ def _own(
 
 
 def _train(
-    what: "Grid | ComparisonSettings",
-    folder: Path,
-    shown: Shown,
-    recipe: "Recipe | None",
-    workers: "Workers",
-    race: "Race | None",
-    *,
-    resume: bool,
-    force: bool,
+    grid: "Grid", folder: Path, shown: Shown, workers: "Workers", *, resume: bool, force: bool
 ) -> None:
     """Train, print the table and write the page."""
-    # Before the training that takes minutes: a missing extra must not show up after it.
-    from powernorm.lab.comparing import compare_and_show, notes_of
-    from powernorm.lab.settings.comparison import ComparisonSettings
+    from powernorm.lab.comparing import compare_and_show
 
     # What a function of the user's own prints is no part of the JSON.
     with redirect_stdout(sys.stderr) if shown.as_json else nullcontext():
         compare_and_show(
-            what,
+            grid,
             folder,
             workers=workers,
-            race=race,
             resume=resume,
             force=force,
             progress=not shown.quiet,
             table=not (shown.quiet or shown.as_json),
-            notes=notes_of(what, recipe) if isinstance(what, ComparisonSettings) else None,
         )
     if shown.as_json and launching.is_main():
         typer.echo((folder / RESULTS_FILE).read_text(encoding="utf-8"), nl=False)
 
 
-def _train_in_processes(what: "Grid | ComparisonSettings", devices: int) -> int:
+def _train_in_processes(devices: int) -> int:
     """Start this command again in several processes and return their exit code."""
     if launching.is_launched():
         option = launching.OPTION
         raise InputError(f"{option} and torchrun both start processes: leave {option} out")
-    from powernorm.lab.settings.comparison import ComparisonSettings
-    from powernorm.lab.tasks.builtin import check_norms
-
-    if isinstance(what, ComparisonSettings):
-        # Before each process would find it.
-        check_norms(what)
     return launching.launch(devices, _without_devices(sys.argv[1:]), resuming_command())
 
 

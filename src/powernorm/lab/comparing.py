@@ -10,7 +10,6 @@ from typing import Any
 from rich.console import Console
 
 from powernorm.errors import InputError
-from powernorm.lab.engine.coordination import Executor
 from powernorm.lab.engine.events import Listener
 from powernorm.lab.engine.executors.choice import Workers
 from powernorm.lab.engine.folders import read_json, write_json
@@ -39,9 +38,8 @@ from powernorm.lab.report import (
 )
 from powernorm.lab.report.measures import MEASURES
 from powernorm.lab.settings.comparison import ComparisonSettings
-from powernorm.lab.tasks import builtin
 from powernorm.lab.tasks.builtin import Notes, grid_of
-from powernorm.lab.working import with_threads, work_record
+from powernorm.lab.working import with_threads
 from powernorm.runs import RESULTS_FILE
 
 
@@ -62,6 +60,7 @@ def compare(
     devices: int = 1,
     retries: int = 3,
     race: Race | None = None,
+    log_to: Sequence[str] = (),
     resume: bool = False,
     force: bool = False,
     quiet: bool = False,
@@ -99,6 +98,8 @@ def compare(
         retries: with `jobs`, so often a run is tried again whose process was lost.
         race: drop norms that are behind, seed by seed, and stop when it is decided; `seeds` is then
             how many there are at most, three at least. None trains every norm with every seed.
+        log_to: trackers that show every number of a run, too: `tensorboard`, `wandb`, `mlflow`,
+            `trackio`.
         resume: leave runs that are over as they are, and go on with interrupted ones from their
             last checkpoint, exactly as if they had not been interrupted.
         force: delete the runs that `out` holds first.
@@ -127,9 +128,9 @@ def compare(
         own = [name for name, value in given.items() if value]
         if own:
             raise InputError(f"{own[0]} is part of a recipe: change it by powernorm.lab.override")
-        what: Grid | ComparisonSettings = with_threads(train, workers, num_threads)
+        grid = grid_of(with_threads(train, workers, num_threads), notes or notes_of(train))
     else:
-        what = own_grid(
+        grid = own_grid(
             train,
             norms=checked_norms(norms),
             seeds=checked_seeds(seeds),
@@ -139,17 +140,16 @@ def compare(
             device=device,
             num_threads=num_threads or workers.default_threads,
         )
+    grid = replace(grid, race=race, log_to=tuple(log_to))
     try:
         return compare_and_show(
-            what,
+            grid,
             Path(out),
             workers=workers,
-            race=race,
             resume=resume,
             force=force,
             progress=on_event or not quiet,
             table=not quiet,
-            notes=notes,
         )
     except Stopped as end:
         if is_first_process():
@@ -159,36 +159,33 @@ def compare(
 
 
 def compare_and_show(
-    what: Grid | ComparisonSettings,
+    grid: Grid,
     folder: Path,
     *,
     workers: Workers,
-    race: Race | None,
     resume: bool,
     force: bool,
     progress: bool | Listener,
     table: bool,
-    notes: Notes | None = None,
 ) -> Comparison:
     """Train, show what happens, write the page and print the table; see `compare`."""
-    known = (notes or notes_of(what)) if isinstance(what, ComparisonSettings) else None
-    work = _work_record(what, race, is_needed=workers.are_used)
+    if workers.are_used:
+        grid.work_record()  # raises where other processes could not train it
     stop = Stop()
     with stop.watching():
-        executor = _executor(what, folder, workers) if workers.are_used else None
+        executor = None
+        if workers.are_used:
+            executor = workers.start_executor(folder, grid.num_threads or 1, grid.device)
         stop.install()  # Ray takes the signals, too
         try:
             with shown(folder, progress) as listener:
-                _train(
-                    what,
+                compare_grid(
+                    grid,
                     folder,
-                    work=work,
-                    executor=executor,
-                    race=race,
                     resume=resume,
                     force=force,
-                    notes=known,
                     on_event=listener,
+                    executor=executor,
                 )
         finally:
             if executor is not None:
@@ -239,98 +236,6 @@ def _add_statistics(folder: Path, comparison: Comparison) -> None:
             write_json(folder / RESULTS_FILE, {**results, "statistics": seed_records(comparison)})
     finally:
         lease.release(forget=True)
-
-
-def plan(
-    what: Grid | ComparisonSettings,
-    folder: Path,
-    *,
-    race: Race | None = None,
-    resume: bool = False,
-    force: bool = False,
-    notes: Notes | None = None,
-) -> None:
-    """Write everything that `powernorm work` needs, and train nothing.
-
-    Args:
-        what: to train.
-        folder: of the comparison.
-        race: as in `compare`.
-        resume: the folder may hold runs, which stay.
-        force: delete the runs that the folder holds first.
-        notes: as in `compare`.
-
-    Raises:
-        InputError: as in `compare`.
-    """
-    known = (notes or notes_of(what)) if isinstance(what, ComparisonSettings) else None
-    work = _work_record(what, race, is_needed=True)
-    _train(
-        what,
-        folder,
-        work=work,
-        race=race,
-        resume=resume,
-        force=force,
-        notes=known,
-        plan_only=True,
-    )
-
-
-def _work_record(
-    what: Grid | ComparisonSettings, race: Race | None, *, is_needed: bool
-) -> dict[str, Any] | None:
-    """Return what other processes need to train, too; None where they could not."""
-    try:
-        return work_record(what, race)
-    except InputError:
-        if is_needed:
-            raise
-        return None
-
-
-def _executor(what: Grid | ComparisonSettings, folder: Path, workers: Workers) -> Executor:
-    grid = what if isinstance(what, Grid) else grid_of(what, Notes())
-    return workers.start_executor(folder, grid.num_threads or 1, grid.device)
-
-
-def _train(
-    what: Grid | ComparisonSettings,
-    folder: Path,
-    *,
-    work: Mapping[str, Any] | None,
-    race: Race | None,
-    resume: bool,
-    force: bool,
-    notes: Notes | None,
-    executor: Executor | None = None,
-    plan_only: bool = False,
-    on_event: Listener | None = None,
-) -> None:
-    if isinstance(what, ComparisonSettings):
-        builtin.compare(
-            what,
-            folder,
-            resume=resume,
-            force=force,
-            on_event=on_event,
-            notes=notes,
-            work=work,
-            executor=executor,
-            plan_only=plan_only,
-            race=race,
-        )
-    else:
-        compare_grid(
-            replace(what, race=race),
-            folder,
-            resume=resume,
-            force=force,
-            on_event=on_event,
-            work=work,
-            executor=executor,
-            plan_only=plan_only,
-        )
 
 
 def notes_of(config: ComparisonSettings, recipe: Recipe | None = None) -> Notes:

@@ -6,7 +6,6 @@ import socket
 import sys
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -39,15 +38,13 @@ from powernorm.lab.engine.processes import (
 )
 from powernorm.lab.engine.run_training import RunTraining
 from powernorm.lab.engine.stopping import Stop
-from powernorm.lab.engine.tasks import FunctionTask, Task, TrainingFunction, task_of
+from powernorm.lab.engine.tasks import SCRIPT, Task, TrainingFunction, task_of
+from powernorm.lab.engine.trackers import check_trackers
 from powernorm.lab.engine.trials import TrialRules
 from powernorm.lab.own_grid import OwnVariant, own_grid
-from powernorm.lab.settings.comparison import ComparisonSettings, to_json
+from powernorm.lab.settings.comparison import ComparisonSettings
 from powernorm.runs import COMPARISON_FILE, RESULTS_FILE, WORK_FILE
 
-SCRIPT: Final = "__mp_main__"
-"""Name under which workers import a script, as those of multiprocessing do: not `__main__`, so that
-what it does under that name is not done again."""
 TURN_SECONDS: Final = 0.1
 
 
@@ -65,77 +62,6 @@ def with_threads(
     return replace(config, training=replace(config.training, num_threads=chosen))
 
 
-def work_record(
-    what: Grid | ComparisonSettings,
-    race: Race | None = None,
-    trial: TrialRules | None = None,
-) -> dict[str, Any]:
-    """Return what a worker has to know of a comparison, for the file that it reads.
-
-    Args:
-        what: to train: the grid of a user's own function, or the settings of a built-in task.
-        race: of its norms.
-        trial: how the runs are judged where they are trials of a tuning.
-
-    Raises:
-        InputError: a function cannot be imported by a worker.
-    """
-    rules: dict[str, Any] = {} if trial is None else {"trial": trial.to_json()}
-    if race is not None:
-        rules["race"] = race.record()
-    if isinstance(what, ComparisonSettings):
-        return {"format": 1, "comparison": to_json(what), **rules}
-    record = {
-        "function": _importable(what.task),
-        "norms": list(dict.fromkeys(line.norm for line in what.lines)),
-        "seeds": list(what.seeds),
-        "goal": {what.goal: what.direction},
-        "settings": what.task.to_json(what.settings),
-        "norm_options": {},
-        "variants": [
-            {
-                "label": line.name,
-                "norm": line.norm,
-                "settings": what.task.to_json(line.settings),
-                "norm_options": dict(line.norm_options),
-            }
-            for line in what.lines
-        ],
-        "device": what.device.type,
-        "num_threads": what.num_threads,
-    }
-    path = [str(Path(part).absolute()) for part in sys.path]
-    return {"format": 1, "own": record, "path": path, **rules}
-
-
-def _importable(task: Task) -> dict[str, str]:
-    """Return what says where a worker finds a task: a module or a script, and a name in it."""
-    thing = task.train if isinstance(task, FunctionTask) else type(task)
-    module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", "")
-    found: dict[str, str] = {"name": name}
-    if module in ("__main__", SCRIPT):
-        file = getattr(sys.modules[module], "__file__", None)
-        if file is None:
-            raise InputError(
-                f"{task.name} is written at a prompt or in a notebook, where other processes "
-                "cannot import it: write it into a file for jobs"
-            )
-        found["script"] = str(Path(file).absolute())
-    else:
-        found["module"] = str(module)
-    top: Any = sys.modules.get(str(module))
-    with suppress(AttributeError):
-        for part in name.split("."):
-            top = getattr(top, part)
-    has_own_state = not isinstance(task, FunctionTask) and set(vars(task)) - {"name", "_settings"}
-    if top is not thing or has_own_state:
-        raise InputError(
-            f"{task.name} cannot be imported by other processes: write it at the top level of its "
-            "module, a task without arguments, for jobs"
-        )
-    return found
-
-
 def read_work(out: Path) -> Grid:
     """Return what the file of a comparison's folder tells a worker to train.
 
@@ -150,7 +76,7 @@ def read_work(out: Path) -> Grid:
         )
     record = _checked(_Work, path, read_json(path))
     trial = None if record.trial is None else _trial(path, record.trial)
-    return replace(_recorded_grid(out, record), race=record.race, trial=trial)
+    return replace(_recorded_grid(out, record), race=record.race, trial=trial, log_to=record.log_to)
 
 
 def named_code(out: Path) -> list[str]:
@@ -223,10 +149,12 @@ class _Work:
     """Where modules are imported from."""
     race: Race | None = None
     trial: Any = None
+    log_to: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         if (self.comparison is None) == (self.own is None):
             raise ValueError("neither a built-in task nor a function")
+        check_trackers(self.log_to)
 
 
 @dataclass(frozen=True)

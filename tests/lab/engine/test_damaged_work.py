@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +14,11 @@ from own_training import tiny_grid
 
 from powernorm import lab
 from powernorm.errors import InputError
-from powernorm.lab.comparing import plan
+from powernorm.lab.comparing import notes_of
+from powernorm.lab.engine.grid_training import compare_grid
 from powernorm.lab.engine.trials import TrialRules
-from powernorm.lab.working import read_work, work_record
+from powernorm.lab.tasks.builtin import grid_of
+from powernorm.lab.working import read_work
 
 VALUES = (None, -1, "text", [[]], {"text": {}})
 
@@ -44,10 +47,10 @@ def is_one_line(folder: Path) -> bool:
 
 @pytest.fixture
 def own(tmp_path: Path) -> Path:
-    plan(tiny_grid(seeds=[0, 1]), tmp_path)
-    grid = tiny_grid()
+    compare_grid(tiny_grid(seeds=[0, 1]), tmp_path, plan_only=True)
     rules = TrialRules({"metric": "loss", "direction": "min"}, {"ln": {3: 0.5}})
-    record = {**work_record(grid, lab.Race(), rules), "path": []}
+    grid = replace(tiny_grid(), race=lab.Race(), trial=rules)
+    record = {**grid.work_record(), "path": []}
     (tmp_path / "work.json").write_text(json.dumps(record))
     return tmp_path
 
@@ -57,7 +60,8 @@ def test_any_part_of_it(kind: str, own: Path, tmp_path: Path) -> None:
     path = own / "work.json"
     record = json.loads(path.read_text())
     if kind == "built in":
-        plan(lab.recipe("lm", "smoke"), tmp_path / "lm")
+        config = lab.recipe("lm", "smoke")
+        compare_grid(grid_of(config, notes_of(config)), tmp_path / "lm", plan_only=True)
         path = tmp_path / "lm" / "work.json"
         record = json.loads(path.read_text())
     assert not is_one_line(path.parent)
@@ -78,6 +82,7 @@ def test_any_part_of_it(kind: str, own: Path, tmp_path: Path) -> None:
         ({"own": None}, "neither a built-in task nor a function"),
         ({"format": 7}, "format: Input should be 1"),
         ({"race": {"confidence": 3}}, "race: Value error, a race with confidence 3"),
+        ({"log_to": ["paper"]}, "there is no tracker 'paper'"),
         ({"trial": {"goal": {}}}, "trial: KeyError 'direction'"),
     ],
 )

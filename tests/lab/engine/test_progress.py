@@ -6,10 +6,10 @@ from rich.console import Console
 from powernorm.lab.engine.events import (
     DataPrepared,
     Event,
+    Measured,
     RunEnded,
     RunStarted,
     StepsDone,
-    Validated,
 )
 from powernorm.lab.engine.progress import ComparisonProgress
 from powernorm.runs import Baseline, RunResult, Status
@@ -44,7 +44,7 @@ EVENTS = (
     DataPrepared("lm_sotu", 1_619_562, 2000, BASELINES),
     RunStarted("pn", 1, 2, 5, 400, 100),
     StepsDone("pn", 1, 110, 4.25),
-    Validated("pn", 1, 200, 4.0, 1234.5),
+    Measured("pn", 1, 200, {"valid_loss": 4.0, "valid_perplexity": 1234.5}),
     RunEnded(result("finished", 1100.25), skipped=False),
 )
 

@@ -73,6 +73,8 @@ def assert_same_run(one: Path, other: Path) -> None:
     states = [content["states"] for content in contents]
     groups = [state["optimizer"].pop("param_groups") for state in states]
     assert groups[0] == groups[1]  # texts are in it, too
+    histories = [state.pop("validations")["losses"] for state in states]
+    assert histories[0] == histories[1]
     for key in states[0]:
         first, second = (state[key] for state in states)
         torch.testing.assert_close(first, second, rtol=0, atol=0, msg=key)

@@ -7,7 +7,6 @@ import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest import mock
 
 import pytest
 import torch
@@ -26,7 +25,6 @@ from powernorm.lab.tasks.image.task import build_image_model
 from powernorm.lab.tasks.lm.settings import LanguageModelSettings
 from powernorm.lab.tasks.registry import task_of
 from powernorm.lab.tasks.trained_models import load_trained
-from powernorm.lab.training import training
 from powernorm.runs import Baseline
 
 pytestmark = pytest.mark.usefixtures("drawn_norm")
@@ -78,10 +76,9 @@ def test_equal_seeds_begin_with_equal_weights(configure: Configure, tmp_path: Pa
             listener=print,
             baselines=[Baseline(name="unigram", metrics={"valid_loss": 9.0})],
         )
-        found: list[torch.nn.Module] = []
-        with mock.patch.object(training, "_fit", lambda *parts: found.append(parts[2])):
-            training.train(run, task_of(run.settings))
-        return {k: v.clone() for k, v in found[0].state_dict().items()}
+        task = task_of(config)
+        model = run.build(lambda: task.build(config, run.norm, task.sizes(encoded), seed))
+        return {k: v.clone() for k, v in model.state_dict().items()}
 
     torch.manual_seed(1)
     first = begin(0)

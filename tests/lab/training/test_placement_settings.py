@@ -93,5 +93,5 @@ def test_a_run_and_its_report_name_the_placement(configure: Configure, tmp_path:
     comparison = read_comparison(tmp_path)
     assert comparison.where == "placement bn-ffn"
     assert comparison.runs[0].placement == "bn-ffn"
-    weights = torch.load(tmp_path / run["folder"] / "checkpoints/last.ckpt", weights_only=True)
-    assert "layers.0.feedforward.0.norm.running_mean" in weights["weights"]
+    content = torch.load(tmp_path / run["folder"] / "checkpoints/last.ckpt", weights_only=True)
+    assert "layers.0.feedforward.0.norm.running_mean" in content["states"]["model"]

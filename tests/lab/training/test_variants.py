@@ -271,7 +271,7 @@ def test_bad_options_are_found_before_anything_is_trained(
     broken = (Variant("ln", "ln"), Variant("bn-x", "bn", {"max_ratio": 3}))
     config = replace(configure(), norms=("ln", "bn"), variants=broken)
     with (
-        patch("powernorm.lab.tasks.builtin.RunTrainer") as trainer,
+        patch("powernorm.lab.tasks.builtin.train") as trainer,
         pytest.raises(InputError, match="has no option 'max_ratio'"),
     ):
         compare(config, tmp_path)

@@ -101,6 +101,22 @@ class Grid:
     log_to: Sequence[str] = ()
     """Names of `engine.trackers.TRACKERS` that show every number of a run, too."""
 
+    def work_record(self) -> dict[str, Any]:
+        """Return what a worker has to know of the comparison, for the file that it reads.
+
+        Raises:
+            InputError: it cannot import the function.
+        """
+        rules: dict[str, Any] = {} if self.trial is None else {"trial": self.trial.to_json()}
+        if self.race is not None:
+            rules["race"] = self.race.record()
+        return {
+            "format": 1,
+            **self.task.work(self),
+            **rules,
+            "log_to": list(self.log_to),
+        }
+
     def runs(self) -> Iterator[tuple[Line, int]]:
         """Yield the runs in the order of training: all lines of a seed before the next seed."""
         for seed in self.seeds:

@@ -1,11 +1,12 @@
 """The grid of a comparison: every norm and seed trained alike, and what came of it."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
+from powernorm.errors import InputError
 from powernorm.lab.engine.comparison_results import Results
 from powernorm.lab.engine.coordination import Executor, coordinate
 from powernorm.lab.engine.events import Listener, Notice, RunEnded, ignore
@@ -31,17 +32,16 @@ from powernorm.lab.engine.processes import (
 from powernorm.lab.engine.race import Standing, check_race, standing
 from powernorm.lab.engine.run_training import RunTraining, remove_rests
 from powernorm.lab.engine.stopping import Stop, Stopped
+from powernorm.lab.engine.trackers import check_trackers
 from powernorm.runs import (
     COMPARISON_FILE,
     CONFIG_FILE,
     WORK_FILE,
-    Baseline,
     ComparisonResults,
     FunctionRecord,
     RunResult,
 )
 
-OnData = Callable[[Any, Sequence[Baseline], Listener], None]
 POLL_SECONDS: Final = 2.0
 """Between two looks at runs that other processes train."""
 
@@ -53,8 +53,7 @@ def compare_grid(
     resume: bool = False,
     force: bool = False,
     on_event: Listener | None = None,
-    on_data: OnData | None = None,
-    work: Mapping[str, Any] | None = None,
+    announces: bool = True,
     executor: Executor | None = None,
     plan_only: bool = False,
 ) -> ComparisonResults:
@@ -66,8 +65,7 @@ def compare_grid(
         resume: leave runs that are over as they are, and go on with the others.
         force: delete the runs that `out` holds first.
         on_event: is called with every event, in the first process.
-        on_data: is called with the data and its baselines when they are ready.
-        work: contents of the file by which other processes can train runs, too.
+        announces: tell the listener what the data are.
         executor: starts the workers that train; None trains here, one run after the other.
         plan_only: train nothing: what workers need is there.
 
@@ -80,6 +78,13 @@ def compare_grid(
         Stopped: the same after SIGTERM or SIGUSR1.
     """
     check_race(grid)
+    check_trackers(grid.log_to)
+    try:
+        work: dict[str, Any] | None = grid.work_record()
+    except InputError:  # a function of a prompt or a notebook, which only this process has
+        if plan_only or executor is not None:
+            raise
+        work = None
     out = out.absolute()  # whatever a training function makes the working directory
     stop = Stop()
     with stop.watching(), process_group(grid.device.type):
@@ -91,7 +96,7 @@ def compare_grid(
             listener = (on_event or ignore) if is_main() else ignore
             comparison = _Comparison(grid, out, data, lease, stop, listener)
             with own_generators(), threads(grid.num_threads):
-                comparison.begin(on_data, work)
+                comparison.begin(work, announces=announces)
                 if plan_only:
                     pass
                 elif executor is None:
@@ -149,10 +154,10 @@ class _Comparison:
         on_main(self._check_old_runs)
         self._baselines = on_main(lambda: grid.task.baselines(data))
 
-    def begin(self, on_data: OnData | None, work: Mapping[str, Any] | None) -> None:
+    def begin(self, work: Mapping[str, Any] | None, *, announces: bool) -> None:
         """Tell what the data are and write what is known before the first run."""
-        if on_data is not None:
-            on_data(self._data, self._baselines, self._listener)
+        if announces:
+            self._grid.task.announce(self._data, self._baselines, self._listener)
         self._head = on_main(self._write_head)
         if work is not None and is_main():
             write_json(self._out / WORK_FILE, work)

@@ -4,23 +4,31 @@ import difflib
 import hashlib
 import inspect
 import json
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import PydanticUserError, TypeAdapter, ValidationError
 from torch import nn
 
 from powernorm.errors import InputError
+from powernorm.lab.engine.events import Listener
 from powernorm.lab.engine.run import Run
 from powernorm.norms.named_layers import imported
 from powernorm.runs import Baseline, FunctionRecord
 
+if TYPE_CHECKING:
+    from powernorm.lab.engine.grid import Grid
+
 Metrics = Mapping[str, Any]
 TrainingFunction = Callable[..., Metrics]
+SCRIPT: Final = "__mp_main__"
+"""Name under which workers import a script, as those of multiprocessing do: not `__main__`, so that
+what it does under that name is not done again."""
 STEPS: Final = "steps"
 """The setting that is the number of steps of a run."""
 RESERVED: Final = frozenset({"norms", "seeds", "norm_options", "versions", "machine", "date"})
@@ -83,6 +91,38 @@ class Task:
         )
 
     # For the engine
+
+    def announce(self, data: Any, baselines: Sequence[Baseline], listener: Listener) -> None:
+        """Tell the listener what the data are, before the first run."""
+        del data, baselines, listener
+
+    def work(self, grid: "Grid") -> dict[str, Any]:
+        """Return what another process has to know to train a grid of the task; JSON.
+
+        Raises:
+            InputError: it cannot import the function.
+        """
+        record = {
+            "function": _importable(self),
+            "norms": list(dict.fromkeys(line.norm for line in grid.lines)),
+            "seeds": list(grid.seeds),
+            "goal": {grid.goal: grid.direction},
+            "settings": self.to_json(grid.settings),
+            "norm_options": {},
+            "variants": [
+                {
+                    "label": line.name,
+                    "norm": line.norm,
+                    "settings": self.to_json(line.settings),
+                    "norm_options": dict(line.norm_options),
+                }
+                for line in grid.lines
+            ],
+            "device": grid.device.type,
+            "num_threads": grid.num_threads,
+        }
+        path = [str(Path(part).absolute()) for part in sys.path]
+        return {"own": record, "path": path}
 
     def start(self, run: Run) -> Metrics:
         """Train a run and return its metrics."""
@@ -201,6 +241,34 @@ def _file_of(thing: Any) -> Path | None:
     except (TypeError, OSError):  # built in, or typed at a prompt
         return None
     return Path(file) if file is not None and Path(file).is_file() else None
+
+
+def _importable(task: Task) -> dict[str, str]:
+    """Return what says where a worker finds a task: a module or a script, and a name in it."""
+    thing = task.train if isinstance(task, FunctionTask) else type(task)
+    module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", "")
+    found: dict[str, str] = {"name": name}
+    if module in ("__main__", SCRIPT):
+        file = getattr(sys.modules[module], "__file__", None)
+        if file is None:
+            raise InputError(
+                f"{task.name} is written at a prompt or in a notebook, where other processes "
+                "cannot import it: write it into a file for jobs"
+            )
+        found["script"] = str(Path(file).absolute())
+    else:
+        found["module"] = str(module)
+    top: Any = sys.modules.get(str(module))
+    with suppress(AttributeError):
+        for part in name.split("."):
+            top = getattr(top, part)
+    has_own_state = not isinstance(task, FunctionTask) and set(vars(task)) - {"name", "_settings"}
+    if top is not thing or has_own_state:
+        raise InputError(
+            f"{task.name} cannot be imported by other processes: write it at the top level of its "
+            "module, a task without arguments, for jobs"
+        )
+    return found
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The comparison of norms on a built-in task: its settings as a grid for the engine."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -10,12 +10,11 @@ import torch
 
 from powernorm.errors import InputError
 from powernorm.lab.engine import grid, tasks
-from powernorm.lab.engine.coordination import Executor
 from powernorm.lab.engine.events import DataPrepared, Listener
-from powernorm.lab.engine.grid import Grid, Race
+from powernorm.lab.engine.grid import Grid
 from powernorm.lab.engine.grid_training import compare_grid
 from powernorm.lab.engine.run import Run
-from powernorm.lab.settings.comparison import ComparisonSettings
+from powernorm.lab.settings.comparison import ComparisonSettings, to_json
 from powernorm.lab.settings.variants import (
     Line,
     chosen_norms,
@@ -65,10 +64,6 @@ def compare(
     force: bool = False,
     on_event: Listener | None = None,
     notes: Notes | None = None,
-    work: Mapping[str, Any] | None = None,
-    executor: Executor | None = None,
-    plan_only: bool = False,
-    race: Race | None = None,
 ) -> ComparisonResults:
     """Train the same model with every norm and seed, and write the runs and their results.
 
@@ -84,10 +79,6 @@ def compare(
         force: delete the runs that `out` holds first.
         on_event: is called with every `powernorm.lab.engine.events.Event`.
         notes: what `results.json` says beside what was measured.
-        work: contents of the file by which other processes can train runs, too.
-        executor: starts the workers that train; None trains here.
-        plan_only: train nothing.
-        race: drop norms that are behind; None trains all.
 
     Distributed:
         Under `torchrun` every process calls it. They share each micro-batch and the statistics of
@@ -102,19 +93,8 @@ def compare(
         KeyboardInterrupt: after the interrupted run has been marked in `results.json`.
         Stopped: the same after SIGTERM or SIGUSR1.
     """
-    check_norms(config)
-    task = BuiltinTask(config)
-    return compare_grid(
-        replace(grid_of(config, notes or Notes()), race=race),
-        out,
-        resume=resume,
-        force=force,
-        on_event=on_event,
-        on_data=task.announce,
-        work=work,
-        executor=executor,
-        plan_only=plan_only,
-    )
+    grid = grid_of(config, notes or Notes())
+    return compare_grid(grid, out, resume=resume, force=force, on_event=on_event)
 
 
 def check_norms(config: ComparisonSettings) -> None:
@@ -175,6 +155,11 @@ class BuiltinTask(tasks.Task):
         self._task.keep(run.data, run.folder)
         return train(run, self._task)
 
+    def work(self, grid: Grid) -> dict[str, Any]:
+        """Return the settings."""
+        del grid
+        return {"comparison": to_json(self._config)}
+
     def source(self) -> FunctionRecord:
         """Return that it is this package's, whose version the settings name."""
         return FunctionRecord(name=self.name, file=None, sha256=None)
@@ -196,7 +181,12 @@ class BuiltinTask(tasks.Task):
 
 
 def grid_of(config: ComparisonSettings, notes: Notes) -> Grid:
-    """Return what a comparison of a built-in task trains."""
+    """Return what a comparison of a built-in task trains.
+
+    Raises:
+        InputError: a norm is unknown, or an option does not fit it or the model.
+    """
+    check_norms(config)
     study = None if config.study is None else study_info(config.study)
     return Grid(
         task=BuiltinTask(config),
@@ -212,7 +202,6 @@ def grid_of(config: ComparisonSettings, notes: Notes) -> Grid:
         num_threads=config.training.num_threads,
         study=study,
         score=config.score_name if config.score_every else None,
-        log_to=("tensorboard",),
     )
 
 

@@ -30,10 +30,8 @@ from powernorm.lab.tuning.ranges import Space
 from powernorm.lab.tuning.subjects import (
     Point,
     Subject,
-    Work,
     untuned_values,
 )
-from powernorm.lab.working import work_record
 from powernorm.runs import CONFIG_FILE, TRIALS_FOLDER, NormTuning, RunResult, TuningRecord
 
 PRUNER: Final = (
@@ -173,18 +171,18 @@ class Tuning:
                     for study in self._studies
                     for one in study.next_round(self._round_size, self._budget.num_trials)
                 ]
-                work = self._work(asked)
+                grid = self._grid(asked)
                 if executor is None and self._workers.are_used:
-                    self._check_record(work)
+                    grid.work_record()  # raises where other processes could not train it
                     executor = self._workers.start_executor(
-                        self._trials, work.grid.num_threads or 1, work.grid.device
+                        self._trials, grid.num_threads or 1, grid.device
                     )
-                self._train(work, asked, executor)
+                self._train(grid, asked, executor)
         finally:
             if executor is not None:
                 executor.close()
 
-    def _work(self, asked: Sequence[Asked]) -> Work:
+    def _grid(self, asked: Sequence[Asked]) -> Grid:
         """Return the grid of a round."""
         limits = {study.norm: study.limits() for study in self._studies}
         rules = TrialRules(self._goal, limits if self._budget.prunes else {})
@@ -196,26 +194,21 @@ class Tuning:
         points = [Point(one.norm, one.values, one.number) for one in asked]
         return self._subject.trials(points, known, self._seed, rules)
 
-    def _check_record(self, work: Work) -> None:
-        if work.record is None:
-            work_record(work.grid)  # says why other processes could not train it
-
-    def _train(self, work: Work, asked: Sequence[Asked], executor: Executor | None) -> None:
+    def _train(self, grid: Grid, asked: Sequence[Asked], executor: Executor | None) -> None:
         is_first = not self._trials.exists()
         compare_grid(
-            work.grid,
+            grid,
             self._trials,
             resume=True,
             on_event=self._listener,
-            on_data=work.on_data if is_first else None,
-            work=work.record,
+            announces=is_first,
             executor=executor,
         )
         self._read_results()
         self._check_that_some_train(asked)
         for one in asked:
             study = next(study for study in self._studies if study.norm == one.norm)
-            folder = self._folder(work.grid, one.norm, one.number)
+            folder = self._folder(grid, one.norm, one.number)
             result = self._results[folder.name]
             value = result["metrics"].get(self._goal["metric"])
             history = records.history(folder, self._subject.column())
@@ -270,14 +263,14 @@ class Tuning:
                     "more --trials with --resume, other ranges, or leave it out"
                 )
             points.append(Point(norm, dict(best.params)))
-        work = self._subject.comparison(points)
+        grid = self._subject.comparison(points)
         self._forget_others({norm: best.number for norm, best in chosen.items() if best})
         record = self._record()
-        head = work.grid.head
-        grid = replace(work.grid, head=lambda: {**head(), "tuning": record})
+        head = grid.head
+        grid = replace(grid, head=lambda: {**head(), "tuning": record})
         executor = None
         if self._workers.are_used:
-            self._check_record(work)
+            grid.work_record()
             executor = self._workers.start_executor(self._out, grid.num_threads or 1, grid.device)
         try:
             compare_grid(
@@ -285,7 +278,6 @@ class Tuning:
                 self._out,
                 resume=True,
                 on_event=self._listener,
-                work=work.record,
                 executor=executor,
             )
         finally:

@@ -8,13 +8,12 @@ from typing import Any, Final, Protocol
 from powernorm.errors import InputError
 from powernorm.lab.comparing import notes_of
 from powernorm.lab.engine.grid import Grid
-from powernorm.lab.engine.grid_training import OnData
 from powernorm.lab.engine.tasks import Task, task_of
 from powernorm.lab.engine.trials import TrialRules
 from powernorm.lab.own_grid import OwnVariant, own_grid
 from powernorm.lab.settings.comparison import ComparisonSettings, Variant, options_of, to_json
 from powernorm.lab.settings.overrides import known_keys
-from powernorm.lab.tasks.builtin import BuiltinTask, Notes, check_norms, grid_of
+from powernorm.lab.tasks.builtin import Notes, check_norms, grid_of
 from powernorm.lab.tasks.registry import task_of as builtin_task
 from powernorm.lab.tuning.ranges import (
     FIXED,
@@ -25,7 +24,6 @@ from powernorm.lab.tuning.ranges import (
     settings_in,
     value_text,
 )
-from powernorm.lab.working import work_record
 from powernorm.norms.registry import norm_info
 from powernorm.norms.search_spaces import search_space
 from powernorm.runs import Goal
@@ -50,16 +48,6 @@ class Point:
         """Name of the line: of its folder, and in tables."""
         name = self.norm.replace(":", ".")
         return name if self.number is None else f"{name}-trial{self.number}"
-
-
-@dataclass(frozen=True)
-class Work:
-    """A grid, and what other processes have to know to train it."""
-
-    grid: Grid
-    record: dict[str, Any] | None
-    """None where they could not train it."""
-    on_data: OnData | None = None
 
 
 class Subject(Protocol):
@@ -105,7 +93,7 @@ class Subject(Protocol):
 
     def trials(
         self, points: Sequence[Point], known: Sequence[Point], seed: int, rules: TrialRules
-    ) -> Work:
+    ) -> Grid:
         """Return the grid of trials.
 
         Args:
@@ -115,7 +103,7 @@ class Subject(Protocol):
             rules: by which they are judged.
         """
 
-    def comparison(self, points: Sequence[Point]) -> Work:
+    def comparison(self, points: Sequence[Point]) -> Grid:
         """Return the grid of the final comparison."""
 
 
@@ -205,15 +193,15 @@ class BuiltinSubject:
 
     def trials(
         self, points: Sequence[Point], known: Sequence[Point], seed: int, rules: TrialRules
-    ) -> Work:
+    ) -> Grid:
         """Return the grid of trials, each a variant."""
         config = replace(self._with(known, (seed,)), norms=tuple(point.label for point in points))
         notes = Notes(rules.goal["metric"], rules.goal["direction"])
-        return self._work(config, notes, rules)
+        return replace(grid_of(config, notes), trial=rules)
 
-    def comparison(self, points: Sequence[Point]) -> Work:
+    def comparison(self, points: Sequence[Point]) -> Grid:
         """Return the grid of the norms, each a variant with the settings that were chosen."""
-        return self._work(self._with(points, self.seeds), self._notes, None)
+        return grid_of(self._with(points, self.seeds), self._notes)
 
     def _with(self, points: Sequence[Point], seeds: Sequence[int]) -> ComparisonSettings:
         variants = tuple(
@@ -227,10 +215,6 @@ class BuiltinSubject:
         )
         norms = tuple(dict.fromkeys(point.norm for point in points))
         return replace(self._config, norms=norms, seeds=tuple(seeds), variants=variants)
-
-    def _work(self, config: ComparisonSettings, notes: Notes, rules: TrialRules | None) -> Work:
-        grid = replace(grid_of(config, notes), trial=rules)
-        return Work(grid, work_record(config, trial=rules), BuiltinTask(config).announce)
 
 
 class OwnSubject:
@@ -321,15 +305,15 @@ class OwnSubject:
 
     def trials(
         self, points: Sequence[Point], known: Sequence[Point], seed: int, rules: TrialRules
-    ) -> Work:
+    ) -> Grid:
         """Return the grid of trials, each a variant."""
         labels = [point.label for point in points]
         grid = self._grid(known, [seed], rules.goal, labels)
-        return self._work(replace(grid, trial=rules), rules)
+        return replace(grid, trial=rules)
 
-    def comparison(self, points: Sequence[Point]) -> Work:
+    def comparison(self, points: Sequence[Point]) -> Grid:
         """Return the grid of the norms, each with the settings that were chosen."""
-        return self._work(self._grid(points, self.seeds, self.goal), None)
+        return self._grid(points, self.seeds, self.goal)
 
     def _grid(
         self,
@@ -361,13 +345,6 @@ class OwnSubject:
         options = self._arguments["norm_options"]
         chosen = {norm: options[norm] for norm in options if norm in norms}
         return {**self._arguments, "norm_options": chosen}
-
-    def _work(self, grid: Grid, rules: TrialRules | None) -> Work:
-        try:
-            record = work_record(grid, trial=rules)
-        except InputError:
-            record = None  # a function that other processes cannot import
-        return Work(grid, record)
 
 
 def _option(norm: str, key: str, options: Mapping[str, Any]) -> Any:

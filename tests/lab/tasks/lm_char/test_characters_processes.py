@@ -54,7 +54,7 @@ def log(out: Path) -> list[dict[str, str]]:
 def memory(out: Path) -> list[dict[str, torch.Tensor]]:
     (path,) = out.glob("*/checkpoints/last.ckpt")
     content = torch.load(path, weights_only=True)
-    lanes: list[dict[str, torch.Tensor]] = content["memory"]
+    lanes: list[dict[str, torch.Tensor]] = content["states"]["memory"]["lanes"]
     return lanes
 
 
