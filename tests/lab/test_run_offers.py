@@ -1,4 +1,4 @@
-"""What a run offers a training function beside `steps`, `track` and `log`."""
+"""A run builds models, keeps weights, counts and diagnoses for a training function."""
 
 from __future__ import annotations
 

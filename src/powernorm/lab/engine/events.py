@@ -65,7 +65,7 @@ class Measured:
     step: int
     values: Mapping[str, float | None]
     score: str | None = None
-    """What `valid_score` among the values is, such as `accuracy`."""
+    """Meaning of `valid_score` among the values, such as `accuracy`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,9 +26,9 @@ MAX_DIFFERENCES: Final = 5
 LAST: Final = "last.ckpt"
 """The checkpoint that a run goes on from."""
 BEST: Final = "best.ckpt"
-"""That of the best evaluation."""
+"""Checkpoint of the best evaluation."""
 EARLY: Final = "early.ckpt"
-"""That of a built-in task's run soon after its beginning."""
+"""Checkpoint soon after the beginning of a built-in task's run."""
 KEPT: Final = frozenset({LEASE_FILE, LOCK_FILE})
 IGNORED: Final = frozenset({"data.path", "function.file", "function.sha256"})
 """Settings of a run that may differ: a fingerprint identifies the data, and a change of the code is

@@ -97,7 +97,7 @@ class Grid:
     trial: TrialRules | None = None
     """How the runs are judged where they are trials of a tuning."""
     score: str | None = None
-    """What `valid_score` in metrics.csv is, such as `accuracy`."""
+    """Meaning of `valid_score` in metrics.csv, such as `accuracy`."""
     log_to: Sequence[str] = ()
     """Names of `engine.trackers.TRACKERS` that show every number of a run, too."""
 

@@ -35,7 +35,7 @@ from powernorm.lab.engine.processes import (
 )
 from powernorm.lab.engine.run_logs import RunLogs, number_of
 from powernorm.lab.engine.sharding import check_equal_weights, is_sharded, shards
-from powernorm.lab.engine.state import FIX, random_states, read_checkpoint, set_random_states
+from powernorm.lab.engine.state import FIX, random_states, set_random_states, weights_in
 from powernorm.lab.engine.stopping import Stop, Stopped
 from powernorm.lab.engine.throughput import Throughput
 from powernorm.lab.engine.tracked import Tracked
@@ -626,10 +626,7 @@ class Run:
                     f"{FIX}"
                 )
             names = list(modules or self._tracked.modules())
-            states = on_main(lambda: read_checkpoint(path)["states"])
-            weights = {
-                f"{name}.{key}": value for name in names for key, value in states[name].items()
-            }
+            weights = on_main(lambda: weights_in(path, names))
             scored = BEST_SCORED if which == "best" else "last checkpoint"
         try:
             self._tracked.load_weights(weights, modules)

@@ -4,7 +4,7 @@ import random
 import sys
 import warnings
 from collections import Counter, OrderedDict, defaultdict
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, BinaryIO, Final, Protocol, runtime_checkable
 
@@ -156,6 +156,19 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         raise InputError(f"{path} is not a checkpoint of a run (it holds something else): {FIX}")
     check_owner(path, content.get("run"))
     return content
+
+
+def weights_in(path: Path, names: Sequence[str]) -> dict[str, Tensor]:
+    """Return the weights of tracked modules in a checkpoint, by `module.weight`.
+
+    Raises:
+        InputError: as `read_checkpoint`, or it holds no such module.
+    """
+    states = read_checkpoint(path)["states"]
+    missing = [name for name in names if name not in states]
+    if missing:
+        raise InputError(f"{path} holds {', '.join(states)} and no {missing[0]!r}: give its name")
+    return {f"{name}.{key}": value for name in names for key, value in states[name].items()}
 
 
 def saved_states(folder: Path) -> dict[str, Any]:

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,19 +14,6 @@ from powernorm.lab.settings.training import Precision
 from powernorm.lab.training.precision import autocast
 from powernorm.norms import set_loss_scale
 from powernorm.norms.models import forget_penalties
-
-
-class MicroBatch(Protocol):
-    """What the loop asks a batch for."""
-
-    @property
-    def num_tokens(self) -> int:
-        """Return the number of positions that are no padding."""
-        ...
-
-    def to(self, device: torch.device) -> Any:
-        """Return the batch on a device."""
-        ...
 
 
 def fit(
@@ -55,7 +42,8 @@ def fit(
     Args:
         run: of the engine.
         model: on the run's device; trained in place.
-        batches: returns, after so many updates, the micro-batches of each further one.
+        batches: returns, after so many updates, the micro-batches of each further one; a
+            micro-batch has `num_tokens`, `targets` and `to(device)`.
         loss: module around the model that returns of a micro-batch the loss that is minimized, of
             one of several processes its share of it, and the loss that is logged, both 0-d.
         evaluate: returns values by name.

@@ -113,7 +113,7 @@ def _fit(
         run.keep_last(training.average_checkpoints)
     run.track(validations=validations)
     if hasattr(model, "memory_state"):
-        run.track(memory=_Memory(model))
+        run.track(memory=_BatchMemory(model))
     fit(
         run,
         model,
@@ -134,8 +134,8 @@ def _fit(
     )
 
 
-class _Memory:
-    """What a model keeps of earlier batches, of all processes together."""
+class _BatchMemory:
+    """Memory of earlier batches that a model keeps, of all processes together."""
 
     def __init__(self, model: Any) -> None:
         self._model = model

@@ -112,7 +112,7 @@ def interrupted(config: ComparisonSettings, folder: Path) -> tuple[Path, Path]:
 def test_without_the_memory_it_would_not(stream: Path, tmp_path: Path) -> None:
     config = tiny_characters(stream, training={"validate_every": 8, "log_every": 1})
 
-    with patch.object(training._Memory, "load_state_dict", print):
+    with patch.object(training._BatchMemory, "load_state_dict", print):
         whole, parts = interrupted(config, tmp_path)
     before, after = rows(whole / "metrics.csv"), rows(parts / "metrics.csv")
     assert before[:8] == after[:8]
