@@ -39,7 +39,7 @@ from powernorm.lab.engine.processes import (
 from powernorm.lab.engine.run_training import RunTraining
 from powernorm.lab.engine.stopping import Stop
 from powernorm.lab.engine.tasks import SCRIPT, Task, TrainingFunction, task_of
-from powernorm.lab.engine.trackers import check_trackers
+from powernorm.lab.engine.trackers import TRACKERS, check_trackers
 from powernorm.lab.engine.trials import TrialRules
 from powernorm.lab.own_grid import OwnVariant, own_grid
 from powernorm.lab.settings.comparison import ComparisonSettings
@@ -154,7 +154,9 @@ class _Work:
     def __post_init__(self) -> None:
         if (self.comparison is None) == (self.own is None):
             raise ValueError("neither a built-in task nor a function")
-        check_trackers(self.log_to)
+        unknown = [name for name in self.log_to if name not in TRACKERS]
+        if unknown:
+            raise ValueError(f"there is no tracker {unknown[0]!r}")
 
 
 @dataclass(frozen=True)
@@ -264,6 +266,7 @@ def work(
     """
     out = out.absolute()
     grid = read_work(out)
+    check_trackers(grid.log_to)
     stop = Stop()
     with (
         stop.watching(),
