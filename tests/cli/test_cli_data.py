@@ -24,7 +24,7 @@ from powernorm.lab.data.treebanks import TREEBANKS, load_treebank
 from powernorm.lab.tasks.classify.sources import TEXT_SETS
 from powernorm.lab.tasks.image.sources import IMAGE_SETS
 from powernorm.lab.tasks.ner.corpora import NAMES as ENTITY_SETS
-from powernorm.lab.tasks.translation.verses import VERSES
+from powernorm.lab.data.embedded import VERSES
 
 SERVED = Path(__file__).parents[1] / "lab" / "data" / "served_sets.py"
 SECONDS = 60

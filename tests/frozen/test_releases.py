@@ -16,7 +16,7 @@ from safetensors.torch import load_file
 import powernorm
 from powernorm import lab
 from powernorm.checksums import seal_of
-from powernorm.lab.tasks.builtin import Notes
+from powernorm.lab.settings.comparison import Notes
 from powernorm.runs import RESULT_FILE
 
 VERSIONS = sorted(path.name for path in RELEASES.iterdir())

@@ -136,10 +136,8 @@ def compare(
     Ends in a table and in DIR/report.html, with exit code 1 where runs failed. SIGTERM and SIGUSR1
     end it after the step at hand with exit code 75; the same command with --resume goes on.
     """
-    from powernorm.lab.comparing import notes_of
     from powernorm.lab.engine.executors.choice import Workers
     from powernorm.lab.engine.grid_training import compare_grid
-    from powernorm.lab.tasks.builtin import grid_of
     from powernorm.lab.working import with_threads
 
     shown = Shown(as_json=as_json, quiet=quiet)
@@ -159,6 +157,9 @@ def compare(
         refuse({"--goal": goal}, f"{task} has a measure of its own")
         chosen = named_settings(norms, placement, seeds, data, device)
         config, recipe, name = built_in_settings(task, preset, study, [*chosen, *changes])
+        from powernorm.lab.comparing import notes_of
+        from powernorm.lab.tasks.builtin import grid_of
+
         grid = grid_of(with_threads(config, workers, num_threads), notes_of(config, recipe))
         folder = out or Path("runs") / name
     grid = replace(grid, race=race, log_to=tuple(log_to or ()))

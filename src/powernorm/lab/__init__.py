@@ -63,10 +63,9 @@ if TYPE_CHECKING:
     from powernorm.lab.recipes.studies import study_config
     from powernorm.lab.removal.settings import RemovalSettings
     from powernorm.lab.report import Comparison, read_comparison
-    from powernorm.lab.settings.comparison import ComparisonSettings, Study, Variant
+    from powernorm.lab.settings.comparison import ComparisonSettings, Notes, Study, Variant
     from powernorm.lab.settings.overrides import override
     from powernorm.lab.settings.training import OptimizerSettings, TrainingSettings
-    from powernorm.lab.tasks.builtin import Notes
     from powernorm.lab.tasks.settings import settings_from
     from powernorm.lab.tasks.trained_models import load_trained, run_data
     from powernorm.lab.tuning.tuner import tune
@@ -75,7 +74,7 @@ else:
         "Comparison": "report",
         "ComparisonProgress": "engine.progress",
         "ComparisonSettings": "settings.comparison",
-        "Notes": "tasks.builtin",
+        "Notes": "settings.comparison",
         "OptimizerSettings": "settings.training",
         "Race": "engine.grid",
         "RemovalSettings": "removal.settings",

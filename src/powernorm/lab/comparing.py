@@ -37,8 +37,7 @@ from powernorm.lab.report import (
     write_report,
 )
 from powernorm.lab.report.measures import MEASURES
-from powernorm.lab.settings.comparison import ComparisonSettings
-from powernorm.lab.tasks.builtin import Notes, grid_of
+from powernorm.lab.settings.comparison import ComparisonSettings, Notes
 from powernorm.lab.working import with_threads
 from powernorm.runs import RESULTS_FILE
 
@@ -128,6 +127,8 @@ def compare(
         own = [name for name, value in given.items() if value]
         if own:
             raise InputError(f"{own[0]} is part of a recipe: change it by powernorm.lab.override")
+        from powernorm.lab.tasks.builtin import grid_of  # a function needs none of it
+
         grid = grid_of(with_threads(train, workers, num_threads), notes or notes_of(train))
     else:
         grid = own_grid(

@@ -42,7 +42,7 @@ from powernorm.lab.engine.tasks import SCRIPT, Task, TrainingFunction, task_of
 from powernorm.lab.engine.trackers import TRACKERS, check_trackers
 from powernorm.lab.engine.trials import TrialRules
 from powernorm.lab.own_grid import OwnVariant, own_grid
-from powernorm.lab.settings.comparison import ComparisonSettings
+from powernorm.lab.settings.comparison import ComparisonSettings, Notes
 from powernorm.runs import COMPARISON_FILE, RESULTS_FILE, WORK_FILE
 
 TURN_SECONDS: Final = 0.1
@@ -198,7 +198,7 @@ def _damaged(path: Path, what: str) -> InputError:
 def _recorded_grid(out: Path, record: _Work) -> Grid:
     if record.own is None:
         # Workers of a user's own function need none of the built-in tasks.
-        from powernorm.lab.tasks.builtin import Notes, grid_of
+        from powernorm.lab.tasks.builtin import grid_of
         from powernorm.lab.tasks.settings import settings_from
 
         path = out / COMPARISON_FILE

@@ -17,7 +17,8 @@ from powernorm.lab.engine.grid_training import compare_grid
 from powernorm.lab.engine.run import Run
 from powernorm.lab.engine.trials import Limits, TrialRules, median_limits
 from powernorm.lab.own_grid import own_grid
-from powernorm.lab.tasks.builtin import Notes, grid_of
+from powernorm.lab.settings.comparison import Notes
+from powernorm.lab.tasks.builtin import grid_of
 from powernorm.runs import Goal, RunResult
 
 STEPS = range(10, 70, 10)

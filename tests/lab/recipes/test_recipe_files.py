@@ -10,7 +10,7 @@ from powernorm.lab.recipes import find_recipe, named_recipe, paper_records, read
 from powernorm.lab.recipes.files import task_of_path
 from powernorm.lab.settings.variants import lines_of
 from powernorm.lab.tasks import TASKS
-from powernorm.lab.tasks.settings import SETTINGS
+from powernorm.lab.tasks.settings import settings_of
 
 
 def written(folder: Path, text: str, name: str = "mine.toml") -> Path:
@@ -144,7 +144,7 @@ def test_files_hold_nothing_that_is_the_default_anyway(task: str) -> None:
     import tomllib
     from dataclasses import MISSING
 
-    owner = SETTINGS[task]
+    owner = settings_of(task)
     for path in find_recipe(f"{task}/smoke").parent.glob("*.toml"):
         values = tomllib.loads(path.read_text())
         if "extends" in values:

@@ -23,9 +23,9 @@ from powernorm.lab.engine.events import (
     StepsDone,
 )
 from powernorm.lab.engine.grid_training import compare_grid
-from powernorm.lab.settings.comparison import ComparisonSettings, to_json
+from powernorm.lab.settings.comparison import ComparisonSettings, Notes, to_json
 from powernorm.lab.settings.training import OptimizerSettings
-from powernorm.lab.tasks.builtin import Notes, compare, grid_of
+from powernorm.lab.tasks.builtin import compare, grid_of
 from powernorm.lab.training import norms, training
 from powernorm.runs import (
     METRICS_COLUMNS,

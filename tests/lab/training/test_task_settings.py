@@ -11,7 +11,8 @@ from powernorm.lab.settings.overrides import known_keys, override
 from powernorm.lab.settings.training import OptimizerSettings, ScheduleSettings
 from powernorm.lab.tasks import TASKS as NAMES
 from powernorm.lab.tasks.registry import CLASSES
-from powernorm.lab.tasks.settings import SETTINGS
+from powernorm.lab.tasks.settings import CLASSES as SETTINGS
+from powernorm.lab.tasks.settings import settings_of
 from powernorm.lab.training.losses import outputs_nll, training_losses
 from powernorm.lab.training.optimization import build_optimizer, rate_factor
 
@@ -37,7 +38,7 @@ def test_every_task_has_settings_and_recipes() -> None:
 @pytest.mark.parametrize("task", CLASSES)
 def test_settings_of_other_tasks_are_refused(task: str) -> None:
     config = recipe(task, "demo")
-    known = known_keys(SETTINGS[task])
+    known = known_keys(settings_of(task))
     foreign = {key: value for key, value in OTHERS.items() if key not in known}
     assert foreign
     for key, value in foreign.items():

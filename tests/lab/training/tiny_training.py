@@ -10,7 +10,7 @@ from powernorm.lab.settings.training import (
     SmoothedTrainingSettings,
 )
 from powernorm.lab.tasks.lm.settings import LanguageModelSettings, LanguageModelShape
-from powernorm.lab.tasks.settings import SETTINGS, settings_from
+from powernorm.lab.tasks.settings import settings_from, settings_of
 from powernorm.lab.tasks.text_settings import SubwordDataSettings
 
 STEPS = {
@@ -63,7 +63,7 @@ def tiny_config(
 
 def of_task(task: str, config: ComparisonSettings) -> Any:
     """The same for another task, as far as it knows the settings."""
-    owner, values = SETTINGS[task], to_json(config)
+    owner, values = settings_of(task), to_json(config)
     for section in ("data", "model", "training"):
         known = {item.name for item in fields(owner.__dataclass_fields__[section].type)}
         values[section] = {k: v for k, v in values[section].items() if k in known}

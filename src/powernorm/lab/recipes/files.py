@@ -40,8 +40,8 @@ from powernorm.lab.recipes.paper_results import PaperResult
 from powernorm.lab.settings.comparison import ComparisonSettings
 from powernorm.lab.settings.overrides import build
 from powernorm.lab.settings.section import Names, section
-from powernorm.lab.tasks.settings import SETTINGS, settings_of
-from powernorm.runs import Placement
+from powernorm.lab.tasks.settings import settings_of
+from powernorm.runs import TASKS, Placement
 
 EMBEDDED: Final = "embedded"
 """Needs no data of one's own."""
@@ -172,9 +172,7 @@ def find_recipe(name: str, near: Path | None = None) -> Path:
             raise InputError(f"{path} does not exist: give the path of a recipe")
         return path
     task, slash, stem = name.rpartition("/")
-    found = [
-        paths_of(one)[stem] for one in ([task] if slash else SETTINGS) if stem in paths_of(one)
-    ]
+    found = [paths_of(one)[stem] for one in ([task] if slash else TASKS) if stem in paths_of(one)]
     if len(found) == 1:
         return found[0]
     if found:

@@ -5,8 +5,8 @@ from powernorm.lab.recipes.paper_results import PaperResult
 from powernorm.lab.recipes.paper_statistics import SOURCE, statistics_of
 from powernorm.lab.recipes.studies import study_recipe, study_results
 from powernorm.lab.settings.comparison import ComparisonSettings
-from powernorm.lab.tasks.settings import SETTINGS
-from powernorm.runs import PaperRecord, PaperStatistic
+from powernorm.lab.tasks.settings import settings_of
+from powernorm.runs import TASKS, PaperRecord, PaperStatistic
 
 
 def recipe_of(config: ComparisonSettings) -> Recipe | None:
@@ -24,7 +24,7 @@ def measure_of(task: str) -> str:
     >>> measure_of("lm"), measure_of("translation")
     ('test_perplexity', 'test_bleu')
     """
-    return SETTINGS[task].measure if task in SETTINGS else "test_perplexity"
+    return settings_of(task).measure if task in TASKS else "test_perplexity"
 
 
 def paper_records(config: ComparisonSettings, recipe: Recipe | None = None) -> list[PaperRecord]:

@@ -1,9 +1,9 @@
 """The settings of a comparison: those that every task has, and what a study changes."""
 
 import re
-from collections.abc import Mapping
-from dataclasses import field, fields, is_dataclass
-from typing import Any, ClassVar, Final
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from typing import Any, ClassVar, Final, Literal
 
 from powernorm.errors import InputError
 from powernorm.lab.engine.warmup import warmup_options
@@ -17,7 +17,7 @@ from powernorm.lab.settings.training import (
     TrainingSettings,
 )
 from powernorm.option_values import OptionValue
-from powernorm.runs import Goal
+from powernorm.runs import ChangesRecord, Goal, PaperRecord, PaperStatistic
 
 LABEL: Final = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
 """What the label of a variant may be: it becomes part of a folder's name."""
@@ -136,6 +136,24 @@ class ComparisonSettings:
     def selects_by_score(self) -> bool:
         """Return whether the score, not the loss, chooses the best checkpoint."""
         return getattr(self.training, "select_by", "loss") == "score"
+
+
+@dataclass(frozen=True)
+class Notes:
+    """What is known of a comparison before it is made."""
+
+    goal: str = "test_perplexity"
+    """The metric that it is about."""
+    direction: Literal["min", "max"] = "min"
+    """Which way it is better."""
+    paper: Sequence[PaperRecord] = ()
+    """What the papers print."""
+    reduced: str | None = None
+    """What has to be known beside a paper's numbers."""
+    changes: ChangesRecord | None = None
+    """Which settings are not as in the preset that it stands for."""
+    paper_statistics: Sequence[PaperStatistic] = ()
+    """What they print of the statistics of its norms."""
 
 
 def options_of(config: ComparisonSettings, norm: str) -> dict[str, OptionValue]:

@@ -1,10 +1,9 @@
 """The comparison of norms on a built-in task: its settings as a grid for the engine."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -14,7 +13,7 @@ from powernorm.lab.engine.events import DataPrepared, Listener
 from powernorm.lab.engine.grid import Grid
 from powernorm.lab.engine.grid_training import compare_grid
 from powernorm.lab.engine.run import Run
-from powernorm.lab.settings.comparison import ComparisonSettings, to_json
+from powernorm.lab.settings.comparison import ComparisonSettings, Notes, to_json
 from powernorm.lab.settings.variants import (
     Line,
     chosen_norms,
@@ -28,32 +27,9 @@ from powernorm.lab.training.norms import norm_options, qk_norm_factory
 from powernorm.lab.training.training import choose_device, train
 from powernorm.runs import (
     Baseline,
-    ChangesRecord,
     ComparisonResults,
     FunctionRecord,
-    PaperRecord,
-    PaperStatistic,
 )
-
-__all__ = ["Notes", "check_norms", "compare"]
-
-
-@dataclass(frozen=True)
-class Notes:
-    """What is known of a comparison before it is made."""
-
-    goal: str = "test_perplexity"
-    """The metric that it is about."""
-    direction: Literal["min", "max"] = "min"
-    """Which way it is better."""
-    paper: Sequence[PaperRecord] = ()
-    """What the papers print."""
-    reduced: str | None = None
-    """What has to be known beside a paper's numbers."""
-    changes: ChangesRecord | None = None
-    """Which settings are not as in the preset that it stands for."""
-    paper_statistics: Sequence[PaperStatistic] = ()
-    """What they print of the statistics of its norms."""
 
 
 def compare(

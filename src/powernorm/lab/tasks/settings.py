@@ -1,39 +1,28 @@
 """The settings of every built-in task, by its name, and settings read back from files."""
 
+import importlib
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from powernorm.errors import InputError
 from powernorm.lab.settings.comparison import ComparisonSettings
 from powernorm.lab.settings.overrides import build
-from powernorm.lab.tasks.classify.settings import ClassificationSettings
-from powernorm.lab.tasks.image.settings import ImageSettings
-from powernorm.lab.tasks.lm.settings import LanguageModelSettings
-from powernorm.lab.tasks.lm_char.settings import CharacterSettings
-from powernorm.lab.tasks.mlm.settings import MaskedLanguageModelSettings
-from powernorm.lab.tasks.ner.settings import EntitySettings
-from powernorm.lab.tasks.parse.settings import ParsingSettings
-from powernorm.lab.tasks.tag.settings import TaggingSettings
-from powernorm.lab.tasks.translation.settings import TranslationSettings
 
-SETTINGS: Final[Mapping[str, type[ComparisonSettings]]] = MappingProxyType(
+CLASSES: Final[Mapping[str, str]] = MappingProxyType(
     {
-        owner.task: owner
-        for owner in (
-            LanguageModelSettings,
-            MaskedLanguageModelSettings,
-            TaggingSettings,
-            TranslationSettings,
-            ClassificationSettings,
-            EntitySettings,
-            ParsingSettings,
-            ImageSettings,
-            CharacterSettings,
-        )
+        "lm": "LanguageModelSettings",
+        "mlm": "MaskedLanguageModelSettings",
+        "tag": "TaggingSettings",
+        "translation": "TranslationSettings",
+        "classify": "ClassificationSettings",
+        "ner": "EntitySettings",
+        "parse": "ParsingSettings",
+        "image": "ImageSettings",
+        "lm-char": "CharacterSettings",
     }
 )
-"""In the order in which the tasks are listed."""
+"""By task, in the order in which the tasks are listed; each is imported when it is asked for."""
 
 
 def settings_of(task: str) -> type[ComparisonSettings]:
@@ -42,9 +31,10 @@ def settings_of(task: str) -> type[ComparisonSettings]:
     Raises:
         InputError: there is none of that name; lists the known ones.
     """
-    if task not in SETTINGS:
-        raise InputError(f"there is no task {task!r}: choose one of {', '.join(SETTINGS)}")
-    return SETTINGS[task]
+    if task not in CLASSES:
+        raise InputError(f"there is no task {task!r}: choose one of {', '.join(CLASSES)}")
+    module = importlib.import_module(f"powernorm.lab.tasks.{task.replace('-', '_')}.settings")
+    return cast(type[ComparisonSettings], getattr(module, CLASSES[task]))
 
 
 def settings_from(values: Mapping[str, Any]) -> ComparisonSettings:

@@ -1,7 +1,7 @@
 """What language modeling, masked language modeling and tagging share: a text, one model."""
 
 from collections.abc import Callable, Mapping
-from typing import Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -17,17 +17,19 @@ from powernorm.lab.data.subwords import (
 )
 from powernorm.lab.models.language_model import LanguageModel
 from powernorm.lab.settings.comparison import options_of
-from powernorm.lab.tasks.lm.settings import LanguageModelSettings
-from powernorm.lab.tasks.mlm.settings import MaskedLanguageModelSettings
-from powernorm.lab.tasks.tag.settings import TaggingSettings
 from powernorm.lab.training.norms import UPPER_NORM, norm_factory, qk_norm_factory
 from powernorm.lab.training.task import DataSummary, Sizes, Task, TaskModel
 
+if TYPE_CHECKING:
+    from powernorm.lab.tasks.lm.settings import LanguageModelSettings
+    from powernorm.lab.tasks.mlm.settings import MaskedLanguageModelSettings
+    from powernorm.lab.tasks.tag.settings import TaggingSettings
+
 _Text = TypeVar("_Text", bound=EncodedCorpus)
 _Settings = TypeVar(
-    "_Settings", bound=LanguageModelSettings | MaskedLanguageModelSettings | TaggingSettings
+    "_Settings", bound="LanguageModelSettings | MaskedLanguageModelSettings | TaggingSettings"
 )
-_Subword = TypeVar("_Subword", bound=LanguageModelSettings | MaskedLanguageModelSettings)
+_Subword = TypeVar("_Subword", bound="LanguageModelSettings | MaskedLanguageModelSettings")
 
 
 class TextTask(Task[_Text, _Settings]):

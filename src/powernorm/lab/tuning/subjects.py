@@ -11,9 +11,15 @@ from powernorm.lab.engine.grid import Grid
 from powernorm.lab.engine.tasks import Task, task_of
 from powernorm.lab.engine.trials import TrialRules
 from powernorm.lab.own_grid import OwnVariant, own_grid
-from powernorm.lab.settings.comparison import ComparisonSettings, Variant, options_of, to_json
+from powernorm.lab.settings.comparison import (
+    ComparisonSettings,
+    Notes,
+    Variant,
+    options_of,
+    to_json,
+)
 from powernorm.lab.settings.overrides import known_keys
-from powernorm.lab.tasks.builtin import Notes, check_norms, grid_of
+from powernorm.lab.tasks.builtin import check_norms, grid_of
 from powernorm.lab.tasks.registry import task_of as builtin_task
 from powernorm.lab.tuning.ranges import (
     FIXED,

@@ -14,8 +14,7 @@ from powernorm.lab.engine.stopping import Stop, Stopped
 from powernorm.lab.engine.tasks import Task, TrainingFunction
 from powernorm.lab.own_grid import NORMS, Direction, checked_norms, checked_seeds
 from powernorm.lab.report import Comparison
-from powernorm.lab.settings.comparison import ComparisonSettings
-from powernorm.lab.tasks.builtin import Notes
+from powernorm.lab.settings.comparison import ComparisonSettings, Notes
 from powernorm.lab.tuning.ranges import parse_search
 from powernorm.lab.tuning.rounds import Budget, Tuning
 from powernorm.lab.tuning.subjects import (

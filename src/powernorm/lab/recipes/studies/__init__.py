@@ -21,7 +21,8 @@ from powernorm.lab.recipes.studies.xu2019 import LAYERNORM_PARTS
 from powernorm.lab.settings.comparison import ComparisonSettings
 from powernorm.lab.settings.overrides import override
 from powernorm.lab.settings.variants import Line, lines_of
-from powernorm.lab.tasks.settings import SETTINGS, settings_of
+from powernorm.lab.tasks.settings import settings_of
+from powernorm.runs import TASKS
 
 __all__ = [
     "STUDIES",
@@ -53,7 +54,7 @@ STUDIES: Final[Mapping[str, StudyRecipe]] = MappingProxyType(
 def tasks_of(name: str) -> list[str]:
     """Return the tasks that a study makes sense for: their model has the setting that it needs."""
     needs = STUDIES[name].needs
-    models = {task: get_type_hints(owner)["model"] for task, owner in SETTINGS.items()}
+    models = {task: get_type_hints(settings_of(task))["model"] for task in TASKS}
     return [
         task
         for task, model in models.items()

@@ -13,6 +13,7 @@ import tokenizers
 from powernorm.errors import InputError
 from powernorm.lab.data.cache import cache_key
 from powernorm.lab.data.corpus import EVALUATED_SPLITS, SPLITS, EvaluatedSplit, Split
+from powernorm.lab.data.embedded import VERSES
 from powernorm.lab.data.lines import TextPair
 from powernorm.lab.data.subwords import LEAST_SIZE, Subwords
 from powernorm.lab.tasks.translation.corpus import ParallelCorpus
@@ -37,7 +38,7 @@ from powernorm.lab.tasks.translation.store import (
     read_text,
 )
 from powernorm.lab.tasks.translation.token_lists import EncodedPairSplit
-from powernorm.lab.tasks.translation.verses import VERSES, verse_pairs
+from powernorm.lab.tasks.translation.verses import verse_pairs
 
 TOO_LONG: Final = "too long"
 LENGTH_RATIO: Final = "length ratio"

@@ -4,13 +4,17 @@ from typing import Final
 
 from powernorm.errors import InputError
 from powernorm.lab.data.corpus import split_by_position
-from powernorm.lab.data.embedded import VERSES as VERSES_ORIGIN
-from powernorm.lab.data.embedded import VERSES_LICENSE, english_chapters, german_chapters
+from powernorm.lab.data.embedded import (
+    VERSES,
+    VERSES_LICENSE,
+    VERSES_ORIGIN,
+    english_chapters,
+    german_chapters,
+)
 from powernorm.lab.data.lines import TextPair
 from powernorm.lab.tasks.translation.corpus import ParallelCorpus, corpus_in_memory
 from powernorm.lab.tasks.translation.languages import language_pair
 
-VERSES: Final = "verses"
 VERSE_LANGUAGES: Final = (("de", "en"), ("en", "de"))
 
 
