@@ -17,14 +17,13 @@ from lab.data.served_sets import FILES, NOWHERE, Server, served
 from powernorm.cli.commands import app
 from powernorm.errors import InputError
 from powernorm.lab.data import treebanks
-from powernorm.lab.data.embedded import EMBEDDED, embedded_corpus
+from powernorm.lab.data.embedded import EMBEDDED, VERSES, embedded_corpus
 from powernorm.lab.data.fetching import places
 from powernorm.lab.data.sets.catalog import SETS
 from powernorm.lab.data.treebanks import TREEBANKS, load_treebank
 from powernorm.lab.tasks.classify.sources import TEXT_SETS
 from powernorm.lab.tasks.image.sources import IMAGE_SETS
 from powernorm.lab.tasks.ner.corpora import NAMES as ENTITY_SETS
-from powernorm.lab.data.embedded import VERSES
 
 SERVED = Path(__file__).parents[1] / "lab" / "data" / "served_sets.py"
 SECONDS = 60

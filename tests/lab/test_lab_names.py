@@ -2,10 +2,12 @@
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from powernorm import lab
+from powernorm.runs import TASKS
 
 
 def test_import_loads_nothing() -> None:
@@ -21,3 +23,29 @@ def test_names_are_there(name: str) -> None:
 def test_unknown_name() -> None:
     with pytest.raises(AttributeError, match=r"'powernorm\.lab' has no attribute 'train_all'"):
         _ = lab.train_all
+
+
+@pytest.mark.parametrize(
+    ("arguments", "folders"),
+    [
+        (("mine:train", "--goal", "loss:min"), set()),
+        (("lm", "--preset", "smoke", "--set", "training.max_steps=2"), {"lm"}),
+    ],
+)
+def test_a_comparison_imports_no_other_task(
+    tmp_path: Path, arguments: tuple[str, ...], folders: set[str]
+) -> None:
+    """Each brings libraries of its own."""
+    (tmp_path / "mine.py").write_text("def train(run):\n    return {'loss': len(run.norm)}\n")
+    command = ["powernorm", "compare", *arguments, "--norms", "ln", "--out", "out", "--quiet"]
+    code = (
+        f"import sys, contextlib\nsys.argv = {command}\nfrom powernorm.cli import main\n"
+        "with contextlib.suppress(SystemExit): main()\nprint(*sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert (tmp_path / "out" / "results.json").exists(), done.stderr
+    tasks = {name.replace("-", "_") for name in TASKS}
+    parts = (name.split(".") for name in done.stdout.split() if ".lab.tasks." in name)
+    assert {part[3] for part in parts} & tasks == folders
