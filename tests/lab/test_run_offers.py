@@ -97,6 +97,21 @@ def test_patience_survives_an_interruption(tmp_path: Path) -> None:
         assert resumed["message"] == whole["message"]
 
 
+def test_the_first_process_says_what_is_best(tmp_path: Path) -> None:
+    """Each may have evaluated rows of its own; all have to end at the same step."""
+
+    def gather(value: Any) -> list[Any]:
+        is_evaluation = isinstance(value, dict) and "valid" in value
+        return [{"valid": -run_step(value["valid"])} if is_evaluation else value]
+
+    def run_step(loss: float) -> float:
+        return next((i for i, one in enumerate(LOSSES) if one == loss), 2)
+
+    with mock.patch("powernorm.lab.engine.run.gather", gather):
+        run = trained(fading, tmp_path)["bn"]
+    assert run["metrics"] == {"loss": 12.0, "last": 12.0}
+
+
 def test_a_checkpoint_is_kept_under_a_name(tmp_path: Path) -> None:
     def function(run: Run, *, steps: int = 9) -> dict[str, float]:
         model = run.swap(Classifier())

@@ -894,7 +894,8 @@ class Run:
         if self._snapshots is not None and is_main():
             with self._writing():
                 self._snapshots.keep(self.step, self._tracked.weights())
-        return self._best is not None and self._best.sees(found)
+        # Each process may have evaluated rows of its own: the first one decides for all.
+        return self._best is not None and self._best.sees(gather(found)[0])
 
     def _finish(self) -> None:
         """Add up the speed; evaluate the last weights where the number of steps was not known."""

@@ -16,6 +16,7 @@ from powernorm.lab.engine.distribution import (
     is_divided,
     load_state,
     load_weights,
+    optimized,
     whole_state,
     whole_weights,
 )
@@ -155,8 +156,10 @@ class Tracked:
         if isinstance(thing, nn.Module) and is_divided(thing):
             return _WholeModule(thing)
         if isinstance(thing, torch.optim.Optimizer):
-            owner = next((m for m in self.modules().values() if is_divided(m)), None)
-            return thing if owner is None else _WholeOptimizer(thing, owner)
+            own = set(map(id, optimized(thing)))
+            for module in self.modules().values():
+                if is_divided(module) and any(id(p) in own for p in module.parameters()):
+                    return _WholeOptimizer(thing, module)
         return thing
 
     def _put_in_place(self, content: Mapping[str, Any], copies: Sequence[str]) -> None:
