@@ -264,6 +264,8 @@ def work(
     """
     out = out.absolute()
     grid = read_work(out)
+    if worker is None:
+        read_json(out / COMPARISON_FILE)  # not only at the end, when results.json is written
     stop = Stop()
     with (
         stop.watching(),
