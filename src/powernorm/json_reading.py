@@ -2,9 +2,13 @@
 
 Python's own reader ends in a RecursionError on thousands of brackets, in a ValueError on a number
 of thousands of digits, and takes NaN and Infinity, which are no JSON.
+
+Files of ours carry a checksum as their last key, as `powernorm.checksums` has it for other kinds.
 """
 
+import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
@@ -15,6 +19,8 @@ MAX_BYTES: Final = 64 * 2**20
 """Of a file. The largest of ours, subwords of two languages, have a twentieth of that."""
 MAX_DEPTH: Final = 64
 """Of lists and objects in one another; ours have less than ten."""
+SEAL: Final = "sha256"
+"""Key of the checksum."""
 
 
 def read_json(path: Path, fix: str) -> Any:
@@ -38,19 +44,54 @@ def read_json(path: Path, fix: str) -> Any:
 
 
 def read_json_object(path: Path, fix: str) -> dict[str, Any]:
-    """Return the object that a JSON file holds.
+    """Return the object that a JSON file holds, checked and without its seal.
 
     Args:
         path: of the file.
         fix: as in `read_json`.
 
     Raises:
-        InputError: as `read_json`, or it holds something else.
+        InputError: as `read_json` and `check_json`, or it holds something else.
     """
     value = read_json(path, fix)
     if not isinstance(value, dict):
         raise InputError(f"{path}: holds {type(value).__name__}, expected an object; {fix}")
-    return value
+    return check_json(value, path)
+
+
+def seal_json(content: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the content of a JSON file with its seal, the last key, in place of an older one."""
+    rest = {key: value for key, value in content.items() if key != SEAL}
+    # As it is read back, keys are strings, by which they are sorted.
+    return {**rest, SEAL: _digest(json.loads(json.dumps(rest)))}
+
+
+def check_json(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Return the content of a JSON file without its seal.
+
+    Files of earlier versions have none, and are not checked.
+
+    Args:
+        content: as it was read.
+        path: of the file.
+
+    Raises:
+        InputError: the seal is of another content.
+    """
+    rest = {key: value for key, value in content.items() if key != SEAL}
+    if SEAL in content and content[SEAL] != _digest(rest):
+        raise InputError(
+            f"{path} was edited or damaged, its content does not have its checksum: restore it, or "
+            "give --accept-edits (to powernorm report, results, work, or compare with --resume) to "
+            "take it as it is"
+        )
+    return rest
+
+
+def _digest(rest: dict[str, Any]) -> str:
+    text = json.dumps(rest, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
+    # Escapes in an edited file may stand for halves of letters, which UTF-8 does not have.
+    return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def parse_json(content: bytes | str, source: str, fix: str, *, line: int | None = None) -> Any:

@@ -29,6 +29,8 @@ COMPARISON/                 one folder a comparison
                             average.safetensors where it averages checkpoints
     tensorboard/            event files
 ```
+
+All but the diagnoses' JSON files end in their checksum, `powernorm.json_reading.SEAL`.
 """
 
 from typing import Any, Final, Literal, NotRequired, get_args

@@ -13,7 +13,7 @@ import pytest
 from commands import SMALL, Outcome, environment, powernorm, refusal
 from lab.training.tiny_translation import tiny_translation, write_pairs
 from powernorm.checksums import load_sealed, save_sealed
-from powernorm.lab.engine.folders import owner_of
+from powernorm.lab.engine.folders import owner_of, read_json
 from powernorm.lab.tasks.builtin import compare
 from powernorm.lab.tasks.translation.translator import load_translator
 
@@ -140,7 +140,7 @@ def test_a_name_in_a_file_imports_nothing(
     _, folder, _ = compared
     run = tmp_path / "run"
     shutil.copytree(folder / "ln-pre-seed0", run)
-    config = json.loads((run / "config.json").read_text())
+    config = read_json(run / "config.json")
     if key == "norm":
         config["norm"] = "evil:Norm"
     elif key == "function":
@@ -165,7 +165,7 @@ def test_a_run_of_another_norm_imports_nothing_when_its_comparison_goes_on(
     home, folder, _ = compared
     out = tmp_path / "out"
     shutil.copytree(folder, out)
-    config = json.loads((out / "ln-pre-seed0" / "config.json").read_text())
+    config = read_json(out / "ln-pre-seed0" / "config.json")
     (out / "evil+Norm-pre-seed0").mkdir()
     evil = json.dumps(config | {"norm": "evil:Norm"})
     (out / "evil+Norm-pre-seed0" / "config.json").write_text(evil)

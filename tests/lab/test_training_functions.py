@@ -21,6 +21,7 @@ import powernorm
 from powernorm import lab
 from powernorm.errors import InputError
 from powernorm.lab.engine.events import Event, Notice, RunStarted, StepsDone
+from powernorm.lab.engine.folders import read_json, write_json
 from powernorm.lab.engine.grid_training import compare_grid
 from powernorm.lab.engine.run import Run
 from powernorm.lab.engine.stopping import Stopped
@@ -58,7 +59,7 @@ def test_a_function_is_compared_like_a_built_in_task(tmp_path: Path, capsys: Any
     assert "2 finished" in shown.out
     assert "[1/8] ln seed 0: 20 steps" in shown.err
     assert (tmp_path / "report.html").stat().st_size > 10_000
-    head = json.loads((tmp_path / "comparison.json").read_text())
+    head = read_json(tmp_path / "comparison.json")
     results = json.loads((tmp_path / "results.json").read_text())
     assert {key: results[key] for key in head} == head
     assert head["format"] == 2
@@ -251,9 +252,9 @@ def test_a_changed_file_is_told_when_going_on(tmp_path: Path) -> None:
     trained(train, tmp_path, goal=GOAL, resume=True, on_event=told.append)
     assert not any(isinstance(event, Notice) for event in told)
     config = tmp_path / "pn-seed0" / "config.json"
-    values = json.loads(config.read_text())
+    values = read_json(config)
     values["function"]["sha256"] = "0" * 64
-    config.write_text(json.dumps(values))
+    write_json(config, values)
     trained(train, tmp_path, goal=GOAL, resume=True, on_event=told.append)
     (notice,) = [event.message for event in told if isinstance(event, Notice)]
     assert "own_training.py has changed" in notice

@@ -75,6 +75,7 @@ def compare(
     assignments: options.Assignments = None,
     force: options.Force = False,
     resume: options.Resume = False,
+    accept_edits: options.AcceptEdits = False,
     device: options.Device = "auto",
     devices: Annotated[
         int,
@@ -163,6 +164,10 @@ def compare(
         grid = grid_of(with_threads(config, workers, num_threads), notes_of(config, recipe))
         folder = out or Path("runs") / name
     grid = replace(grid, race=race, log_to=tuple(log_to or ()))
+    if accept_edits:
+        if not resume:
+            raise InputError("--accept-edits is for runs that are there: give --resume, too")
+        options.accept_edits(folder)
     if devices > 1 and plan:
         raise InputError(
             f"--plan trains nothing: give {launching.OPTION} {devices} to `powernorm work`"

@@ -61,7 +61,7 @@ def end_with_failures(folder: Path, command: str = "the same command") -> None:
 
 def resuming_command() -> str:
     """Return this command as the one that goes on with what it left."""
-    kept = (part for part in sys.argv[1:] if part not in ("--force", "--resume"))
+    kept = (part for part in sys.argv[1:] if part not in ("--force", "--resume", "--accept-edits"))
     return f"{shlex.join(['powernorm', *kept])} --resume"
 
 

@@ -1,9 +1,11 @@
 """Options that several commands share."""
 
+from pathlib import Path
 from typing import Annotated, Final
 
 import typer
 
+from powernorm.errors import printable
 from powernorm.runs import PLACEMENTS
 
 PRESET: Final = "demo"
@@ -47,6 +49,14 @@ Assignments = Annotated[
 Force = Annotated[bool, typer.Option("--force", help="Delete the runs that DIR holds first.")]
 
 Resume = Annotated[bool, typer.Option("--resume", help="Go on with the runs that DIR holds.")]
+
+AcceptEdits = Annotated[
+    bool,
+    typer.Option(
+        "--accept-edits",
+        help="Take JSON files that were edited by hand as they are, and name them.",
+    ),
+]
 
 Device = Annotated[
     str,
@@ -121,3 +131,12 @@ AsJson = Annotated[
 Quiet = Annotated[
     bool, typer.Option("--quiet", "-q", help="Show no progress; with --json only that.")
 ]
+
+
+def accept_edits(*folders: Path) -> None:
+    """Do what `AcceptEdits` says in folders of comparisons or runs."""
+    from powernorm.lab.engine import folders as files
+
+    for folder in folders:
+        for path in files.accept_edits(folder):
+            typer.echo(printable(f"accepted the edit of {path}"), err=True)

@@ -5,6 +5,8 @@ from typing import Annotated
 
 import typer
 
+from powernorm.cli import options
+
 
 def report(
     folders: Annotated[
@@ -19,10 +21,13 @@ def report(
             "them all, or in the current one where that is a comparison.",
         ),
     ] = None,
+    accept_edits: options.AcceptEdits = False,
 ) -> None:
     """Build report.html again from the run folders alone."""
     from powernorm.lab.report import write_reports
 
+    if accept_edits:
+        options.accept_edits(*folders)
     typer.echo(f"report: {write_reports(folders, out)}")
 
 
@@ -31,6 +36,7 @@ def results(
         list[Path],
         typer.Argument(metavar="FOLDER…", help="Folders of comparisons, or just of results.json."),
     ],
+    accept_edits: options.AcceptEdits = False,
 ) -> None:
     """Print comparisons beside the papers' numbers, with intervals and a paired test against ln.
 
@@ -38,6 +44,8 @@ def results(
     """
     from powernorm.lab.report.results_document import results_document
 
+    if accept_edits:
+        options.accept_edits(*folders)
     typer.echo(results_document(folders))
 
 

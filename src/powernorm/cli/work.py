@@ -11,7 +11,7 @@ from typing import Annotated, Final
 
 import typer
 
-from powernorm.cli import launching
+from powernorm.cli import launching, options
 from powernorm.cli.ends import end_with_failures, interruptible
 from powernorm.errors import printable
 
@@ -33,6 +33,7 @@ def work(
             help="Train every run in N processes, each on a GPU of its own or a part of the CPUs.",
         ),
     ] = 1,
+    accept_edits: options.AcceptEdits = False,
     quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
     worker: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
@@ -48,6 +49,8 @@ def work(
     from powernorm.lab.working import named_code
     from powernorm.lab.working import work as train_free_runs
 
+    if accept_edits:
+        options.accept_edits(folder)
     if worker is not None:
         _end_with_parent()
         _end_when_asked(folder, worker)

@@ -267,6 +267,8 @@ def work(
     out = out.absolute()
     grid = read_work(out)
     check_trackers(grid.log_to)
+    if worker is None:
+        read_json(out / COMPARISON_FILE)  # not only at the end, when results.json is written
     stop = Stop()
     with (
         stop.watching(),

@@ -15,6 +15,7 @@ from own_training import tiny_grid
 from powernorm import lab
 from powernorm.errors import InputError
 from powernorm.lab.comparing import notes_of
+from powernorm.lab.engine.folders import read_json
 from powernorm.lab.engine.grid_training import compare_grid
 from powernorm.lab.engine.trials import TrialRules
 from powernorm.lab.tasks.builtin import grid_of
@@ -58,12 +59,12 @@ def own(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("kind", ["own", "built in"])
 def test_any_part_of_it(kind: str, own: Path, tmp_path: Path) -> None:
     path = own / "work.json"
-    record = json.loads(path.read_text())
+    record = read_json(path)
     if kind == "built in":
         config = lab.recipe("lm", "smoke")
         compare_grid(grid_of(config, notes_of(config)), tmp_path / "lm", plan_only=True)
         path = tmp_path / "lm" / "work.json"
-        record = json.loads(path.read_text())
+        record = read_json(path)
     assert not is_one_line(path.parent)
     refused = 0
     for other in damaged(record):
@@ -90,7 +91,7 @@ def test_the_message_names_the_file_the_place_and_the_mend(
     own: Path, change: dict[str, Any], words: str
 ) -> None:
     path = own / "work.json"
-    path.write_text(json.dumps({**json.loads(path.read_text()), **change}))
+    path.write_text(json.dumps({**read_json(path), **change}))
     with pytest.raises(InputError) as caught:
         read_work(own)
     said = str(caught.value)

@@ -19,6 +19,7 @@ from powernorm.errors import InputError
 from powernorm.lab.engine import race as racing_rules
 from powernorm.lab.engine.events import Event, Notice, RunEnded, RunStarted
 from powernorm.lab.engine.executors.local import available_cores
+from powernorm.lab.engine.folders import read_json
 from powernorm.lab.engine.grid import Grid, Line
 from powernorm.lab.engine.race import (
     Scatter,
@@ -217,7 +218,7 @@ def compared(out: Path, **changes: Any) -> lab.Comparison:
 
 def said(out: Path) -> dict[str, Any]:
     """What results.json says, without times and places."""
-    results = json.loads((out / "results.json").read_text())
+    results = read_json(out / "results.json")
     for run in results["runs"]:
         run.pop("ran_on", None)
         run["seconds"] = run["tokens_per_second"] = None

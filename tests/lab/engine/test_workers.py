@@ -26,6 +26,7 @@ from powernorm.lab.engine.events import Event, Notice, RunEnded, RunStarted, Ste
 from powernorm.lab.engine.executors import local, process
 from powernorm.lab.engine.executors.local import LocalExecutor, available_cores
 from powernorm.lab.engine.executors.process import RunSize
+from powernorm.lab.engine.folders import read_json
 from powernorm.lab.engine.run import Run
 
 PATHS = os.pathsep.join([str(Path(__file__).parents[1]), str(Path(__file__).parent)])
@@ -43,10 +44,8 @@ def compared(
 
 def said(out: Path) -> dict[str, dict[str, Any]]:
     """Results without times and places, from each run's own file and from results.json alike."""
-    together = {
-        run["folder"]: run for run in json.loads((out / "results.json").read_text())["runs"]
-    }
-    alone = {path.parent.name: json.loads(path.read_text()) for path in out.glob("*/result.json")}
+    together = {run["folder"]: run for run in read_json(out / "results.json")["runs"]}
+    alone = {path.parent.name: read_json(path) for path in out.glob("*/result.json")}
     assert together == alone
     for result in together.values():
         for name in ("seconds", "tokens_per_second", "ran_on"):

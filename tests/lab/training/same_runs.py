@@ -1,12 +1,13 @@
 """What two run folders have to have in common, and what every one of them has to be."""
 
 import csv
-import json
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors.torch import load_file
+
+from powernorm.json_reading import read_json_object
 
 OF_THE_CLOCK = {
     *("seconds", "tokens_per_second", "examples_per_second", "decoding_tokens_per_second"),
@@ -32,7 +33,7 @@ def without_clock(value: Any) -> Any:
 def content(path: Path) -> Any:
     """Return the content of a file, read where its form is known."""
     if path.suffix == ".json":
-        return without_clock(json.loads(path.read_text()))
+        return without_clock(read_json_object(path, ""))
     if path.suffix == ".csv":
         return without_clock(rows(path))
     if path.suffix == ".ckpt":
@@ -96,7 +97,7 @@ def assert_readable(folder: Path) -> None:
         if path.name.startswith(".") or path.is_dir():
             continue
         if path.suffix == ".json":
-            json.loads(path.read_text())
+            read_json_object(path, "")
         elif path.suffix == ".csv":
             assert all(None not in row.values() and None not in row for row in rows(path)), path
         elif path.suffix == ".ckpt":

@@ -4,7 +4,7 @@ import signal
 import warnings
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 from unittest.mock import patch
 
 import pytest
@@ -22,6 +22,7 @@ from powernorm.lab.engine.events import (
     RunStarted,
     StepsDone,
 )
+from powernorm.lab.engine.folders import read_json
 from powernorm.lab.engine.grid_training import compare_grid
 from powernorm.lab.settings.comparison import ComparisonSettings, Notes, to_json
 from powernorm.lab.settings.training import OptimizerSettings
@@ -75,8 +76,7 @@ def whole(configure: Configure, module_folder: Path) -> tuple[ComparisonSettings
 
 
 def results_of(out: Path) -> ComparisonResults:
-    results: ComparisonResults = json.loads((out / "results.json").read_text())
-    return results
+    return cast(ComparisonResults, read_json(out / "results.json"))
 
 
 def test_results_hold_every_run_and_how_it_was_made(whole: tuple[ComparisonSettings, Path]) -> None:
@@ -93,7 +93,7 @@ def test_results_hold_every_run_and_how_it_was_made(whole: tuple[ComparisonSetti
         assert run["seconds"] > 0
         assert run["tokens_per_second"] is not None
         assert (run["tid"] is None) == (run["norm"] == "ln")
-        assert json.loads((out / run["folder"] / "result.json").read_text()) == run
+        assert read_json(out / run["folder"] / "result.json") == run
     pn = results["runs"][-1]["tid"]
     assert pn is not None
     assert pn["mean_last"] is None

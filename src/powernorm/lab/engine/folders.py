@@ -8,7 +8,8 @@ from typing import Any, Final, cast
 
 from powernorm.errors import InputError
 from powernorm.files import check_own, is_draft, remove, remove_drafts, write
-from powernorm.json_reading import read_json_object
+from powernorm.json_reading import check_json, read_json_object, seal_json
+from powernorm.json_reading import read_json as read_unchecked
 from powernorm.lab.engine.leases import LEASE_FILE, LOCK_FILE
 from powernorm.runs import (
     CHECKPOINTS_FOLDER,
@@ -18,6 +19,8 @@ from powernorm.runs import (
     REPORT_FILE,
     RESULT_FILE,
     RESULTS_FILE,
+    SCALES_FILE,
+    TUNING_FILE,
     WORK_FILE,
     RunResult,
 )
@@ -33,16 +36,23 @@ KEPT: Final = frozenset({LEASE_FILE, LOCK_FILE})
 IGNORED: Final = frozenset({"data.path", "function.file", "function.sha256"})
 """Settings of a run that may differ: a fingerprint identifies the data, and a change of the code is
 told."""
+_OF_COMPARISON: Final = (COMPARISON_FILE, RESULTS_FILE, WORK_FILE, TUNING_FILE)
+_SEALED: Final = (
+    *_OF_COMPARISON,
+    *(CONFIG_FILE, RESULT_FILE, SCALES_FILE),
+    *("subwords.json", "removal.json"),
+)
+"""What `write_json` writes."""
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a JSON file in one step.
+    """Write a JSON file with its seal in one step.
 
     Raises:
         InputError: the folder cannot be written.
         ValueError: a number is NaN or infinite, for which JSON has no word.
     """
-    text = json.dumps(value, indent=2, ensure_ascii=False, allow_nan=False) + "\n"
+    text = json.dumps(seal_json(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     try:
         write(path, text)
     except OSError as error:
@@ -61,9 +71,41 @@ def read_json(path: Path) -> dict[str, Any]:
     """Return the contents of a JSON file that `write_json` wrote.
 
     Raises:
-        InputError: the file is missing, damaged or no JSON object.
+        InputError: the file is missing, edited, damaged or no JSON object.
     """
     return read_json_object(path, f"remove {path.parent}")
+
+
+def accept_edits(folder: Path) -> list[Path]:
+    """Seal the JSON files again that somebody edited, and return their paths.
+
+    Args:
+        folder: of a comparison with its runs, or of one run, to which belongs what the folder
+            around it says of the comparison.
+
+    Raises:
+        InputError: a file is no JSON, or cannot be written.
+    """
+    patterns = [place + name for place in ("", "*/") for name in _SEALED]
+    paths = [path for pattern in patterns for path in sorted(folder.glob(pattern))]
+    if _is_run(folder):
+        paths += [folder.resolve().parent / name for name in _OF_COMPARISON]
+    accepted = []
+    for path in paths:
+        if not path.is_file():
+            continue
+        value = read_unchecked(path, "restore it")
+        try:
+            check_json(value if isinstance(value, dict) else {}, path)
+        except InputError:
+            accepted.append(path)
+            try:
+                write_json(path, value)
+            except InputError:
+                raise
+            except ValueError as error:  # infinity as 1e999, or half a letter as an escape
+                raise InputError(f"{path} cannot be written again ({error}): restore it") from error
+    return accepted
 
 
 def find_runs(out: Path) -> list[Path]:

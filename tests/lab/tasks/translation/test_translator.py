@@ -13,6 +13,7 @@ from lab.training.tiny_translation import tiny_translation, write_pairs
 from powernorm.cli.commands import app
 from powernorm.errors import InputError
 from powernorm.lab.data.subwords import Subwords
+from powernorm.lab.engine.folders import read_json
 from powernorm.lab.tasks.builtin import compare
 from powernorm.lab.tasks.translation.translator import load_translator
 
@@ -128,12 +129,11 @@ def test_damaged_files_are_named(run: Path) -> None:
         assert "average.safetensors is damaged" in refusal(run)
     average.write_bytes(content)
     subwords = run / "subwords.json"
-    record = subwords.read_text()
+    record, sealed = subwords.read_text(), read_json(subwords)
     for broken in (record[: len(record) // 2], "", "[]"):
         subwords.write_text(broken)
         assert str(subwords) in refusal(run)
-    changed = json.loads(record)
-    changed["source"] = changed["source"][:1000]
+    changed = {**sealed, "source": sealed["source"][:1000]}
     for wrong in ({}, changed):
         subwords.write_text(json.dumps(wrong))
         assert f"{subwords} holds no subwords" in refusal(run)
