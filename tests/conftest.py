@@ -42,6 +42,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--shard", metavar="K/N", help="run only the K-th of N parts of the tests")
 
 
+def pytest_configure(config: pytest.Config) -> None:
+    # The default suite leaves out slow tests, whose snapshots are not unused. An option of syrupy.
+    config.option.warn_unused_snapshots = True
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark what `thinned` leaves out as slow, and leave out other shards.

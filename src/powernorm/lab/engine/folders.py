@@ -42,7 +42,7 @@ _SEALED: Final = (
     *(CONFIG_FILE, RESULT_FILE, SCALES_FILE),
     *("subwords.json", "removal.json"),
 )
-"""What `write_json` writes."""
+"""Names of the files that `write_json` writes."""
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
