@@ -143,6 +143,10 @@ def jobs(pairs: Path, text: Path) -> dict[str, Job]:
     diagnosed = {"diagnose_every": 3}
     made += [
         Job("average", even(translation(pairs, "bn", training=average))),
+        Job(
+            "average-fsdp2",
+            even(translation(pairs, "bn", training=average | {"strategy": "fsdp2"})),
+        ),
         # Noisy enough to stop early.
         Job(
             "early",
@@ -258,7 +262,7 @@ def measured(run: RunResult) -> dict[str, float]:
     return {name: value for name, value in numbers.items() if value is not None}
 
 
-@pytest.mark.parametrize("name", [*SAME, "lm", "tag", "average", "diagnosed"])
+@pytest.mark.parametrize("name", [*SAME, "lm", "tag", "average", "average-fsdp2", "diagnosed"])
 def test_two_processes_equal_one(
     name: str, jobs: dict[str, Job], two: tuple[Path, list[dict[str, Any]]], tmp_path: Path
 ) -> None:

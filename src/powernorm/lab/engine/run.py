@@ -649,7 +649,7 @@ class Run:
         *,
         epochs: Epochs | None = None,
     ) -> None:
-        """Diagnose the norms before the first step, after every so many and after the last.
+        """Diagnose the norms before the first step, after every so many and after `num_steps`.
 
         A row each goes to diagnoses.jsonl; nothing changes in the training.
 
@@ -891,9 +891,11 @@ class Run:
                     self.log(self.step, **values)
                     found |= {name: number_of(name, value) for name, value in values.items()}
         set_random_states(states)
-        if self._snapshots is not None and is_main():
-            with self._writing():
-                self._snapshots.keep(self.step, self._tracked.weights())
+        if self._snapshots is not None:
+            weights = self._tracked.weights()  # of all processes, where they divide them
+            if is_main():
+                with self._writing():
+                    self._snapshots.keep(self.step, weights)
         # Each process may have evaluated rows of its own: the first one decides for all.
         return self._best is not None and self._best.sees(gather(found)[0])
 
