@@ -363,7 +363,7 @@ class RunResult(TypedDict):
     """The run's folder, relative to the comparison's."""
     message: NotRequired[str]
     """Why the run failed or where it stopped."""
-    ran_on: NotRequired[dict[str, str]]
+    ran_on: NotRequired[dict[str, str | int]]
     """`host`, `worker` and `gpu` of the worker that trained it, or ended it; absent where
     `compare` trained it itself."""
     remark: NotRequired[str]

@@ -85,6 +85,12 @@ def test_the_best_weights_come_back_and_patience_ends_a_run(tmp_path: Path) -> N
     assert states["model"]["first.weight"].mean() == 4.0
 
 
+def test_patience_that_ends_with_the_run_is_no_early_stop(tmp_path: Path) -> None:
+    with mock.patch.object(fading, "__kwdefaults__", {**fading.__kwdefaults__, "steps": 10}):
+        run = trained(fading, tmp_path)["bn"]
+    assert (run["metrics"]["last"], run.get("message")) == (10.0, None)
+
+
 def test_patience_survives_an_interruption(tmp_path: Path) -> None:
     whole = trained(fading, tmp_path / "whole")["bn"]
     for at in (5, 7, 10):

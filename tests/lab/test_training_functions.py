@@ -449,6 +449,8 @@ WRONG: list[tuple[Callable[[Run], Any], str]] = [
     (lambda run: run.path("checkpoints/mine"), "no place of yours"),
     (lambda run: run.log(1, train_loss="low"), "expected a number"),  # type: ignore[arg-type]
     (lambda run: run.log(1, **{"a,b": 1.0}), "give it another name"),
+    (lambda run: run.log(1, step=1.0), "give it another name"),
+    (lambda run: run.record(status="finished") or {"loss": 1.0}, "neither run.swap nor"),
     (lambda run: None, "neither run.swap nor run.build_norm|expected a dict of metrics"),
     (lambda run: run.norm and {"other": 1.0}, "returned no 'loss', which is the goal"),
     (lambda run: run.norm and {"loss": "low"}, "loss='low', expected a number"),

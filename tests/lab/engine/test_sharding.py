@@ -11,7 +11,9 @@ from torch.utils.data.distributed import DistributedSampler
 
 from norms.processes import run_processes
 from powernorm.errors import InputError
+from powernorm.lab.engine import processes
 from powernorm.lab.engine.processes import rank
+from powernorm.lab.engine.run_training import forget_comparison
 from powernorm.lab.engine.sharding import check_equal_weights, is_sharded, shard, shards
 
 Pair = namedtuple("Pair", ["x", "y"])
@@ -76,3 +78,20 @@ def different_weights(number: int) -> None:
 @pytest.mark.parametrize("what", [different_batches, different_weights])
 def test_processes_that_differ(what: Callable[[int], None], tmp_path: Path) -> None:
     run_processes(what, 2, tmp_path)
+
+
+def test_each_process_trains_on_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A grid says cuda:0, since it is made before the processes have joined."""
+    first = torch.device("cuda", 0)
+    assert processes.own_device(first) == first
+    monkeypatch.setattr(processes, "num_processes", lambda: 2)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 3)
+    assert processes.own_device(first) == torch.device("cuda", 3)
+    assert processes.own_device(torch.device("cpu")) == torch.device("cpu")
+
+
+def test_a_comparison_without_runs_leaves_nothing(tmp_path: Path) -> None:
+    for name in ("results.json", "comparison.json", "work.json", "report.html"):
+        (tmp_path / name).touch()
+    forget_comparison(tmp_path)
+    assert not list(tmp_path.iterdir())

@@ -372,7 +372,7 @@ def assert_that_nothing_is_lost_when_workers_are_killed(
     is_over = threading.Event()
 
     def kill_some() -> None:
-        while len(killed) < num_kills and not is_over.wait(chance.uniform(0, 0.3)):
+        while len(killed) < num_kills and not is_over.wait(chance.uniform(0, 0.05)):
             paths = sorted((folder / "out").glob("*/lease.json"))
             if paths:
                 with suppress(FileNotFoundError, ProcessLookupError):

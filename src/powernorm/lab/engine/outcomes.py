@@ -27,13 +27,13 @@ def measured_result(
     Raises:
         InputError: the task returned something else than it has to.
     """
-    if "status" in run.recorded:
+    if run.is_pruned:
+        return result_of(run, line, "pruned", message=behind(run.step))
+    if "status" in run.recorded and run.uses_norm:
         return result_of(run, line, run.recorded["status"], _checked_metrics(metrics))
     if run.is_nonfinite:
         message = f"the loss was NaN or infinite; stopped at step {run.step}"
         return result_of(run, line, "nonfinite", message=message)
-    if run.is_pruned:
-        return result_of(run, line, "pruned", message=behind(run.step))
     if not run.uses_norm:
         raise InputError(
             f"{grid.task.name} called neither run.swap nor run.build_norm, so that every "
@@ -55,7 +55,8 @@ def measured_result(
     if floor is not None and (value > floor if grid.direction == "min" else value < floor):
         message = f"{goal} is worse than that of {baselines[0]['name']}"
         return result_of(run, line, "diverged", found, message)
-    early = f"stopped early after step {run.step}" if run.is_out_of_patience else None
+    is_early = run.is_out_of_patience and run.step != run.num_steps
+    early = f"stopped early after step {run.step}" if is_early else None
     return result_of(run, line, "finished", found, early)
 
 

@@ -132,9 +132,20 @@ def locally_first(function: Callable[[], _T]) -> _T:
     """Call a function in all processes, in one of each machine first: the others find its cache."""
     if num_processes() == 1:
         return function()
-    result = function() if local_rank() == 0 else None
+    is_first = local_rank() == 0
+    result = function() if is_first else None
     _barrier()
-    return result if result is not None else function()
+    return result if is_first else function()  # type: ignore[return-value]
+
+
+def own_device(device: torch.device) -> torch.device:
+    """Return the GPU of this process where several train together, else the device that is given.
+
+    A grid chooses its device before the processes have found each other.
+    """
+    if device.type != "cuda" or num_processes() == 1:
+        return device
+    return torch.device("cuda", torch.cuda.current_device())
 
 
 def any_process(flag: bool) -> bool:

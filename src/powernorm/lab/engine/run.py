@@ -456,7 +456,7 @@ class Run:
 
     # What the run reports
 
-    def log(self, step: int, **values: float | Tensor | list[Tensor] | None) -> None:
+    def log(self, step: int, /, **values: float | Tensor | list[Tensor] | None) -> None:
         """Write values of a step to metrics.csv and show them.
 
         Args:

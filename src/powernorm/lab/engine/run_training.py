@@ -24,7 +24,7 @@ from powernorm.lab.engine.grid import Grid, Line
 from powernorm.lab.engine.isolation import own_modes
 from powernorm.lab.engine.leases import Lease, LeaseHeldError, LeaseLostError, read_owner
 from powernorm.lab.engine.outcomes import measured_result, result_of
-from powernorm.lab.engine.processes import is_main, num_processes, on_main
+from powernorm.lab.engine.processes import is_main, num_processes, on_main, own_device
 from powernorm.lab.engine.run import Run
 from powernorm.lab.engine.state import seed_everything
 from powernorm.lab.engine.stopping import Stop, Stopped
@@ -32,6 +32,7 @@ from powernorm.runs import (
     CHECKPOINTS_FOLDER,
     COMPARISON_FILE,
     CONFIG_FILE,
+    REPORT_FILE,
     RESULT_FILE,
     RESULTS_FILE,
     WORK_FILE,
@@ -166,7 +167,7 @@ class RunTraining:
             label=line.name,
             seed=seed,
             folder=folder,
-            device=self._grid.device,
+            device=own_device(self._grid.device),
             # A function may change what it is given.
             settings=copy.deepcopy(line.settings),
             data=self._data,
@@ -252,7 +253,7 @@ def forget_comparison(out: Path) -> None:
         out: its folder.
     """
     if not find_runs(out):
-        for name in (RESULTS_FILE, COMPARISON_FILE, WORK_FILE):
+        for name in (RESULTS_FILE, COMPARISON_FILE, WORK_FILE, REPORT_FILE):
             remove(out / name)
 
 
