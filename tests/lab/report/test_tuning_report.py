@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from powernorm.errors import InputError
+from powernorm.json_reading import seal_json
 from powernorm.lab.report.loading import read_comparison
 from powernorm.lab.report.page import render_page
 from powernorm.lab.report.results_document import results_document
@@ -55,6 +56,6 @@ def test_results_name_the_command_the_budget_and_the_ranges() -> None:
 def test_a_damaged_record_is_named(tmp_path: Path, key: str, value: object, words: str) -> None:
     results = json.loads((STORED / "results.json").read_text())
     results["tuning"][key] = value
-    (tmp_path / "results.json").write_text(json.dumps(results))
+    (tmp_path / "results.json").write_text(json.dumps(seal_json(results)))
     with pytest.raises(InputError, match=words):
         read_comparison(tmp_path)
