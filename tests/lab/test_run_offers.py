@@ -10,10 +10,13 @@ from unittest import mock
 
 import pytest
 import torch
+import torch.distributed as dist
 from torch import Tensor, nn
 
 from lab.own_training import Classifier, tiny_grid
+from norms.processes import run_processes
 from powernorm import lab
+from powernorm.errors import InputError
 from powernorm.lab.engine.grid_training import compare_grid
 from powernorm.lab.engine.run import Run
 
@@ -79,7 +82,7 @@ def test_the_best_weights_come_back_and_patience_ends_a_run(tmp_path: Path) -> N
     run = trained(fading, tmp_path)["bn"]
     # The best of 5, 3, NaN, 4, 3.5 is the second one, and three others after it are too many.
     assert run["metrics"] == {"loss": 4.0, "last": 10.0}
-    assert run["scored"] == "best checkpoint"
+    assert run["scored"] == "best checkpoint by valid"
     assert run["message"] == "stopped early after step 10"
     states = lab.saved_states(tmp_path / "bn-seed0")
     assert states["model"]["first.weight"].mean() == 4.0
@@ -195,3 +198,66 @@ def test_a_run_is_diagnosed_while_it_trains(tmp_path: Path) -> None:
         *((0, None), (0, 0.0), (3, None), (5, 1.0), (6, None), (7, None), (7, 1.4))
     ]
     assert all(len(line["layers"]) == 2 for line in found)
+
+
+def losing(run: Run, *, by_itself: bool = False, steps: int = 5) -> dict[str, float]:
+    """The loss of the second process, where there is one, is lost at step 2."""
+    run.track(model=run.swap(Classifier()))
+
+    def log(step: int) -> None:
+        is_lost = step > 1 and (not dist.is_initialized() or dist.get_rank() == 1)
+        run.log(step, train_loss=float("nan") if is_lost else 1.0)
+
+    if by_itself:
+        for step in range(run.step + 1, steps + 1):
+            log(step)
+            if run.should_stop:
+                run.checkpoint(step)
+                break
+    else:
+        for step, _ in run.steps(range(100), shard=False):
+            log(step)
+    return {"loss": 1.0}
+
+
+def lost_in_one(number: int, out: Path, by_itself: bool) -> dict[str, Any]:
+    del number
+    grid = tiny_grid(losing, norms=["bn"], goal={"loss": "min"}, settings={"by_itself": by_itself})
+    (result,) = compare_grid(grid, out)["runs"]
+    return dict(result)
+
+
+@pytest.mark.distributed
+@pytest.mark.parametrize("by_itself", [False, True])
+def test_a_loss_that_one_process_loses_ends_the_run_in_all(tmp_path: Path, by_itself: bool) -> None:
+    for result in run_processes(lost_in_one, 2, tmp_path, tmp_path / "out", by_itself):
+        assert result["status"] == "nonfinite"
+        assert result["message"] == "the loss was NaN or infinite; stopped at step 3"
+
+
+def test_a_loop_of_its_own_knows_of_a_lost_loss_from_its_checkpoint(tmp_path: Path) -> None:
+    def loop(run: Run, *, steps: int = 5) -> dict[str, float]:
+        run.track(model=run.swap(Classifier()))
+        for step in range(run.step + 1, steps + 1):
+            run.log(step, train_loss=float("nan"))
+            run.checkpoint(step)
+            if step == 1:
+                raise KeyboardInterrupt
+            if run.should_stop:
+                break
+        return {"loss": 1.0}
+
+    with pytest.raises(KeyboardInterrupt):
+        trained(loop, tmp_path)
+    assert "stopped at step 2" in trained(loop, tmp_path, resume=True)["bn"]["message"]
+
+
+def test_processes_of_torchrun_start_no_workers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    grid = tiny_grid(losing, norms=["bn"], goal={"loss": "min"})
+    with pytest.raises(InputError, match="leave out --jobs and --executor"):
+        compare_grid(grid, tmp_path / "out", executor=mock.Mock())
+    assert not (tmp_path / "out").exists()

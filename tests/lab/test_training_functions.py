@@ -150,7 +150,7 @@ def test_an_interrupted_run_comes_to_the_same_end(
     )[norm]
     assert started == [kept]
     assert resumed["metrics"] == whole["metrics"]
-    assert resumed["scored"] == "average of the last 2 evaluations"
+    assert resumed["scored"] == "average of the last 2 checkpoints"
     for log in ("metrics.csv", "norms.csv"):
         one, other = (tmp_path / name / folder.name / log for name in ("whole", "cut"))
         if log == "metrics.csv":

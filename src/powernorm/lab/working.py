@@ -291,7 +291,7 @@ def work(
             ran_on=_here(worker),
         )
         waits = worker is None
-        train_free_runs(training, grid, out, stop, listener, is_worker=True, waits=waits)
+        train_free_runs(training, grid, out, stop, listener, waits=waits)
         if worker is None:
             on_main(lambda: write_results(is_last=True))
         known = on_main(Results(grid, out).read)

@@ -24,7 +24,7 @@ class Snapshots:
 
     Args:
         folder: the run's checkpoints.
-        number: how many are kept; 0 keeps none.
+        number: how many are kept, at least 1.
     """
 
     def __init__(self, folder: Path, number: int) -> None:
@@ -42,8 +42,6 @@ class Snapshots:
 
     def keep(self, step: int, weights: dict[str, Tensor]) -> None:
         """Write the weights after an update, and delete what is too old."""
-        if not self.number:
-            return
         write_weights(self._folder / f"step-{step}.safetensors", weights)
         remove(*self.paths()[: -self.number])
 
@@ -57,7 +55,7 @@ class Snapshots:
         Raises:
             InputError: there is none, or one is damaged.
         """
-        paths = self.paths()[-self.number :] if self.number else []
+        paths = self.paths()[-self.number :]
         if not paths:
             raise InputError(f"{self._folder} holds no step-N.safetensors: train the run anew")
         return average_weights([read_weights(path) for path in paths])

@@ -23,6 +23,7 @@ from powernorm.lab.engine.grid import Grid, Line
 from powernorm.lab.engine.isolation import own_generators, threads
 from powernorm.lab.engine.leases import Lease, LeaseHeldError, LeaseLostError, check_free
 from powernorm.lab.engine.processes import (
+    are_several,
     is_main,
     locally_first,
     num_processes,
@@ -79,6 +80,11 @@ def compare_grid(
     """
     check_race(grid)
     check_trackers(grid.log_to)
+    if executor is not None and are_several():
+        raise InputError(
+            "the processes of torchrun train every run together, and so start no workers: leave "
+            "out --jobs and --executor, or give --devices in place of torchrun"
+        )
     try:
         work: dict[str, Any] | None = grid.work_record()
     except InputError:  # a function of a prompt or a notebook, which only this process has
@@ -256,19 +262,17 @@ def train_free_runs(
     stop: Stop,
     listener: Listener,
     *,
-    is_worker: bool = False,
     waits: bool = True,
 ) -> None:
     """Train the runs of a grid that nobody else trains, one after the other, until all are over.
 
     Args:
-        training: trains one.
+        training: trains one. Of a worker, a run that failed is over for now, and one that was taken
+            over by another worker is that one's.
         grid: of the comparison.
         out: its folder.
         stop: says when to stop.
         listener: is told of runs that others have ended, or train.
-        is_worker: one of several: a run that failed is over for now, and one that was taken over by
-            another worker is that one's.
         waits: for runs that others train, in case these others come to grief; else it leaves.
 
     Raises:
@@ -276,7 +280,7 @@ def train_free_runs(
         Stopped: the scheduler asked for it.
     """
     results = Results(grid, out)
-    free = _FreeRuns(training, listener, is_worker=is_worker, waits=waits)
+    free = _FreeRuns(training, listener, waits=waits)
     gate = _Gate(grid, results, listener)
     left = [_Place(index, *run) for index, run in enumerate(grid.runs(), start=1)]
     while True:
@@ -339,12 +343,9 @@ class _Gate:
 class _FreeRuns:
     """Trains those of the runs that are free."""
 
-    def __init__(
-        self, training: RunTraining, listener: Listener, *, is_worker: bool, waits: bool
-    ) -> None:
+    def __init__(self, training: RunTraining, listener: Listener, *, waits: bool) -> None:
         self._training = training
         self._listener = listener
-        self._is_worker = is_worker
         self._waits = waits
         self._waited_for: set[str] = set()
 
@@ -369,7 +370,7 @@ class _FreeRuns:
                 self._waited_for.add(name)
                 self._listener(Notice(f"{str(error).rpartition(': ')[0]}; waits for it"))
         except LeaseLostError as error:
-            if not self._is_worker:
+            if not self._training.is_worker:
                 raise
             if num_processes() > 1:
                 # The others are in the middle of the run: only an end sets them free.

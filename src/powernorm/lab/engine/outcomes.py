@@ -1,7 +1,7 @@
 """What a run came to: its status and its result, from what the task returned."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, cast
 
 from powernorm.errors import InputError
@@ -9,19 +9,16 @@ from powernorm.lab.engine.grid import Grid, Line
 from powernorm.lab.engine.run import Run
 from powernorm.lab.engine.run_logs import plain_number
 from powernorm.lab.engine.tasks import Metrics
-from powernorm.runs import Baseline, RunResult, Status
+from powernorm.runs import RunResult, Status
 
 
-def measured_result(
-    run: Run, line: Line, grid: Grid, baselines: Sequence[Baseline], metrics: Metrics
-) -> RunResult:
+def measured_result(run: Run, line: Line, grid: Grid, metrics: Metrics) -> RunResult:
     """Return the result of a run that came to its end.
 
     Args:
         run: that was trained.
         line: of the run.
         grid: of the comparison.
-        baselines: the first of which the run has to beat.
         metrics: what the task returned.
 
     Raises:
@@ -30,10 +27,11 @@ def measured_result(
     if run.is_pruned:
         return result_of(run, line, "pruned", message=behind(run.step))
     if "status" in run.recorded and run.uses_norm:
-        return result_of(run, line, run.recorded["status"], _checked_metrics(metrics))
+        status = run.recorded["status"]
+        message = run.recorded.get("message") or _reason(run, status)
+        return result_of(run, line, status, _checked_metrics(metrics), message)
     if run.is_nonfinite:
-        message = f"the loss was NaN or infinite; stopped at step {run.step}"
-        return result_of(run, line, "nonfinite", message=message)
+        return result_of(run, line, "nonfinite", message=_reason(run, "nonfinite"))
     if not run.uses_norm:
         raise InputError(
             f"{grid.task.name} called neither run.swap nor run.build_norm, so that every "
@@ -51,13 +49,19 @@ def measured_result(
     if value is None:
         message = f"{goal} is NaN, infinite or None"
         return result_of(run, line, "nonfinite", found, message)
-    floor = baselines[0]["metrics"].get(goal) if baselines else None
+    floor = run.baselines[0]["metrics"].get(goal) if run.baselines else None
     if floor is not None and (value > floor if grid.direction == "min" else value < floor):
-        message = f"{goal} is worse than that of {baselines[0]['name']}"
+        message = f"{goal} is worse than that of {run.baselines[0]['name']}"
         return result_of(run, line, "diverged", found, message)
+    return result_of(run, line, "finished", found, _reason(run, "finished"))
+
+
+def _reason(run: Run, status: Status) -> str | None:
+    """Return why a run stopped where it did; None where it came to its last step."""
+    if status == "nonfinite":
+        return f"the loss was NaN or infinite; stopped at step {run.step}"
     is_early = run.is_out_of_patience and run.step != run.num_steps
-    early = f"stopped early after step {run.step}" if is_early else None
-    return result_of(run, line, "finished", found, early)
+    return f"stopped early after step {run.step}" if is_early and status == "finished" else None
 
 
 def behind(step: int) -> str:

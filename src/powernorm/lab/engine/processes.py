@@ -44,6 +44,11 @@ def is_first_process() -> bool:
     return is_main() if dist.is_initialized() else os.environ.get("RANK", "0") == "0"
 
 
+def are_several() -> bool:
+    """Return whether `torchrun` started several processes, joined already or not."""
+    return dist.is_torchelastic_launched() and int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
 def local_rank() -> int:
     """Return the number of this process on its machine."""
     return int(os.environ.get("LOCAL_RANK", rank()))

@@ -26,6 +26,7 @@ from powernorm.lab.engine.folders import BEST, LAST
 from powernorm.lab.engine.leases import Lease
 from powernorm.lab.engine.position import Position
 from powernorm.lab.engine.processes import (
+    any_process,
     gather,
     is_main,
     num_processes,
@@ -59,8 +60,6 @@ CHECKPOINT_SECONDS: Final = 300.0
 """At the latest after so long a checkpoint is written, where the steps between are not given."""
 LOST_ROWS: Final = 2
 """Rows of the log in a row with a training loss that is not finite, after which a run is lost."""
-WARMUP_FRACTION: Final = 0.1
-"""Part of a run after which the warm-ups of norms end."""
 RESERVED: Final = frozenset({METRICS_FILE, NORMS_FILE, DIAGNOSES_FILE, CHECKPOINTS_FOLDER})
 
 _Model = TypeVar("_Model", bound=nn.Module)
@@ -82,7 +81,8 @@ class Run:
         settings: keyword arguments of the function, by name; or the task's own settings.
         data: what the task's `prepare` returned; None for a plain function.
         baselines: what the task's `baselines` returned; empty for a plain function.
-        num_steps: number of steps, from the setting `steps`; None where there is none.
+        num_steps: number of steps: the setting `steps`, or what the task says. None where there is
+            none; then `steps` sets it to the number of batches, where that is known.
     """
 
     def __init__(
@@ -287,7 +287,7 @@ class Run:
         """
         if self.num_steps is None:
             return self.norm_options
-        derived = warmup_options(self._norm, self.num_steps, WARMUP_FRACTION)
+        derived = warmup_options(self._norm, self.num_steps)
         return derived | self.norm_options
 
     # State that survives an interruption
@@ -306,8 +306,12 @@ class Run:
             if self._is_started:
                 raise InputError(f"run.track({name}=…) comes after run.steps: track before it")
             self._tracked.add(name, thing)
-        if self._tracked.step is not None:
-            self.step = self._saved_step = self._tracked.step
+        checkpoint = self._tracked.checkpoint
+        if checkpoint is not None:
+            self.step = self._saved_step = int(checkpoint["step"])
+            self._lost_rows = int(checkpoint["lost_rows"])
+            self.is_nonfinite = self._lost_rows >= LOST_ROWS
+            self._best_of_trial, self.is_pruned = checkpoint["trial"]
             # For loops of the user's own; `steps` does it again, just before the first batch.
             self._tracked.set_random_states()
 
@@ -361,9 +365,16 @@ class Run:
         True, call `checkpoint` and return. Every process reads it equally often.
         """
         self.stop.defer(until_asked=True)
+        self._agree()
         if self.stop.is_requested():
             self._stop_was_seen = True
         return self._stop_was_seen or self._ends_early
+
+    def _agree(self) -> None:
+        """Let what ends the run in one process end it in all: each may have logged its own loss."""
+        self.is_nonfinite = any_process(self.is_nonfinite)
+        if self.trial is not None:
+            self.is_pruned = any_process(self.is_pruned)
 
     @property
     def _ends_early(self) -> bool:
@@ -394,11 +405,11 @@ class Run:
         """Yield (step, batch), the step from 1, until the run has its `num_steps`.
 
         Without the setting `steps` it is one pass through the batches; with it they are begun anew
-        as often as needed. Between two steps it shows the progress, evaluates, writes checkpoints
-        and, when a scheduler sends SIGTERM or SIGUSR1, saves and ends the run as `interrupted`. A
-        run that goes on comes to the same batch: by the `state_dict` of the batches where they have
-        one (torchdata's StatefulDataLoader), else by skipping those that were seen. Batches draw
-        their random numbers from a stream of their own, beside the training's.
+        as often as needed. Between two steps it evaluates, diagnoses, saves and, when a
+        scheduler sends SIGTERM or SIGUSR1, ends the run as `interrupted`. A run that goes
+        on comes to the same batch: by the `state_dict` of the batches where they have one
+        (torchdata's StatefulDataLoader), else by skipping those that were seen. Batches draw their
+        random numbers from a stream of their own, beside the training's.
 
         In several processes each one gets its part of the rows of every batch, unless the loader
         has a DistributedSampler; together with `wrap` they train as one process does where all
@@ -617,7 +628,7 @@ class Run:
                 raise InputError("run.load('average') has nothing: call run.keep_last before")
             weights = on_main(self._snapshots.average)
             number = len(on_main(self._snapshots.paths))
-            scored = f"average of the last {number} evaluations"
+            scored = f"average of the last {number} checkpoints"
         else:
             path = folder / (BEST if which == "best" else LAST)
             if not on_main(path.exists):
@@ -627,7 +638,7 @@ class Run:
                 )
             names = list(modules or self._tracked.modules())
             weights = on_main(lambda: weights_in(path, names))
-            scored = BEST_SCORED if which == "best" else "last checkpoint"
+            scored = self._best_scored() if which == "best" else "last checkpoint"
         try:
             self._tracked.load_weights(weights, modules)
         except RuntimeError as error:
@@ -639,6 +650,13 @@ class Run:
         # Others than the tracked ones are not in the last checkpoint.
         self._keeps_end &= not modules
         self.record(scored=scored)
+
+    def _best_scored(self) -> str:
+        """Return what the best checkpoint is called: by what it was chosen, where not by loss."""
+        metric = "valid_loss" if self._best is None else self._best.metric
+        if metric == "valid_score" and self._score is not None:
+            metric = f"valid_{self._score}"
+        return BEST_SCORED if metric == "valid_loss" else f"{BEST_SCORED} by {metric}"
 
     def diagnose_every(
         self,
@@ -779,11 +797,7 @@ class Run:
 
     def _go_on(self, checkpoint: Mapping[str, Any]) -> None:
         self._tracked.check_complete()
-        self.step = self._saved_step = int(checkpoint["step"])
-        self._lost_rows = int(checkpoint["lost_rows"])
         self._evaluated_at = checkpoint["evaluated_at"]
-        self._best_of_trial, self.is_pruned = checkpoint["trial"]
-        self.is_nonfinite = self._lost_rows >= LOST_ROWS
         if self._best is not None and checkpoint["best"] is not None:
             self._best.load_state_dict(checkpoint["best"])
         self._throughput.load_state_dict(checkpoint["speed"])
@@ -851,6 +865,7 @@ class Run:
         # Again at 2, 4, 8, …: the first steps of a warm-up, or of an accumulation, change nothing.
         if num_processes() > 1 and self.step & (self.step - 1) == 0:
             check_equal_weights((*self._tracked.modules().values(), *self._built))
+        self._agree()
         for monitoring in self._monitors:
             monitoring.finish(self.step)
         is_last = self.step == self.num_steps
@@ -888,8 +903,9 @@ class Run:
             for evaluate in due:
                 values = evaluate()
                 if values:
-                    self.log(self.step, **values)
-                    found |= {name: number_of(name, value) for name, value in values.items()}
+                    numbers = {name: number_of(name, value) for name, value in values.items()}
+                    self.log(self.step, **numbers)
+                    found |= numbers
         set_random_states(states)
         if self._snapshots is not None:
             weights = self._tracked.weights()  # of all processes, where they divide them

@@ -60,7 +60,7 @@ class RunTraining:
         stop: says when to stop.
         listener: receives the events of the runs.
         on_kept: is called when a run's result is written.
-        resume: whether runs that are there go on.
+        resume: tell of runs that have no checkpoint to go on from.
         ran_on: what the results say of the worker; None for the process of `compare` itself.
     """
 
@@ -86,8 +86,9 @@ class RunTraining:
         self._on_kept = on_kept
         self._resume = resume
         self._ran_on = ran_on
+        self.is_worker = ran_on is not None
         # What a worker has seen to fail, the next one would, too.
-        self.over = OVER if ran_on is None else (*OVER, "failed")
+        self.over = (*OVER, "failed") if self.is_worker else OVER
         """Statuses of runs that it does not train."""
         self._fingerprint = grid.task.fingerprint(data)
         self._results = Results(grid, out)
@@ -198,7 +199,7 @@ class RunTraining:
             if is_main() and not isinstance(error, LeaseLostError):
                 # Of settings that fit everything but the data: the next try is a first.
                 clear_unless_resumable(run.folder)
-                if self._ran_on is None:
+                if not self.is_worker:
                     forget_comparison(self._out)
             raise
         except (Exception, SystemExit) as error:
@@ -215,7 +216,7 @@ class RunTraining:
                 metrics = self._grid.task.start(run)
             if run.was_interrupted:
                 raise Stopped("asked to stop by the scheduler")
-            return measured_result(run, line, self._grid, self._baselines, metrics)
+            return measured_result(run, line, self._grid, metrics)
         finally:
             run.close()
 

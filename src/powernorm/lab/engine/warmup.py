@@ -2,6 +2,8 @@
 
 from typing import Final
 
+WARMUP_FRACTION: Final = 0.1
+"""Part of a run after which the warm-ups of norms end, where nothing else is asked for."""
 WARMED_UP_NORMS: Final = ("pn", "pn-only", "pn-static", "brn", "mabn", "un", "prepbn", "taper")
 
 _TAPERING: Final = 0.05
@@ -10,7 +12,9 @@ _FADING: Final = 0.8
 """Share of a run in which PRepBN's LayerNorm fades out."""
 
 
-def warmup_options(norm: str, num_forwards: int, fraction: float) -> dict[str, int | str]:
+def warmup_options(
+    norm: str, num_forwards: int, fraction: float = WARMUP_FRACTION
+) -> dict[str, int | str]:
     """Return the options that end the warm-up of a norm after a fraction of a run.
 
     Args:

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Final, Literal
 from pydantic import PlainValidator
 
 from powernorm.errors import InputError
+from powernorm.lab.engine.warmup import WARMUP_FRACTION
 from powernorm.lab.settings.section import (
     Fraction,
     FractionBelowOne,
@@ -126,7 +127,7 @@ class TrainingSettings:
     They are written to diagnoses.jsonl and change nothing in the training."""
     tid_batches: NotNegative = 50
     """Training batches in each pass of the two-pass TID at the end; 0 leaves it out."""
-    norm_warmup_fraction: Fraction = 0.1
+    norm_warmup_fraction: Fraction = WARMUP_FRACTION
     """Part of the run in which PowerNorm, MABN and BatchRenorm still use batch statistics, unless
     `norm_options` says otherwise."""
     early_checkpoint: Fraction | None = None

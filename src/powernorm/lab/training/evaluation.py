@@ -81,14 +81,12 @@ def summed_nll(
 
 
 def gap_cells(
-    model: nn.Module, batches: EvaluationBatches | None, device: torch.device
+    model: nn.Module, batches: EvaluationBatches, device: torch.device
 ) -> dict[str, float]:
     """Return the cells of METRICS_COLUMNS that compare running with batch statistics.
 
     Empty for a model without batch statistics. Of at most `GAP_BATCHES` batches, evenly spaced.
     """
-    if batches is None:
-        return {}
     chosen = [batch.to(device) for batch in _spaced(batches, GAP_BATCHES)]
     gap = evaluation_gap(model, chosen, _mean_nll)
     if gap is None:

@@ -27,13 +27,13 @@ def fit(
     learning_rate: Callable[[int], float],
     penalty: Callable[[Any], Tensor | None],
     cells: Callable[[int], Mapping[str, float]],
-    precision: Precision = "float32",
-    clip_norm: float | None = None,
-    log_every: int = 10,
-    evaluate_every: int = 100,
-    monitor_every: int = 0,
-    count_rows: bool = False,
-    early_step: int | None = None,
+    precision: Precision,
+    clip_norm: float | None,
+    log_every: int,
+    evaluate_every: int,
+    monitor_every: int,
+    count_rows: bool,
+    early_step: int | None,
 ) -> None:
     """Train a model to the end of the run, from the last checkpoint if there is one.
 
@@ -57,7 +57,7 @@ def fit(
         evaluate_every: updates between two evaluations.
         monitor_every: updates between two rows a layer of norms.csv; 0 for none.
         count_rows: whether the speed is also told in rows.
-        early_step: update after which checkpoints/early.ckpt is kept.
+        early_step: update after which checkpoints/early.ckpt is kept; None keeps none.
     """
     device = run.device
     scaler = torch.amp.GradScaler(device.type, enabled=precision == "float16")

@@ -21,7 +21,7 @@ Sizes = tuple[int, ...]
 
 
 class Numbered(Protocol):
-    """A text over the ids of its vocabulary."""
+    """Data of a task in the form that its batches are made of, such as a text as ids."""
 
     @property
     def fingerprint(self) -> str:

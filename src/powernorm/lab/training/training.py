@@ -29,7 +29,6 @@ from powernorm.lab.training.scales import norm_scales
 from powernorm.lab.training.task import Scores, Task, TaskModel
 from powernorm.lab.training.validation import Validations
 from powernorm.runs import (
-    BEST_SCORED,
     CHECKPOINTS_FOLDER,
     SCALES_FILE,
     TID,
@@ -76,8 +75,7 @@ def train(run: Run, task: Task[Any, Any]) -> Mapping[str, float | None]:
         return none
     status = "nonfinite" if run.is_nonfinite else _status(run, validations, sizes)
     if status == "nonfinite":
-        message = f"the loss was NaN or infinite; stopped at step {run.step}"
-        run.record(status=status, message=message)
+        run.record(status=status)
         return none
     return none | _Measuring(run, task, model, data, status).metrics()
 
@@ -204,20 +202,15 @@ class _Measuring:
     def metrics(self) -> dict[str, float | None]:
         """Load the weights that are scored, record what is no metric, and return the metrics."""
         run = self._run
-        scored = self._load_scored()
+        self._load_scored()
         scores = self._scores()
         metrics = {**self._likelihoods(), **scores.metrics}
-        message = None
-        if self._status == "diverged":
-            message = "the valid loss ended above that of the unigram baseline"
-        elif run.is_out_of_patience and run.step < self._config.training.max_steps:
-            message = f"stopped early after step {run.step}"
+        lost = "the valid loss ended above that of the unigram baseline"
         run.record(
-            scored=scored,
             tid=None if run.is_trial else self._tid(),
             signatures=scores.signatures or None,
             status=self._status,
-            message=message,
+            message=lost if self._status == "diverged" else None,
         )
         self._write_files(scores)
         return metrics
@@ -227,21 +220,18 @@ class _Measuring:
         """Return what the result is measured on: of a trial the valid split alone."""
         return ("valid",) if self._run.is_trial else EVALUATED_SPLITS
 
-    def _load_scored(self) -> str:
-        """Put the weights that are scored into the model, whole, and return which they are."""
+    def _load_scored(self) -> None:
+        """Put the weights that are scored into the model, whole."""
         if self._status != "finished":
             self._run.load("last", model=self._model)
-            return "last checkpoint"
-        if self._config.training.average_checkpoints:
-            return self._load_average()
-        self._run.load("best", model=self._model)
-        chooser = self._config.score if self._config.selects_by_score else None
-        return BEST_SCORED if chooser is None else f"{BEST_SCORED} by {chooser['metric']}"
+        elif self._config.training.average_checkpoints:
+            self._load_average()
+        else:
+            self._run.load("best", model=self._model)
 
-    def _load_average(self) -> str:
+    def _load_average(self) -> None:
         training, run, model = self._config.training, self._run, self._model
         run.load("average", model=model)
-        name = str(run.recorded["scored"]).replace("evaluations", "checkpoints")
         if batch_layers(model):
             how = training.average_statistics
             if how == "recalibrate":
@@ -252,11 +242,10 @@ class _Measuring:
                 if all(row.action == "keep" for row in report.rows):
                     # Those of norms that train by them, such as PowerNorm.
                     how = "average"
-            name += f", running statistics {how}d"
+            run.record(scored=f"{run.recorded['scored']}, running statistics {how}d")
         if is_main():
             whole = {f"model.{key}": value for key, value in model.state_dict().items()}
             write_weights(run.folder / CHECKPOINTS_FOLDER / AVERAGE, whole)
-        return name
 
     def _likelihoods(self) -> dict[str, float | None]:
         metrics: dict[str, float | None] = {}
