@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
 import os
@@ -258,6 +259,26 @@ def test_a_changed_file_is_told_when_going_on(tmp_path: Path) -> None:
     trained(train, tmp_path, goal=GOAL, resume=True, on_event=told.append)
     (notice,) = [event.message for event in told if isinstance(event, Notice)]
     assert "own_training.py has changed" in notice
+
+
+def test_a_file_that_changes_in_the_middle_is_the_one_that_was_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "changing_function.py"
+    file.write_text(
+        "from pathlib import Path\n"
+        "def train(run):\n"
+        "    with Path(__file__).open('a') as file:\n"
+        "        file.write(f'# {run.norm}')\n"
+        "    return {'loss': 1.0}\n"
+    )
+    digest = hashlib.sha256(file.read_bytes()).hexdigest()
+    monkeypatch.syspath_prepend(tmp_path)
+    out = tmp_path / "out"
+    trained("changing_function:train", out, norms=["ln", "bn"], goal={"loss": "min"})
+    for name in ("ln-seed0/config.json", "bn-seed0/config.json", "comparison.json"):
+        record = read_json(out / name)
+        assert record.get("function", record)["sha256"] == digest
 
 
 def test_other_settings_are_refused_when_going_on(tmp_path: Path) -> None:

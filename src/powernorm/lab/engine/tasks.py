@@ -163,8 +163,12 @@ class Task:
         return {name: self._settings[name].to_json(value) for name, value in settings.items()}
 
     def source(self) -> FunctionRecord:
-        """Return where the code is."""
-        return _source_of(type(self))
+        """Return where the code is, as it was when it was imported."""
+        return self._source
+
+    @cached_property
+    def _source(self) -> FunctionRecord:
+        return _source_of(self.train if isinstance(self, FunctionTask) else type(self))
 
     @cached_property
     def _settings(self) -> dict[str, "_Setting"]:
@@ -183,10 +187,6 @@ class FunctionTask(Task):
         self.name = name_of(function)
         _ = self._settings  # raises where they cannot be read
 
-    def source(self) -> FunctionRecord:
-        """Return where the function is."""
-        return _source_of(self.train)
-
 
 def task_of(what: Task | TrainingFunction | str) -> Task:
     """Return a task from a task, its class, a function, or `module:name` of one.
@@ -195,6 +195,7 @@ def task_of(what: Task | TrainingFunction | str) -> Task:
         InputError: it cannot be imported or is something else.
     """
     found: Any = imported(what, base=Task) if isinstance(what, str) else what
+    task: Task
     if isinstance(found, type) and issubclass(found, Task):
         found = found()
     if isinstance(found, Task):
@@ -202,10 +203,13 @@ def task_of(what: Task | TrainingFunction | str) -> Task:
             found.name = name_of(type(found))
         if not hasattr(found, "train"):
             raise InputError(f"{found.name} has no method train: write def train(self, run)")
-        return found
-    if not callable(found):
+        task = found
+    elif callable(found):
+        task = FunctionTask(found)
+    else:
         raise InputError(f"{what!r} is a {type(found).__name__}, expected a function or a Task")
-    return FunctionTask(found)
+    task.source()  # now: the file may change while its runs are trained
+    return task
 
 
 def name_of(thing: Any) -> str:
@@ -262,7 +266,8 @@ def _importable(task: Task) -> dict[str, str]:
     with suppress(AttributeError):
         for part in name.split("."):
             top = getattr(top, part)
-    has_own_state = not isinstance(task, FunctionTask) and set(vars(task)) - {"name", "_settings"}
+    own_state = set(vars(task)) - {"name", "_settings", "_source"}
+    has_own_state = not isinstance(task, FunctionTask) and own_state
     if top is not thing or has_own_state:
         raise InputError(
             f"{task.name} cannot be imported by other processes: write it at the top level of its "
