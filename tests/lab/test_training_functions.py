@@ -353,7 +353,7 @@ def test_a_task_with_baselines_diverges_above_them(tmp_path: Path) -> None:
         def fingerprint(self, data: Any) -> str:
             return f"{data}"
 
-        def baselines(self, data: list[float]) -> list[Baseline]:
+        def baselines(self, data: list[float], settings: Any) -> list[Baseline]:
             return [Baseline(name="mean", metrics={"loss": sum(data) / len(data)})]
 
         def facts(self, data: list[float]) -> dict[str, Any]:

@@ -10,7 +10,8 @@ import torch
 
 from powernorm.errors import InputError
 from powernorm.lab.engine.environment import environment
-from powernorm.lab.engine.grid import Grid, Line
+from powernorm.lab.engine.grid import Grid
+from powernorm.lab.engine.line import Line
 from powernorm.lab.engine.processes import local_rank, num_processes
 from powernorm.lab.engine.tasks import Task, TrainingFunction, task_of
 from powernorm.norms.registry import check_norm_options

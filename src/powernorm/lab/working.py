@@ -283,7 +283,7 @@ def work(
             grid,
             out,
             data,
-            on_main(lambda: grid.task.baselines(data)),
+            on_main(lambda: grid.task.baselines(data, grid.settings)),
             stop,
             listener,
             write_results if worker is None and is_main() else (lambda: None),

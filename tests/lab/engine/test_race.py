@@ -20,7 +20,8 @@ from powernorm.lab.engine import race as racing_rules
 from powernorm.lab.engine.events import Event, Notice, RunEnded, RunStarted
 from powernorm.lab.engine.executors.local import available_cores
 from powernorm.lab.engine.folders import read_json
-from powernorm.lab.engine.grid import Grid, Line
+from powernorm.lab.engine.grid import Grid
+from powernorm.lab.engine.line import Line
 from powernorm.lab.engine.race import (
     Scatter,
     Standing,

@@ -35,7 +35,7 @@ def values(preset: str, placement: str = "pre") -> dict[str, float | None]:
 def test_the_task_obeys_every_setting(preset: str) -> None:
     config = of(preset)
     for line in lines_of(config):
-        task_of(config).check(line.config, line.norm)
+        task_of(config).check(line.settings, line.norm)
     for norm in ("pn", "pn-only", "brn", "mabn"):
         warmup = options_of(config, norm).get("warmup_steps", 0)
         assert isinstance(warmup, int)

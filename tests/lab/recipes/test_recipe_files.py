@@ -35,10 +35,10 @@ norm = "rbn"
 def test_variants_are_trained_in_place_of_the_norms_of_what_is_extended(tmp_path: Path) -> None:
     """As docs/recipes.md has them; norms in the file itself choose among them."""
     lines = lines_of(read_recipe(written(tmp_path, VARIANTS)).settings)
-    assert [line.label for line in lines] == ["fast", "slow"]
+    assert [line.name for line in lines] == ["fast", "slow"]
     chosen = written(tmp_path, f'norms = ["pn"]\n{VARIANTS}', "chosen.toml")
     (line,) = lines_of(read_recipe(chosen).settings)
-    assert (line.label, line.config.data.batch_size) == ("fast", 8)
+    assert (line.name, line.settings.data.batch_size) == ("fast", 8)
 
 
 @pytest.mark.parametrize("variants", ["3", "[3]", '[{ norm = ["pn"] }]', "[{ label = 1 }]"])

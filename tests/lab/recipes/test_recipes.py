@@ -47,7 +47,7 @@ def test_what_every_recipe_sets_and_is_held_against(task: str, snapshot: Snapsho
             line_of(asdict(named.about)),
             *(f"{name}: {line_of(value)}" for name, value in to_json(config).items()),
             *(f"{norm}: {line_of(options_of(config, norm))}" for norm in norms),
-            line_of([line.label for line in lines_of(config)]),
+            line_of([line.name for line in lines_of(config)]),
             *map(line_of, paper_records(config)),
             line_of(reduced_note(config)),
         ]

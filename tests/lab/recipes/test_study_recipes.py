@@ -56,7 +56,7 @@ def test_studies_say_what_they_are_and_can_be_built(task: str, name: str) -> Non
 def test_a_study_begins_with_any_recipe_of_its_task(task: str, name: str) -> None:
     for preset in presets_of(task, name):
         config = study_config(task, name, preset)
-        labels = {line.label for line in lines_of(config)}
+        labels = {line.name for line in lines_of(config)}
         assert {record["norm"] for record in paper_records(config)} <= labels
         for record in paper_records(config):
             assert set(record["against"]) <= labels
@@ -74,21 +74,20 @@ def test_full_is_where_a_paper_has_the_study() -> None:
 
 def test_micro_batches_divide_an_update() -> None:
     lines = lines_of(study_config("lm", "micro-batches", "full"))
-    assert [line.variant.x for line in lines[1:5] if line.variant] == [512, 1024, 2048, 4096]
+    assert [line.extra["x"] for line in lines[1:5]] == [512, 1024, 2048, 4096]
     for line in lines[1:]:
-        data, accumulation = line.config.data, line.config.optimizer.accumulation
-        assert line.variant is not None
-        assert data.batch_size * data.sequence_length == line.variant.x
-        assert line.variant.x * accumulation == 4096
-        tid_tokens = line.variant.x * line.config.training.tid_batches
-        assert tid_tokens == lines[1].config.training.tid_batches * 512
+        data, accumulation = line.settings.data, line.settings.optimizer.accumulation
+        assert data.batch_size * data.sequence_length == line.extra["x"]
+        assert line.extra["x"] * accumulation == 4096
+        tid_tokens = line.extra["x"] * line.settings.training.tid_batches
+        assert tid_tokens == lines[1].settings.training.tid_batches * 512
     chosen = study_config("lm", "micro-batches", "smoke", ["data.batch_size=4", "norms=bn"])
-    assert [line.label for line in lines_of(chosen)] == ["bn-32", "bn-64", "bn-128"]
+    assert [line.name for line in lines_of(chosen)] == ["bn-32", "bn-64", "bn-128"]
 
 
 def test_a_budget_of_tokens_is_divided_too() -> None:
     config = study_config("translation", "micro-batches", "full")
-    lines = {line.label: line.config for line in lines_of(config)}
+    lines = {line.name: line.settings for line in lines_of(config)}
     assert [label for label in lines if label.startswith("pn-")] == [
         f"pn-{tokens}" for tokens in (512, 1024, 2048, 4096)
     ]
@@ -114,9 +113,9 @@ def test_rows_of_a_micro_batch_are_called_what_they_are(task: str, unit: str, la
 
 def test_lowest_layers_follow_the_depth() -> None:
     lines = lines_of(study_config("lm", "lowest-layers", "demo", ["model.num_layers=3"]))
-    assert [line.label for line in lines] == ["ln", "bn-1of3", "bn-2of3", "bn-3of3"]
-    assert [line.config.model.num_norm_layers for line in lines] == [None, 1, 2, 3]
-    assert {line.config.placement for line in lines} == {"post"}
+    assert [line.name for line in lines] == ["ln", "bn-1of3", "bn-2of3", "bn-3of3"]
+    assert [line.settings.model.num_norm_layers for line in lines] == [None, 1, 2, 3]
+    assert {line.settings.placement for line in lines} == {"post"}
 
 
 def test_lowest_layers_of_a_pre_norm_recipe() -> None:
@@ -132,12 +131,11 @@ def test_grids_are_complete() -> None:
         ("alphas", ("momentum", "backward_momentum")),
     ):
         lines = [line for line in lines_of(study_config("lm", name)) if line.norm != "ln"]
-        xs, ys = ({getattr(line.variant, axis) for line in lines} for axis in "xy")
+        xs, ys = ({line.extra[axis] for line in lines} for axis in "xy")
         assert len(lines) == len(xs) * len(ys)
         for line in lines:
-            chosen = line.config.norm_options[line.norm]
-            assert line.variant is not None
-            values = [line.variant.x, line.variant.y]
+            chosen = line.settings.norm_options[line.norm]
+            values = [line.extra["x"], line.extra["y"]]
             if name == "alphas":
                 values = [1 - value for value in values if value is not None]
             assert [chosen[option] for option in options] == pytest.approx(values)
@@ -284,7 +282,7 @@ def test_every_study_ends_in_its_figure(name: str, tmp_path: Path) -> None:
     assert "failed" not in {run["status"] for run in results["runs"]}
     comparison = read_comparison(tmp_path / "out")
     assert any("<svg" in part for part in study_contents(comparison))
-    assert comparison.names == [line.label for line in lines_of(config)]
+    assert comparison.names == [line.name for line in lines_of(config)]
     for run in comparison.runs:
         own = json.loads((tmp_path / "out" / run.folder / "result.json").read_text())
         assert own["study"] == comparison.study

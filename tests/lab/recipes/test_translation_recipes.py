@@ -31,20 +31,20 @@ def test_xu(preset: str) -> None:
     assert config.model.decoder_norm == "same"
     assert config.model.initialization == "kaiming"
     assert config.study is None
-    lines = {line.label: options_of(line.config, line.norm) for line in lines_of(config)}
+    lines = {line.name: options_of(line.settings, line.norm) for line in lines_of(config)}
     assert lines["adanorm"] == {"scale": 2.0}
     assert lines["detach-mean"] == {"detach_mean": True, "detach_std": False}
     assert lines["detach-std"] == {"detach_mean": False, "detach_std": True}
     assert set(lines) == set(values(preset))
     some = replace(config, norms=("ln", "detach"))
-    assert [line.label for line in lines_of(some)] == [
+    assert [line.name for line in lines_of(some)] == [
         "ln",
         "detach-both",
         "detach-mean",
         "detach-std",
     ]
     some = replace(config, norms=("ln", "detach-mean"))
-    assert [line.label for line in lines_of(some)] == ["ln", "detach-mean"]
+    assert [line.name for line in lines_of(some)] == ["ln", "detach-mean"]
     with pytest.raises(InputError, match=rf"the preset {preset} has no variant of rms; choose"):
         replace(config, norms=("rms",))
 

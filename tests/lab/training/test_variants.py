@@ -81,17 +81,17 @@ def test_settings_that_are_no_mapping_are_named() -> None:
 
 def test_lines_are_the_norms_without_variants() -> None:
     config = replace(base(), norms=("ln", "bn"))
-    assert [(line.label, line.norm, line.config) for line in lines_of(config)] == [
+    assert [(line.name, line.norm, line.settings) for line in lines_of(config)] == [
         ("ln", "ln", config),
         ("bn", "bn", config),
     ]
 
 
 def test_lines_of_variants_have_their_settings_and_nothing_else() -> None:
-    lines = {line.label: line for line in lines_of(varied(base()))}
+    lines = {line.name: line for line in lines_of(varied(base()))}
     assert list(lines) == ["ln", "pn-fast", "pn-slow", "bn-post"]
     plain = replace(base(), norms=("pn",))
-    fast = lines["pn-fast"].config
+    fast = lines["pn-fast"].settings
     assert fast.data.batch_size == 4
     assert fast.optimizer.accumulation == 2
     assert fast.norm_options["pn"] == {"groups": None, "momentum": 0.5}
@@ -101,20 +101,20 @@ def test_lines_of_variants_have_their_settings_and_nothing_else() -> None:
         optimizer=fast.optimizer,
         norm_options=fast.norm_options,
     )
-    assert lines["bn-post"].config.placement == "post"
-    assert lines["ln"].config == replace(base(), norms=("ln",), norm_options={})
+    assert lines["bn-post"].settings.placement == "post"
+    assert lines["ln"].settings == replace(base(), norms=("ln",), norm_options={})
 
 
 def test_norms_choose_variants() -> None:
-    assert [line.label for line in lines_of(varied(base(), "pn"))] == ["pn-fast", "pn-slow"]
-    assert [line.label for line in lines_of(override(varied(base()), ["norms=bn"]))] == ["bn-post"]
+    assert [line.name for line in lines_of(varied(base(), "pn"))] == ["pn-fast", "pn-slow"]
+    assert [line.name for line in lines_of(override(varied(base()), ["norms=bn"]))] == ["bn-post"]
     with pytest.raises(InputError, match=r"the study sizes has no variant of rms; .* ln, pn, bn"):
         varied(base(), "ln", "rms")
 
 
 def test_labels_choose_variants() -> None:
     config = varied(base(), "pn-slow", "ln")
-    assert [line.label for line in lines_of(config)] == ["ln", "pn-slow"]
+    assert [line.name for line in lines_of(config)] == ["ln", "pn-slow"]
     assert chosen_norms(config) == ["ln", "pn"]
     assert comparison_settings(config)["norm_options"]["pn"]["momentum"] == 0.2
     check_norms(config)
@@ -124,7 +124,7 @@ def test_name_of_a_norm_is_no_label() -> None:
     """In studies a label may be the name of another variant's norm."""
     variants = (Variant("bn", "pn"), Variant("b", "bn"))
     config = replace(base(), norms=("bn",), variants=variants)
-    assert [line.label for line in lines_of(config)] == ["b"]
+    assert [line.name for line in lines_of(config)] == ["b"]
 
 
 def test_preset_is_named_where_there_is_no_study() -> None:
@@ -271,7 +271,7 @@ def test_bad_options_are_found_before_anything_is_trained(
     broken = (Variant("ln", "ln"), Variant("bn-x", "bn", {"max_ratio": 3}))
     config = replace(configure(), norms=("ln", "bn"), variants=broken)
     with (
-        patch("powernorm.lab.tasks.builtin.train") as trainer,
+        patch("powernorm.lab.training.task.train") as trainer,
         pytest.raises(InputError, match="has no option 'max_ratio'"),
     ):
         compare(config, tmp_path)

@@ -26,8 +26,9 @@ from powernorm.lab.engine.events import (
     StepsDone,
 )
 from powernorm.lab.engine.folders import find_runs, write_json
-from powernorm.lab.engine.grid import Grid, Line
+from powernorm.lab.engine.grid import Grid
 from powernorm.lab.engine.leases import Lease, LeaseHeldError, Owner, is_alive, read_owner
+from powernorm.lab.engine.line import Line
 from powernorm.lab.engine.logs import STEP
 from powernorm.lab.engine.outcomes import unmade_result
 from powernorm.lab.engine.race import standing

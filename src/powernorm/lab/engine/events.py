@@ -12,14 +12,14 @@ class DataPrepared:
 
     name: str
     num_train: int
-    """Of `unit`, in the train split."""
+    unit: str
+    """What is counted in the train split, such as words."""
     vocabulary_size: int
-    baselines: tuple[Baseline, ...]
-    units: str = "subwords"
-    """What the vocabulary counts."""
-    unit: str = "words"
     left_out: Mapping[str, int] = field(default_factory=dict)
     """Of `unit`, by reason."""
+    baselines: tuple[Baseline, ...] = ()
+    units: str = "subwords"
+    """What the vocabulary counts."""
 
 
 @dataclass(frozen=True, slots=True)

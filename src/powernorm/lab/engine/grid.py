@@ -1,16 +1,17 @@
 """What a comparison trains: its lines, which become rows of the table, and its seeds."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
 import torch
 
 from powernorm.errors import InputError
+from powernorm.lab.engine.line import Line
 from powernorm.lab.engine.tasks import Task
 from powernorm.lab.engine.trials import TrialRules
-from powernorm.runs import RaceSettings, run_name
+from powernorm.runs import RaceSettings
 
 
 @dataclass(frozen=True)
@@ -42,31 +43,6 @@ class Race:
     def record(self) -> RaceSettings:
         """Return it for the files."""
         return RaceSettings(confidence=self.confidence, margin=self.margin)
-
-
-@dataclass(frozen=True)
-class Line:
-    """One line of the table: what is trained with every seed."""
-
-    norm: str
-    """Short name, or `module:Class`."""
-    settings: Any
-    """Of these runs, as the task has them."""
-    norm_options: Mapping[str, Any] = field(default_factory=dict)
-    label: str | None = None
-    """Name of a variant; None is the norm's."""
-    placement: str | None = None
-    extra: Mapping[str, Any] = field(default_factory=dict)
-    """What else the results of its runs say."""
-
-    @property
-    def name(self) -> str:
-        """Name in folders, tables and figures."""
-        return self.label or self.norm
-
-    def folder(self, seed: int) -> str:
-        """Return the name of a run's folder."""
-        return run_name(self.name, self.placement, seed)
 
 
 @dataclass(frozen=True)

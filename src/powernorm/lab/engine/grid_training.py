@@ -19,9 +19,10 @@ from powernorm.lab.engine.folders import (
     read_json,
     write_json,
 )
-from powernorm.lab.engine.grid import Grid, Line
+from powernorm.lab.engine.grid import Grid
 from powernorm.lab.engine.isolation import own_generators, threads
 from powernorm.lab.engine.leases import Lease, LeaseHeldError, LeaseLostError, check_free
+from powernorm.lab.engine.line import Line
 from powernorm.lab.engine.processes import (
     are_several,
     is_main,
@@ -158,7 +159,7 @@ class _Comparison:
         self._results = Results(grid, out)
         # Read in one process: the first one soon writes in these folders.
         on_main(self._check_old_runs)
-        self._baselines = on_main(lambda: grid.task.baselines(data))
+        self._baselines = on_main(lambda: grid.task.baselines(data, grid.settings))
 
     def begin(self, work: Mapping[str, Any] | None, *, announces: bool) -> None:
         """Tell what the data are and write what is known before the first run."""

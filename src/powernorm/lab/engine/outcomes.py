@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from typing import Any, cast
 
 from powernorm.errors import InputError
-from powernorm.lab.engine.grid import Grid, Line
+from powernorm.lab.engine.grid import Grid
+from powernorm.lab.engine.line import Line
 from powernorm.lab.engine.run import Run
 from powernorm.lab.engine.run_logs import plain_number
 from powernorm.lab.engine.tasks import Metrics

@@ -20,9 +20,10 @@ from powernorm.lab.engine.folders import (
     remove_unfinished,
     write_json,
 )
-from powernorm.lab.engine.grid import Grid, Line
+from powernorm.lab.engine.grid import Grid
 from powernorm.lab.engine.isolation import own_modes
 from powernorm.lab.engine.leases import Lease, LeaseHeldError, LeaseLostError, read_owner
+from powernorm.lab.engine.line import Line
 from powernorm.lab.engine.outcomes import measured_result, result_of
 from powernorm.lab.engine.processes import is_main, num_processes, on_main, own_device
 from powernorm.lab.engine.run import Run

@@ -61,9 +61,9 @@ class Task:
         del data
         return None
 
-    def baselines(self, data: Any) -> list[Baseline]:
+    def baselines(self, data: Any, settings: Any) -> list[Baseline]:
         """Return models without a network, the first of which every norm has to beat."""
-        del data
+        del data, settings
         return []
 
     def facts(self, data: Any) -> dict[str, Any]:

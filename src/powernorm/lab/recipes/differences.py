@@ -143,7 +143,7 @@ def _reference(
 
 def _about_future(config: ComparisonSettings) -> list[str]:
     marked = [
-        line.label for line in lines_of(config) if getattr(line.config.model, "sees_future", False)
+        line.name for line in lines_of(config) if getattr(line.settings.model, "sees_future", False)
     ]
     return [_FUTURE.format(runs=_listed(marked))] if marked else []
 

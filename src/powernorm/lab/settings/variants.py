@@ -1,10 +1,11 @@
 """The lines of a comparison: its norms, or the variants of its study, each with a configuration."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Final
 
 from powernorm.errors import InputError
+from powernorm.lab.engine.line import Line
 from powernorm.lab.settings.comparison import ComparisonSettings, Study, Variant
 from powernorm.lab.settings.overrides import override
 from powernorm.runs import StudyInfo
@@ -20,21 +21,6 @@ SHARED_KEYS: Final = (
 """Settings that all runs of a comparison have in common, so that no variant can change them."""
 
 
-@dataclass(frozen=True)
-class Line:
-    """One line of a comparison: what is trained with every seed."""
-
-    config: ComparisonSettings
-    """Of these runs: with the settings of the variant, and itself without variants."""
-    norm: str
-    variant: Variant | None = None
-
-    @property
-    def label(self) -> str:
-        """Return the name in folders, tables and figures."""
-        return self.norm if self.variant is None else self.variant.label
-
-
 def lines_of(config: ComparisonSettings) -> list[Line]:
     """Return the lines of a comparison in the order of its table.
 
@@ -42,7 +28,7 @@ def lines_of(config: ComparisonSettings) -> list[Line]:
         InputError: a variant's settings are unknown, do not fit, or are those of all runs.
     """
     if not config.variants:
-        return [Line(config, norm) for norm in config.norms]
+        return [Line(norm, config, placement=config.placement) for norm in config.norms]
     return [line_of_variant(config, variant) for variant in _chosen_variants(config)]
 
 
@@ -80,7 +66,9 @@ def line_of_variant(config: ComparisonSettings, variant: Variant) -> Line:
     options = {variant.norm: chosen} if chosen else {}
     plain = replace(config, norms=(variant.norm,), norm_options=options, study=None, variants=())
     assignments = [f"{key}={value}" for key, value in variant.settings.items()]
-    return Line(override(plain, assignments), variant.norm, variant)
+    own = override(plain, assignments)
+    extra = {"label": variant.label, "x": variant.x, "y": variant.y}
+    return Line(variant.norm, own, label=variant.label, placement=own.placement, extra=extra)
 
 
 def study_info(study: Study) -> StudyInfo:

@@ -1,6 +1,6 @@
 """The comparison of norms on a built-in task: its settings as a grid for the engine."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -8,14 +8,12 @@ from typing import Any
 import torch
 
 from powernorm.errors import InputError
-from powernorm.lab.engine import grid, tasks
-from powernorm.lab.engine.events import DataPrepared, Listener
+from powernorm.lab.engine.events import Listener
 from powernorm.lab.engine.grid import Grid
 from powernorm.lab.engine.grid_training import compare_grid
-from powernorm.lab.engine.run import Run
-from powernorm.lab.settings.comparison import ComparisonSettings, Notes, to_json
+from powernorm.lab.engine.line import Line
+from powernorm.lab.settings.comparison import ComparisonSettings, Notes
 from powernorm.lab.settings.variants import (
-    Line,
     chosen_norms,
     line_of_variant,
     lines_of,
@@ -24,11 +22,9 @@ from powernorm.lab.settings.variants import (
 from powernorm.lab.tasks.registry import task_of
 from powernorm.lab.tasks.run_settings import comparison_settings, run_settings
 from powernorm.lab.training.norms import norm_options, qk_norm_factory
-from powernorm.lab.training.training import choose_device, train
+from powernorm.lab.training.training import choose_device
 from powernorm.runs import (
-    Baseline,
     ComparisonResults,
-    FunctionRecord,
 )
 
 
@@ -83,77 +79,10 @@ def check_norms(config: ComparisonSettings) -> None:
         for norm in dict.fromkeys([*chosen_norms(config), *config.norm_options]):
             norm_options(config, norm, task_of(config).norm_widths(config))
         for line in lines_of(config):
-            task = task_of(line.config)
-            norm_options(line.config, line.norm, task.norm_widths(line.config))
-            qk_norm_factory(line.config)
-            task.check(line.config, line.norm)
-
-
-class BuiltinTask(tasks.Task):
-    """One of the built-in tasks with its settings, as the engine asks for it.
-
-    Args:
-        config: of the comparison.
-    """
-
-    def __init__(self, config: ComparisonSettings) -> None:
-        self.name = config.task
-        self._config = config
-        self._task = task_of(config)
-
-    def prepare(self, settings: ComparisonSettings) -> Any:
-        """Read and number the data, and check that every line can make its batches of them."""
-        encoded = self._task.encode(settings)
-        for line in lines_of(settings):
-            for seed in settings.seeds:
-                self._task.data(encoded, line.config, seed)
-        return encoded
-
-    def fingerprint(self, data: Any) -> str:
-        """Return a hash of everything that determines the ids."""
-        fingerprint: str = data.fingerprint
-        return fingerprint
-
-    def baselines(self, data: Any) -> list[Baseline]:
-        """Return models without a network; above the first nothing was learned."""
-        return self._task.baselines(data, self._config)
-
-    def facts(self, data: Any) -> dict[str, Any]:
-        """Return name, source, license and sizes of the data."""
-        return self._task.facts(data)
-
-    def num_steps(self, settings: ComparisonSettings) -> int:
-        """Return the updates of a run."""
-        return settings.training.max_steps
-
-    def start(self, run: Run) -> tasks.Metrics:
-        """Train, evaluate and diagnose a run."""
-        self._task.keep(run.data, run.folder)
-        return train(run, self._task)
-
-    def work(self, grid: Grid) -> dict[str, Any]:
-        """Return the settings."""
-        del grid
-        return {"comparison": to_json(self._config)}
-
-    def source(self) -> FunctionRecord:
-        """Return that it is this package's, whose version the settings name."""
-        return FunctionRecord(name=self.name, file=None, sha256=None)
-
-    def announce(self, data: Any, baselines: Sequence[Baseline], listener: Listener) -> None:
-        """Tell what the data are."""
-        summary = self._task.summary(data)
-        listener(
-            DataPrepared(
-                summary.name,
-                summary.num_train,
-                summary.vocabulary_size,
-                tuple(baselines),
-                self._task.units,
-                summary.unit,
-                summary.left_out,
-            )
-        )
+            task = task_of(line.settings)
+            norm_options(line.settings, line.norm, task.norm_widths(line.settings))
+            qk_norm_factory(line.settings)
+            task.check(line.settings, line.norm)
 
 
 def grid_of(config: ComparisonSettings, notes: Notes) -> Grid:
@@ -165,8 +94,8 @@ def grid_of(config: ComparisonSettings, notes: Notes) -> Grid:
     check_norms(config)
     study = None if config.study is None else study_info(config.study)
     return Grid(
-        task=BuiltinTask(config),
-        lines=[_engine_line(line) for line in lines_of(config)],
+        task=task_of(config),
+        lines=lines_of(config),
         seeds=config.seeds,
         goal=notes.goal,
         direction=notes.direction,
@@ -181,19 +110,7 @@ def grid_of(config: ComparisonSettings, notes: Notes) -> Grid:
     )
 
 
-def _engine_line(line: Line) -> grid.Line:
-    variant = line.variant
-    extra = {} if variant is None else {"label": line.label, "x": variant.x, "y": variant.y}
-    return grid.Line(
-        norm=line.norm,
-        settings=line.config,
-        label=None if variant is None else line.label,
-        placement=line.config.placement,
-        extra=extra,
-    )
-
-
-def _run_config(line: grid.Line, seed: int, fingerprint: str | None) -> Mapping[str, Any]:
+def _run_config(line: Line, seed: int, fingerprint: str | None) -> Mapping[str, Any]:
     return run_settings(line.settings, line.norm, line.label, seed, str(fingerprint))
 
 
@@ -219,13 +136,13 @@ def _head(config: ComparisonSettings, notes: Notes) -> dict[str, Any]:
     return head
 
 
-def _line_of(config: ComparisonSettings, folder: Path, old: Mapping[str, Any]) -> grid.Line:
+def _line_of(config: ComparisonSettings, folder: Path, old: Mapping[str, Any]) -> Line:
     """Return the line that a run of an earlier call belongs to, also one that is not chosen."""
     if not config.variants:
-        return _engine_line(Line(config, str(old.get("norm"))))
+        return Line(str(old.get("norm")), config, placement=config.placement)
     for variant in config.variants:
         if variant.label == old.get("label"):
-            return _engine_line(line_of_variant(config, variant))
+            return line_of_variant(config, variant)
     raise InputError(
         f"{folder} is no run of this study: give another --out, or --force to delete it"
     )

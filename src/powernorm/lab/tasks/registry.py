@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any, Final, cast
 
 from powernorm.lab.settings.comparison import ComparisonSettings
-from powernorm.lab.training.task import Task
+from powernorm.lab.training.task import BuiltinTask
 
 CLASSES: Final[Mapping[str, str]] = MappingProxyType(
     {
@@ -26,14 +26,14 @@ CLASSES: Final[Mapping[str, str]] = MappingProxyType(
 
 
 @cache
-def _named_task(name: str) -> Task[Any, Any]:
+def _named_task(name: str) -> BuiltinTask[Any, Any]:
     """Return a task by its name."""
     # Together they import half a dozen libraries, of which most tasks need none.
     module, _, owner = CLASSES[name].partition(":")
     found = importlib.import_module(f"powernorm.lab.tasks.{module}")
-    return cast(Task[Any, Any], getattr(found, owner)())
+    return cast(BuiltinTask[Any, Any], getattr(found, owner)())
 
 
-def task_of(config: ComparisonSettings) -> Task[Any, Any]:
+def task_of(config: ComparisonSettings) -> BuiltinTask[Any, Any]:
     """Return the task of settings."""
     return _named_task(config.task)

@@ -20,7 +20,7 @@ from powernorm.lab.tasks.translation.bleu import corpus_scores
 from powernorm.lab.tasks.translation.translating import batches_by_length, translate_split
 from powernorm.lab.training.batches import RunData
 from powernorm.lab.training.evaluation import evaluate, finite_or_none
-from powernorm.lab.training.task import TaskModel
+from powernorm.lab.training.losses import TaskModel
 from powernorm.runs import EvaluationRow
 
 _SAMPLED_MASKS: Final = "mlm"

@@ -15,10 +15,12 @@ from powernorm.lab.data.subwords import (
     encode_by,
     encode_corpus,
 )
+from powernorm.lab.engine.events import DataPrepared
 from powernorm.lab.models.language_model import LanguageModel
 from powernorm.lab.settings.comparison import options_of
+from powernorm.lab.training.losses import TaskModel
 from powernorm.lab.training.norms import UPPER_NORM, norm_factory, qk_norm_factory
-from powernorm.lab.training.task import DataSummary, Sizes, Task, TaskModel
+from powernorm.lab.training.task import BuiltinTask, Sizes
 
 if TYPE_CHECKING:
     from powernorm.lab.tasks.lm.settings import LanguageModelSettings
@@ -32,7 +34,7 @@ _Settings = TypeVar(
 _Subword = TypeVar("_Subword", bound="LanguageModelSettings | MaskedLanguageModelSettings")
 
 
-class TextTask(Task[_Text, _Settings]):
+class TextTask(BuiltinTask[_Text, _Settings]):
     """A task whose model reads one text and says something at every position."""
 
     num_extra_tokens: ClassVar[int] = 0
@@ -59,10 +61,10 @@ class TextTask(Task[_Text, _Settings]):
             },
         }
 
-    def summary(self, encoded: _Text) -> DataSummary:
+    def summary(self, encoded: _Text) -> DataPrepared:
         """Return the same in short."""
         num_words = encoded.splits["train"].num_words
-        return DataSummary(encoded.corpus.name, num_words, "words", encoded.vocabulary_size)
+        return DataPrepared(encoded.corpus.name, num_words, "words", encoded.vocabulary_size)
 
     def sizes(self, encoded: _Text) -> Sizes:
         """Return the number of ids."""

@@ -19,7 +19,8 @@ from powernorm.lab.tasks.registry import task_of
 from powernorm.lab.tasks.settings import settings_from
 from powernorm.lab.tasks.translation.vocabulary_files import SUBWORDS
 from powernorm.lab.training.batches import RunData
-from powernorm.lab.training.task import Sizes, TaskModel
+from powernorm.lab.training.losses import TaskModel
+from powernorm.lab.training.task import Sizes
 from powernorm.norms.named_layers import names_of_files
 from powernorm.runs import CHECKPOINTS_FOLDER, CONFIG_FILE, MODEL_FILE
 from powernorm.surgery.records import KEY

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Final
 
 import torch
@@ -37,6 +37,17 @@ class Likelihood:
     def perplexity(self) -> float:
         """Return exp(nats per word), which does not depend on the subwords; may be infinite."""
         return word_perplexity(self.loss, self.words_per_token)
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What the test split says beyond its likelihood."""
+
+    metrics: dict[str, float | None] = field(default_factory=dict)
+    signatures: dict[str, str] = field(default_factory=dict)
+    """How they were computed, by their names."""
+    translations: tuple[tuple[str, str, str], ...] = ()
+    """Source, reference and translation."""
 
 
 def word_perplexity(loss: float, words_per_token: float) -> float:

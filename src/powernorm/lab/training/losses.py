@@ -9,6 +9,10 @@ from torch import Tensor, nn
 from powernorm.integrations.trainers import process_penalty
 from powernorm.lab.data.batch import IGNORED, Batch
 
+TaskModel = nn.Module
+"""`forward(**batch.inputs())` gives logits, the classes in the last dimension, or what its own
+`nll(outputs, targets)` takes; `features(**batch.inputs())` runs the layers only."""
+
 
 @runtime_checkable
 class OwnLikelihood(Protocol):

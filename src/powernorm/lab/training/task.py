@@ -1,21 +1,28 @@
 """What a task has to say: its batches, its model, what has to be beaten and how it is scored."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from powernorm.lab.settings.comparison import ComparisonSettings
+from powernorm.lab.engine import tasks
+from powernorm.lab.engine.events import DataPrepared, Listener
+from powernorm.lab.engine.run import Run
+from powernorm.lab.settings.comparison import ComparisonSettings, to_json
+from powernorm.lab.settings.variants import lines_of
 from powernorm.lab.training.batches import RunData
-from powernorm.runs import Baseline
+from powernorm.lab.training.evaluation import Scores
+from powernorm.lab.training.losses import TaskModel
+from powernorm.lab.training.training import train
+from powernorm.runs import Baseline, FunctionRecord
 
-TaskModel = nn.Module
-"""`forward(**batch.inputs())` gives logits, the classes in the last dimension, or what its own
-`nll(outputs, targets)` takes; `features(**batch.inputs())` runs the layers only."""
+if TYPE_CHECKING:
+    from powernorm.lab.engine.grid import Grid
+
 Sizes = tuple[int, ...]
 """Of the vocabularies of a model; the last is that of its output."""
 
@@ -33,32 +40,12 @@ Encoded = TypeVar("Encoded", bound=Numbered)
 Settings = TypeVar("Settings", bound=ComparisonSettings)
 
 
-@dataclass(frozen=True)
-class DataSummary:
-    """What the terminal says about the data."""
+class BuiltinTask(tasks.Task, ABC, Generic[Encoded, Settings]):
+    """A task of the papers, whose settings are a `ComparisonSettings`, as the engine asks for it.
 
-    name: str
-    num_train: int
-    unit: str
-    """What is counted, such as words."""
-    vocabulary_size: int
-    left_out: Mapping[str, int] = field(default_factory=dict)
-    """Parts of the train split that are not used, by reason."""
-
-
-@dataclass(frozen=True)
-class Scores:
-    """What the test split says beyond its likelihood."""
-
-    metrics: dict[str, float | None] = field(default_factory=dict)
-    signatures: dict[str, str] = field(default_factory=dict)
-    """How they were computed, by their names."""
-    translations: tuple[tuple[str, str, str], ...] = ()
-    """Source, reference and translation."""
-
-
-class Task(ABC, Generic[Encoded, Settings]):
-    """What the rest of the training asks a task for."""
+    Attributes:
+        name: as in the settings.
+    """
 
     units: ClassVar[str] = "subwords"
     """What the vocabulary counts."""
@@ -88,8 +75,8 @@ class Task(ABC, Generic[Encoded, Settings]):
         """Return name, source, licence and sizes of the data, for results.json."""
 
     @abstractmethod
-    def summary(self, encoded: Encoded) -> DataSummary:
-        """Return the same in short."""
+    def summary(self, encoded: Encoded) -> DataPrepared:
+        """Return what the terminal says of the data, without the baselines."""
 
     @abstractmethod
     def sizes(self, encoded: Encoded) -> Sizes:
@@ -131,14 +118,38 @@ class Task(ABC, Generic[Encoded, Settings]):
         """Write into a run's folder what its model cannot be used without."""
         del encoded, folder
 
-    def check(self, config: Settings, norm: str) -> None:
-        """Check that the norms of a run fit.
+    # For the engine
 
-        Args:
-            config: of the runs with the norm.
-            norm: short name.
+    def prepare(self, settings: Settings) -> Encoded:
+        """Read and number the data, and check that every line can make its batches of them."""
+        encoded = self.encode(settings)
+        for line in lines_of(settings):
+            for seed in settings.seeds:
+                self.data(encoded, line.settings, seed)
+        return encoded
 
-        Raises:
-            InputError: one does not; the message names the setting.
-        """
-        del config, norm
+    def fingerprint(self, data: Encoded) -> str:
+        """Return a hash of everything that determines the ids."""
+        return data.fingerprint
+
+    def num_steps(self, settings: Settings) -> int:
+        """Return the updates of a run."""
+        return settings.training.max_steps
+
+    def start(self, run: Run) -> tasks.Metrics:
+        """Train, evaluate and diagnose a run."""
+        self.keep(run.data, run.folder)
+        return train(run, self)
+
+    def work(self, grid: "Grid") -> dict[str, Any]:
+        """Return the settings."""
+        return {"comparison": to_json(grid.settings)}
+
+    def source(self) -> FunctionRecord:
+        """Return that it is this package's, whose version the settings name."""
+        return FunctionRecord(name=self.name, file=None, sha256=None)
+
+    def announce(self, data: Encoded, baselines: Sequence[Baseline], listener: Listener) -> None:
+        """Tell what the data are."""
+        summary = self.summary(data)
+        listener(replace(summary, baselines=tuple(baselines), units=self.units))

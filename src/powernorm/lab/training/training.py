@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import torch
 
@@ -21,12 +21,11 @@ from powernorm.lab.engine.run import Run
 from powernorm.lab.models.stream_memory import merged_states, own_state
 from powernorm.lab.settings.comparison import ComparisonSettings, early_step
 from powernorm.lab.training.batches import RunData, own_evaluation
-from powernorm.lab.training.evaluation import evaluate, finite_or_none
+from powernorm.lab.training.evaluation import Scores, evaluate, finite_or_none
 from powernorm.lab.training.fitting import fit
-from powernorm.lab.training.losses import TrainingLoss, batch_penalty
+from powernorm.lab.training.losses import TaskModel, TrainingLoss, batch_penalty
 from powernorm.lab.training.optimization import build_optimizer, learning_rate
 from powernorm.lab.training.scales import norm_scales
-from powernorm.lab.training.task import Scores, Task, TaskModel
 from powernorm.lab.training.validation import Validations
 from powernorm.runs import (
     CHECKPOINTS_FOLDER,
@@ -39,6 +38,9 @@ from powernorm.runs import (
 )
 from powernorm.surgery import calibrate
 
+if TYPE_CHECKING:
+    from powernorm.lab.training.task import BuiltinTask
+
 METRICS: Final = ("valid_perplexity", "test_perplexity", "valid_loss", "test_loss")
 SEED_STRIDE: Final = 7919
 """Between the seeds of processes, so that they drop other features."""
@@ -46,7 +48,7 @@ DIAGNOSED_BATCHES: Final = 20
 """Training batches in each of a diagnosis's two passes: `powernorm diagnose` takes 50 once."""
 
 
-def train(run: Run, task: Task[Any, Any]) -> Mapping[str, float | None]:
+def train(run: Run, task: "BuiltinTask[Any, Any]") -> Mapping[str, float | None]:
     """Train a run to its end, from its last checkpoint if there is one; return its metrics.
 
     Args:
@@ -81,7 +83,11 @@ def train(run: Run, task: Task[Any, Any]) -> Mapping[str, float | None]:
 
 
 def _fit(
-    run: Run, task: Task[Any, Any], model: TaskModel, data: RunData[Any], validations: Validations
+    run: Run,
+    task: "BuiltinTask[Any, Any]",
+    model: TaskModel,
+    data: RunData[Any],
+    validations: Validations,
 ) -> None:
     config: ComparisonSettings = run.settings
     training, accumulation = config.training, config.optimizer.accumulation
@@ -180,7 +186,7 @@ class _Measuring:
     def __init__(
         self,
         run: Run,
-        task: Task[Any, Any],
+        task: "BuiltinTask[Any, Any]",
         model: TaskModel,
         data: RunData[Any],
         status: Status,

@@ -11,8 +11,8 @@ from powernorm.lab.engine.run import Run
 from powernorm.lab.settings.comparison import ComparisonSettings
 from powernorm.lab.training.batches import RunData, own_evaluation
 from powernorm.lab.training.evaluation import gap_cells, summed_nll, word_perplexity
+from powernorm.lab.training.losses import TaskModel
 from powernorm.lab.training.precision import autocast
-from powernorm.lab.training.task import TaskModel
 
 
 class Validations:

@@ -10,6 +10,7 @@ from types import MappingProxyType
 from typing import Final, get_type_hints
 
 from powernorm.errors import InputError
+from powernorm.lab.engine.line import Line
 from powernorm.lab.recipes.files import Recipe
 from powernorm.lab.recipes.paper_results import PaperResult
 from powernorm.lab.recipes.studies.causality import FUTURE
@@ -20,7 +21,7 @@ from powernorm.lab.recipes.studies.wang2022 import LOWEST_LAYERS, PENALTY_GRID
 from powernorm.lab.recipes.studies.xu2019 import LAYERNORM_PARTS
 from powernorm.lab.settings.comparison import ComparisonSettings
 from powernorm.lab.settings.overrides import override
-from powernorm.lab.settings.variants import Line, lines_of
+from powernorm.lab.settings.variants import lines_of
 from powernorm.lab.tasks.settings import settings_of
 from powernorm.runs import TASKS
 

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from powernorm.lab.data.corpus import SPLITS
+from powernorm.lab.engine.events import DataPrepared
 from powernorm.lab.settings.comparison import options_of
 from powernorm.lab.tasks.classify.baselines import text_baselines
 from powernorm.lab.tasks.classify.batches import ClassifiedTextData
@@ -16,8 +17,9 @@ from powernorm.lab.tasks.classify.model import TextClassifier
 from powernorm.lab.tasks.classify.settings import ClassificationSettings
 from powernorm.lab.tasks.classify.sources import load_texts
 from powernorm.lab.training.batches import RunData
+from powernorm.lab.training.losses import TaskModel
 from powernorm.lab.training.norms import UPPER_NORM, norm_factory, qk_norm_factory
-from powernorm.lab.training.task import DataSummary, Sizes, Task, TaskModel
+from powernorm.lab.training.task import BuiltinTask, Sizes
 from powernorm.runs import Baseline
 
 
@@ -25,9 +27,10 @@ def _columns(config: ClassificationSettings) -> Columns:
     return Columns(config.data.label_column, config.data.text_columns)
 
 
-class ClassificationTask(Task[EncodedTexts, ClassificationSettings]):
+class ClassificationTask(BuiltinTask[EncodedTexts, ClassificationSettings]):
     """Tell the class of a text; the best checkpoint is that of the highest valid accuracy."""
 
+    name = "classify"
     units = "words"
     metrics = ("valid_accuracy", "test_accuracy")
     examples = "texts"
@@ -81,10 +84,10 @@ class ClassificationTask(Task[EncodedTexts, ClassificationSettings]):
             },
         }
 
-    def summary(self, encoded: EncodedTexts) -> DataSummary:
+    def summary(self, encoded: EncodedTexts) -> DataPrepared:
         """Return the same in short."""
         num_texts = len(encoded.splits["train"])
-        return DataSummary(encoded.texts.name, num_texts, "texts", len(encoded.vocabulary))
+        return DataPrepared(encoded.texts.name, num_texts, "texts", len(encoded.vocabulary))
 
     def sizes(self, encoded: EncodedTexts) -> Sizes:
         """Return the numbers of words and of classes."""

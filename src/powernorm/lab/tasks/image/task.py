@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from powernorm.lab.data.corpus import SPLITS, Split
+from powernorm.lab.engine.events import DataPrepared
 from powernorm.lab.models.normed import NormFactory
 from powernorm.lab.settings.comparison import options_of
 from powernorm.lab.tasks.image.batches import ImageData, accuracy
@@ -20,8 +21,9 @@ from powernorm.lab.tasks.image.resnet import RESNET18, RESNET20, ResNet
 from powernorm.lab.tasks.image.settings import ImageSettings
 from powernorm.lab.tasks.image.sources import load_images
 from powernorm.lab.training.batches import RunData
+from powernorm.lab.training.losses import TaskModel
 from powernorm.lab.training.norms import norm_factory
-from powernorm.lab.training.task import DataSummary, Sizes, Task, TaskModel
+from powernorm.lab.training.task import BuiltinTask, Sizes
 from powernorm.runs import Baseline
 
 CONVNET: Final = "convnet"
@@ -29,9 +31,10 @@ _STAGES: Final = {"resnet20": RESNET20, "resnet18": RESNET18}
 _SCORED: Final[tuple[Split, ...]] = ("valid", "test")
 
 
-class ImageTask(Task[EncodedImages, ImageSettings]):
+class ImageTask(BuiltinTask[EncodedImages, ImageSettings]):
     """Say what an image shows."""
 
+    name = "image"
     units = "classes"
     metrics = ("valid_accuracy", "test_accuracy")
     examples = "images"
@@ -80,10 +83,10 @@ class ImageTask(Task[EncodedImages, ImageSettings]):
             "splits": {split: {"images": len(encoded.splits[split].labels)} for split in SPLITS},
         }
 
-    def summary(self, encoded: EncodedImages) -> DataSummary:
+    def summary(self, encoded: EncodedImages) -> DataPrepared:
         """Return the same in short."""
         num_train = len(encoded.splits["train"].labels)
-        return DataSummary(encoded.images.name, num_train, "images", NUM_CLASSES)
+        return DataPrepared(encoded.images.name, num_train, "images", NUM_CLASSES)
 
     def sizes(self, encoded: EncodedImages) -> Sizes:
         """Return the channels and the side of the images, and the number of classes."""

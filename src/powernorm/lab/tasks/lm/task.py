@@ -15,7 +15,8 @@ from powernorm.lab.tasks.lm.settings import LanguageModelSettings
 from powernorm.lab.tasks.lm.tensorized_attention import TensorizedAttention
 from powernorm.lab.tasks.text import SubwordTask
 from powernorm.lab.training.batches import RunData
-from powernorm.lab.training.task import Sizes, TaskModel
+from powernorm.lab.training.losses import TaskModel
+from powernorm.lab.training.task import Sizes
 from powernorm.runs import Baseline
 
 SEES_FUTURE: Final = "sees the future"
@@ -25,6 +26,7 @@ SEES_FUTURE: Final = "sees the future"
 class LanguageModelTask(SubwordTask[LanguageModelSettings]):
     """Predict each token from those before it."""
 
+    name = "lm"
     is_causal = True
 
     def attention(self, config: LanguageModelSettings) -> Callable[[], nn.Module] | None:

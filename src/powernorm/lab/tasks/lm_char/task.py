@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from powernorm.lab.data.corpus import SPLITS
+from powernorm.lab.engine.events import DataPrepared
 from powernorm.lab.settings.comparison import options_of
 from powernorm.lab.tasks.lm_char.baselines import byte_metrics
 from powernorm.lab.tasks.lm_char.batches import CharacterData
@@ -14,14 +15,16 @@ from powernorm.lab.tasks.lm_char.model import TransformerXL
 from powernorm.lab.tasks.lm_char.settings import CharacterSettings
 from powernorm.lab.tasks.lm_char.texts import VOCABULARY_SIZE, EncodedBytes, load_bytes
 from powernorm.lab.training.batches import RunData
+from powernorm.lab.training.losses import TaskModel
 from powernorm.lab.training.norms import UPPER_NORM, norm_factory, norm_options
-from powernorm.lab.training.task import DataSummary, Sizes, Task, TaskModel
+from powernorm.lab.training.task import BuiltinTask, Sizes
 from powernorm.runs import Baseline
 
 
-class CharacterTask(Task[EncodedBytes, CharacterSettings]):
+class CharacterTask(BuiltinTask[EncodedBytes, CharacterSettings]):
     """Predict each byte of a text from all before it."""
 
+    name = "lm-char"
     units = "bytes"
     metrics = ("valid_bits_per_character", "test_bits_per_character")
 
@@ -57,9 +60,9 @@ class CharacterTask(Task[EncodedBytes, CharacterSettings]):
             "splits": {split: {"bytes": encoded.splits[split].numel()} for split in SPLITS},
         }
 
-    def summary(self, encoded: EncodedBytes) -> DataSummary:
+    def summary(self, encoded: EncodedBytes) -> DataPrepared:
         """Return the same in short."""
-        return DataSummary(encoded.name, encoded.splits["train"].numel(), "bytes", VOCABULARY_SIZE)
+        return DataPrepared(encoded.name, encoded.splits["train"].numel(), "bytes", VOCABULARY_SIZE)
 
     def sizes(self, encoded: EncodedBytes) -> Sizes:
         """Return the number of bytes that there are."""

@@ -17,6 +17,7 @@ from powernorm.runs import Baseline
 class MaskedLanguageModelTask(SubwordTask[MaskedLanguageModelSettings]):
     """Predict masked tokens from all others."""
 
+    name = "mlm"
     num_extra_tokens = 1
 
     def data(

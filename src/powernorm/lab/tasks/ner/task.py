@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from powernorm.lab.data.corpus import SPLITS
+from powernorm.lab.engine.events import DataPrepared
 from powernorm.lab.settings.comparison import options_of
 from powernorm.lab.tasks.ner.batches import EntityData
 from powernorm.lab.tasks.ner.corpora import EntityCorpus, load_entities
@@ -18,16 +19,18 @@ from powernorm.lab.tasks.ner.settings import EntityDataSettings, EntitySettings
 from powernorm.lab.tasks.ner.tag_schemes import legal_transitions
 from powernorm.lab.tasks.ner.tag_sequences import TagSequences
 from powernorm.lab.training.batches import RunData
+from powernorm.lab.training.losses import TaskModel
 from powernorm.lab.training.norms import UPPER_NORM, norm_factory
-from powernorm.lab.training.task import DataSummary, Sizes, Task, TaskModel
+from powernorm.lab.training.task import BuiltinTask, Sizes
 from powernorm.runs import Baseline
 
 _EXAMPLE_CHARACTERS: Final = 8
 
 
-class EntityTask(Task[EncodedEntities, EntitySettings]):
+class EntityTask(BuiltinTask[EncodedEntities, EntitySettings]):
     """Find the entities of a sentence: the tag of every word, with a probability of them all."""
 
+    name = "ner"
     units = "words"
     metrics = ("test_f1", "test_precision", "test_recall", "valid_f1")
     examples = "sentences"
@@ -74,10 +77,10 @@ class EntityTask(Task[EncodedEntities, EntitySettings]):
             },
         }
 
-    def summary(self, encoded: EncodedEntities) -> DataSummary:
+    def summary(self, encoded: EncodedEntities) -> DataPrepared:
         """Return the same in short."""
         num_sentences = len(encoded.corpus.sentences["train"])
-        return DataSummary(encoded.corpus.name, num_sentences, "sentences", encoded.num_words)
+        return DataPrepared(encoded.corpus.name, num_sentences, "sentences", encoded.num_words)
 
     def sizes(self, encoded: EncodedEntities) -> Sizes:
         """Return the numbers of ids of words, characters and bigrams (if any), and of tags."""

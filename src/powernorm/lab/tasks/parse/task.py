@@ -12,6 +12,7 @@ from powernorm.lab.data.baselines import UnigramModel
 from powernorm.lab.data.batch import IGNORED
 from powernorm.lab.data.corpus import SPLITS, Split
 from powernorm.lab.data.treebanks import load_treebank
+from powernorm.lab.engine.events import DataPrepared
 from powernorm.lab.settings.comparison import options_of
 from powernorm.lab.tasks.parse.batches import ParsingData, parse_split
 from powernorm.lab.tasks.parse.configurations import NUM_LABELS, NUM_TAGS, NUM_WORDS
@@ -21,8 +22,10 @@ from powernorm.lab.tasks.parse.model import TransitionParser
 from powernorm.lab.tasks.parse.parsing import neighbor_scores
 from powernorm.lab.tasks.parse.settings import ParsingSettings
 from powernorm.lab.training.batches import RunData
+from powernorm.lab.training.evaluation import Scores
+from powernorm.lab.training.losses import TaskModel
 from powernorm.lab.training.norms import norm_factory
-from powernorm.lab.training.task import DataSummary, Scores, Sizes, Task, TaskModel
+from powernorm.lab.training.task import BuiltinTask, Sizes
 from powernorm.runs import Baseline
 
 COLUMNS: Final = (NUM_WORDS, NUM_TAGS, NUM_LABELS)
@@ -30,9 +33,10 @@ COLUMNS: Final = (NUM_WORDS, NUM_TAGS, NUM_LABELS)
 _TABLE: Final = "layers.0.linear.tables.{}.weight"
 
 
-class ParsingTask(Task[EncodedTreebank, ParsingSettings]):
+class ParsingTask(BuiltinTask[EncodedTreebank, ParsingSettings]):
     """Find the head of every word."""
 
+    name = "parse"
     units = "words"
     metrics = ("valid_uas", "valid_las", "test_uas", "test_las", "parsing_sentences_per_second")
     examples = "transitions"
@@ -83,12 +87,12 @@ class ParsingTask(Task[EncodedTreebank, ParsingSettings]):
             },
         }
 
-    def summary(self, encoded: EncodedTreebank) -> DataSummary:
+    def summary(self, encoded: EncodedTreebank) -> DataPrepared:
         """Return the same in short."""
         gold = encoded.gold["train"]
         left_out = {reason: number for reason, number in gold.left_out.items() if number}
         size = encoded.vocabulary.sizes[0]
-        return DataSummary(encoded.name, len(gold), "transitions", size, left_out)
+        return DataPrepared(encoded.name, len(gold), "transitions", size, left_out)
 
     def sizes(self, encoded: EncodedTreebank) -> Sizes:
         """Return the numbers of ids of words, tags and labels, and of transitions."""

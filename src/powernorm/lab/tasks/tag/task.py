@@ -23,6 +23,7 @@ class TaggingTask(TextTask[EncodedTags, TaggingSettings]):
     The ids of the tags are part of the treebank's vocabulary.
     """
 
+    name = "tag"
     units = "words and tags"
     metrics = ("valid_accuracy", "test_accuracy")
 

@@ -9,7 +9,7 @@ from sacrebleu.metrics.chrf import CHRF
 from sacremoses import MosesDetokenizer, MosesTokenizer
 
 from powernorm.lab.tasks.translation.moses import MOSES, moses_rules
-from powernorm.lab.training.task import Scores
+from powernorm.lab.training.evaluation import Scores
 
 _DASH: Final = re.compile(r"(?<!\S)@-@(?!\S)|(\S)-(\S)")
 """Moses' own split dash, which stays; else a dash within a token."""

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from powernorm.lab.data.baselines import UnigramModel
 from powernorm.lab.data.corpus import Split
+from powernorm.lab.engine.events import DataPrepared
 from powernorm.lab.engine.folders import write_json
 from powernorm.lab.settings.model import SAME
 from powernorm.lab.tasks.translation.batches import TranslationData
@@ -27,16 +28,19 @@ from powernorm.lab.tasks.translation.settings import TranslationDataSettings, Tr
 from powernorm.lab.tasks.translation.translating import translate_split
 from powernorm.lab.tasks.translation.vocabulary_files import VOCABULARY_FILE, vocabulary_record
 from powernorm.lab.training.batches import RunData
+from powernorm.lab.training.evaluation import Scores
+from powernorm.lab.training.losses import TaskModel
 from powernorm.lab.training.norms import UPPER_NORM, norm_factory, norm_options, qk_norm_factory
-from powernorm.lab.training.task import DataSummary, Scores, Sizes, Task, TaskModel
+from powernorm.lab.training.task import BuiltinTask, Sizes
 from powernorm.runs import TRANSLATION_METRICS, Baseline
 
 BASELINE_SPLITS: Final[tuple[Split, ...]] = ("valid", "test")
 
 
-class TranslationTask(Task[EncodedPairs, TranslationSettings]):
+class TranslationTask(BuiltinTask[EncodedPairs, TranslationSettings]):
     """Translate sentences."""
 
+    name = "translation"
     metrics = TRANSLATION_METRICS
 
     def encode(self, config: TranslationSettings) -> EncodedPairs:
@@ -91,12 +95,12 @@ class TranslationTask(Task[EncodedPairs, TranslationSettings]):
         """Return name, source, license and sizes of the sentence pairs."""
         return encoded.facts()
 
-    def summary(self, encoded: EncodedPairs) -> DataSummary:
+    def summary(self, encoded: EncodedPairs) -> DataPrepared:
         """Return the same in short."""
         name = f"{encoded.corpus.name} {encoded.corpus.languages}"
         num_pairs = len(encoded.splits["train"])
         left_out = {reason: number for reason, number in encoded.dropped["train"].items() if number}
-        return DataSummary(name, num_pairs, "sentence pairs", encoded.vocabulary_size, left_out)
+        return DataPrepared(name, num_pairs, "sentence pairs", encoded.vocabulary_size, left_out)
 
     def sizes(self, encoded: EncodedPairs) -> Sizes:
         """Return the numbers of subwords of source and target."""

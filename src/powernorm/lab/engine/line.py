@@ -1,0 +1,32 @@
+"""What a comparison trains with every seed, a row of its table."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from powernorm.runs import run_name
+
+
+@dataclass(frozen=True)
+class Line:
+    """One line of the table: what is trained with every seed."""
+
+    norm: str
+    """Short name, or `module:Class`."""
+    settings: Any
+    """Of these runs, as the task has them."""
+    norm_options: Mapping[str, Any] = field(default_factory=dict)
+    label: str | None = None
+    """Name of a variant; None is the norm's."""
+    placement: str | None = None
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    """What else the results of its runs say."""
+
+    @property
+    def name(self) -> str:
+        """Name in folders, tables and figures."""
+        return self.label or self.norm
+
+    def folder(self, seed: int) -> str:
+        """Return the name of a run's folder."""
+        return run_name(self.name, self.placement, seed)
