@@ -264,7 +264,7 @@ def test_every_variant_of_the_lowest_layers_finishes(tmp_path: Path) -> None:
     text.write_text("\n".join(load_corpus(None).documents["train"])[:300_000], encoding="utf-8")
     settings = [f"data.path={text}", "training.tid_batches=0", "training.monitor_every=0"]
     results = compare(study_config("lm", "lowest-layers", "smoke", settings), tmp_path / "out")
-    assert [run["status"] for run in results["runs"]] == ["finished"] * 3
+    assert [run.status for run in results.runs] == ["finished"] * 3
 
 
 @pytest.mark.usefixtures("cache")
@@ -281,14 +281,14 @@ def test_every_study_ends_in_its_figure(name: str, tmp_path: Path) -> None:
     }.get(name, [])
     config = study_config("lm", name, "smoke", [f"data.path={text}", *TINY, *fewer])
     results = compare(config, tmp_path / "out")
-    assert "failed" not in {run["status"] for run in results["runs"]}
+    assert "failed" not in {run.status for run in results.runs}
     comparison = read_comparison(tmp_path / "out")
     assert any("<svg" in part for part in study_contents(comparison))
     assert comparison.names == [line.label for line in lines_of(config)]
     for run in comparison.runs:
         own = json.loads((tmp_path / "out" / run.folder / "result.json").read_text())
         assert own["study"] == comparison.study
-    assert all("study" not in run for run in results["runs"])
+    assert all(run.study is None for run in results.runs)
 
 
 SHORT = ("training.max_steps=6", "training.validate_every=3", "training.tid_batches=2")

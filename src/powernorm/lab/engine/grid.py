@@ -10,7 +10,7 @@ import torch
 from powernorm.errors import InputError
 from powernorm.lab.engine.tasks import Task
 from powernorm.lab.engine.trials import TrialRules
-from powernorm.runs import RaceSettings, run_name
+from powernorm.runs import Placement, RaceSettings, StudyInfo, run_name
 
 
 @dataclass(frozen=True)
@@ -55,9 +55,11 @@ class Line:
     norm_options: Mapping[str, Any] = field(default_factory=dict)
     label: str | None = None
     """Name of a variant; None is the norm's."""
-    placement: str | None = None
-    extra: Mapping[str, Any] = field(default_factory=dict)
-    """What else the results of its runs say."""
+    placement: Placement | None = None
+    x: float | None = None
+    """Where a variant lies on the axis of its study."""
+    y: float | None = None
+    """And on the second axis of a grid."""
 
     @property
     def name(self) -> str:
@@ -90,7 +92,7 @@ class Grid:
     device: torch.device
     num_threads: int | None = None
     """CPU threads of torch; None leaves torch its choice."""
-    study: Mapping[str, Any] | None = None
+    study: StudyInfo | None = None
     """What a run's own result says of the study, should results.json be lost."""
     race: Race | None = None
     """None trains every norm with every seed."""
