@@ -31,8 +31,14 @@ COMPARISON/                 one folder a comparison
 ```
 
 All but the diagnoses' JSON files end in their checksum, `powernorm.json_reading.SEAL`.
+
+The classes with attributes, as RunResult, are read and written by `powernorm.lab.schema`: a field
+without a default is always in the file, one with a default only where it has another value. Their
+fields are in the order of the files.
 """
 
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal, NotRequired, get_args
 
 from typing_extensions import TypedDict  # which pydantic reads in Python 3.11, too
@@ -142,13 +148,16 @@ calls in the step whose input or whose gradient was not finite, and 1 for the no
 first to see that, else 0.
 """
 
-Status = Literal["finished", "diverged", "nonfinite", "interrupted", "failed", "dropped", "pruned"]
+Status = Literal[
+    "finished", "diverged", "nonfinite", "interrupted", "failed", "dropped", "pruned", "unfinished"
+]
 """How a run ended.
 
 `diverged`: its loss rose above the first baseline (the unigram) for good, where there is one;
 `nonfinite`: its loss became NaN or infinite; `interrupted`: stopped by the user, `--resume`
 continues it; `failed`: an exception; `dropped`: not trained, or not to the end, because the race
-was decided; `pruned`: a trial of a tuning that fell behind the earlier ones.
+was decided; `pruned`: a trial of a tuning that fell behind the earlier ones; `unfinished`: in no
+result, the run is still going or was killed.
 """
 
 
@@ -328,21 +337,22 @@ class StudyInfo(TypedDict):
     title: str
     x_label: str
     """Empty where the variants have no number."""
-    y_label: NotRequired[str]
-    """Of the second number, for grids."""
     logarithmic: bool
     """Whether the x axis is."""
     source: str
     """The paper's figure or table that it repeats."""
+    y_label: NotRequired[str]
+    """Of the second number, for grids."""
 
 
-class RunResult(TypedDict):
+@dataclass(frozen=True, kw_only=True)
+class RunResult:
     """What one run came to."""
 
     norm: str
     seed: int
-    placement: NotRequired[Placement]
-    """Absent for an own function."""
+    placement: Placement | None = None
+    """None for an own function."""
     status: Status
     metrics: dict[str, float | None]
     """`valid_perplexity`, `test_perplexity` (per word; of translations per subword), `valid_loss`,
@@ -351,37 +361,42 @@ class RunResult(TypedDict):
     under any names; None for a number that is not finite."""
     tid: TID | None
     seconds: float
+    """0 of a run that nobody has trained to an end."""
     tokens_per_second: float | None
-    examples_per_second: NotRequired[float | None]
-    """Rows of the batches, such as images, that the training took in a second, where that is worth
-    telling."""
-    steps_per_second: NotRequired[float | None]
-    """Steps of the optimizer in a second, where that is worth telling."""
     parameters: int | None
     """None where the run does not know its model."""
     folder: str
     """The run's folder, relative to the comparison's."""
-    message: NotRequired[str]
-    """Why the run failed or where it stopped."""
-    ran_on: NotRequired[dict[str, str | int]]
-    """`host`, `worker` and `gpu` of the worker that trained it, or ended it; absent where
-    `compare` trained it itself."""
-    remark: NotRequired[str]
-    """What has to stand beside every number of the run, such as `sees the future`."""
-    label: NotRequired[str]
+    label: str = ""
     """Name of the variant in a study; elsewhere the norm's short name is the name."""
-    x: NotRequired[float | None]
+    x: float | None = None
     """Where the variant lies on the study's axis."""
-    y: NotRequired[float | None]
+    y: float | None = None
     """And on the second axis of a grid."""
-    study: NotRequired[StudyInfo]
-    """Of which it is a variant; in the run's own file only, should `results.json` be lost."""
-    signatures: NotRequired[dict[str, str]]
-    """How TRANSLATION_METRICS were computed, in sacrebleu's words, by their names."""
-    scored: NotRequired[str]
+    remark: str = ""
+    """What has to stand beside every number of the run, such as `sees the future`."""
+    examples_per_second: float | None = None
+    """Rows of the batches, such as images, that the training took in a second, where that is worth
+    telling."""
+    scored: str = ""
     """Which weights the metrics are of: `best checkpoint`, `best checkpoint by valid_accuracy`
     where that and not the loss chose it or `average of the last N
-    checkpoints, running statistics recalibrated` (or `averaged`)."""
+    checkpoints, running statistics recalibrated` (or `averaged`); empty where the run does not
+    say."""
+    signatures: dict[str, str] = field(default_factory=dict)
+    """How TRANSLATION_METRICS were computed, in sacrebleu's words, by their names."""
+    message: str = ""
+    """Why the run failed or where it stopped."""
+    ran_on: dict[str, str | int] = field(default_factory=dict)
+    """`host`, `worker` and `gpu` of the worker that trained it, or ended it; empty where
+    `compare` trained it itself."""
+    study: StudyInfo | None = None
+    """Of which it is a variant; in the run's own file only, should `results.json` be lost."""
+
+    @property
+    def name(self) -> str:
+        """What the run is called: the variant's label, else the norm's short name."""
+        return self.label or self.norm
 
 
 TRANSLATION_METRICS: Final = (
@@ -515,42 +530,45 @@ class RaceSettings(TypedDict):
     """Differences that are smaller do not matter."""
 
 
-class ComparisonHead(TypedDict):
+@dataclass(frozen=True, kw_only=True)
+class ComparisonHead:
     """The contents of `comparison.json`: what is compared, as `results.json` says it, too."""
 
     format: Literal[2]
     task: str
     """Name of a built-in task, or `module:name` of an own one."""
+    function: FunctionRecord | None = None
+    """Of own functions only."""
+    preset: str = ""
+    """Size of the experiment; empty for an own function."""
+    placement: Placement | None = None
+    """None for an own function."""
     settings: dict[str, Any]
     """The whole configuration with `norms` and `seeds` in their order, plus `versions`, `machine`
     and `date` of the comparison."""
-    data: NotRequired[dict[str, Any]]
-    """Name, source, licence and sizes of the corpus; absent for an own function."""
-    baselines: NotRequired[list[Baseline]]
-    """Absent where the task has none; then no run is `diverged`."""
-    goal: Goal
-    score: NotRequired[Goal]
+    score: Goal | None = None
     """What `valid_score` in metrics.csv is, such as `valid_bleu`, and which way it is better;
-    absent where no validation tells it."""
-    preset: NotRequired[str]
-    """Absent for an own function, as is `placement`."""
-    placement: NotRequired[Placement]
-    function: NotRequired[FunctionRecord]
-    """Of own functions only."""
-    study: NotRequired[StudyInfo]
-    race: NotRequired[RaceSettings]
-    """Absent where every norm is trained with every seed."""
-    paper: NotRequired[list[PaperRecord]]
+    None where no validation tells it."""
+    study: StudyInfo | None = None
+    """What the variants are about; None where norms as such are compared."""
+    paper: list[PaperRecord] = field(default_factory=list)
     """What the papers print for this recipe, also for norms that were not run."""
-    paper_statistics: NotRequired[list[PaperStatistic]]
+    paper_statistics: list[PaperStatistic] = field(default_factory=list)
     """And what they print of the statistics of its norms."""
-    reduced: NotRequired[str]
+    reduced: str = ""
     """What has to be known beside a paper's numbers, in words: for which preset it stands, whether
-    the data are the paper's, and what a remark of its runs means."""
-    tuning: NotRequired[TuningRecord]
-    """How the settings of each norm were chosen; absent where nobody tuned them."""
-    changes: NotRequired[ChangesRecord]
-    """Absent where every setting is the preset's."""
+    the data are the paper's, and what a remark of its runs means. Empty where nothing has."""
+    changes: ChangesRecord | None = None
+    """None where every setting is the preset's."""
+    tuning: TuningRecord | None = None
+    """How the settings of each norm were chosen; None where nobody tuned them."""
+    goal: Goal
+    race: RaceSettings | None = None
+    """None where every norm is trained with every seed."""
+    data: dict[str, Any] = field(default_factory=dict)
+    """Name, source, licence and sizes of the corpus; empty for an own function."""
+    baselines: list[Baseline] = field(default_factory=list)
+    """Empty where the task has none; then no run is `diverged`."""
 
 
 class SeedStatistics(TypedDict):
@@ -617,13 +635,15 @@ class RaceRecord(TypedDict):
     """Seeds that all norms that were left by then have ended."""
 
 
+@dataclass(frozen=True, kw_only=True)
 class ComparisonResults(ComparisonHead):
     """The contents of `results.json`."""
 
-    runs: list[RunResult]
-    standing: NotRequired[RaceRecord]
-    """Of a race."""
-    statistics: NotRequired[list[SeedStatistics]]
+    standing: RaceRecord | None = None
+    """What the race has come to; None without one, and of parts of several."""
+    runs: Sequence[RunResult]
+    """In the order of the lines and seeds."""
+    statistics: list[SeedStatistics] | None = None
     """Written when a comparison has ended."""
 
 

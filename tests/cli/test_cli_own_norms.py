@@ -227,7 +227,7 @@ def test_translates(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         write_pairs(pairs), norms=(name,), training={"max_steps": 8, "average_checkpoints": 2}
     )
     results = compare(config, tmp_path / "out")
-    run = tmp_path / "out" / results["runs"][0]["folder"]
+    run = tmp_path / "out" / results.runs[0].folder
     assert len(load_translator(run).translate(["ein Haus", "zwei"])) == 2
 
 

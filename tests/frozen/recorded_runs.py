@@ -155,9 +155,9 @@ def buffers(folder: Path) -> dict[str, list[float]]:
 def measured(result: RunResult) -> dict[str, Any]:
     """Return a result without speeds and times."""
     speeds = ("decoding_tokens_per_second", "parsing_sentences_per_second")
-    kept: dict[str, Any] = {key: result.get(key) for key in ("norm", "seed", "status", "tid")}
-    metrics = {k: v for k, v in result["metrics"].items() if k not in speeds}
-    return {**kept, "parameters": result["parameters"], "metrics": metrics}
+    kept: dict[str, Any] = {key: getattr(result, key) for key in ("norm", "seed", "status", "tid")}
+    metrics = {k: v for k, v in result.metrics.items() if k not in speeds}
+    return {**kept, "parameters": result.parameters, "metrics": metrics}
 
 
 def resumable(case: str) -> str | None:

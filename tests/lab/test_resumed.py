@@ -120,13 +120,13 @@ def test_a_run_that_goes_on_equals_one_that_never_stopped(
 ) -> None:
     make, stops = CASES[case]
     config = make(tmp_path, text)
-    whole = compare(config, tmp_path / "whole")["runs"][0]
+    whole = compare(config, tmp_path / "whole").runs[0]
     for stop, first in stops.items():
         out = tmp_path / f"stopped-{stop}"
         with pytest.raises(KeyboardInterrupt):
             compare(config, out, on_event=stop_at(stop))
         events: list[Event] = []
-        (run,) = compare(config, out, resume=True, on_event=events.append)["runs"]
+        (run,) = compare(config, out, resume=True, on_event=events.append).runs
         assert [event.first_step for event in events if isinstance(event, RunStarted)] == [first]
-        assert run["status"] == whole["status"]
-        assert_same_folder(tmp_path / "whole" / whole["folder"], out / run["folder"])
+        assert run.status == whole.status
+        assert_same_folder(tmp_path / "whole" / whole.folder, out / run.folder)

@@ -19,15 +19,16 @@ from powernorm import lab
 from powernorm.errors import InputError
 from powernorm.lab.engine.grid_training import compare_grid
 from powernorm.lab.engine.run import Run
+from powernorm.runs import RunResult
 
 
 def trained(
     function: Callable[..., Any], out: Path, *norms: str, resume: bool = False
-) -> dict[str, Any]:
+) -> dict[str, RunResult]:
     """The results of a function by norm."""
     grid = tiny_grid(function, norms=list(norms or ["bn"]), goal={"loss": "min"})
     results = compare_grid(grid, out, resume=resume)
-    return {run["norm"]: run for run in results["runs"]}
+    return {run.norm: run for run in results.runs}
 
 
 class Encoder(nn.Module):
@@ -81,9 +82,9 @@ def fading(run: Run, *, patience: int = 3, steps: int = 12, stop_at: int = 0) ->
 def test_the_best_weights_come_back_and_patience_ends_a_run(tmp_path: Path) -> None:
     run = trained(fading, tmp_path)["bn"]
     # The best of 5, 3, NaN, 4, 3.5 is the second one, and three others after it are too many.
-    assert run["metrics"] == {"loss": 4.0, "last": 10.0}
-    assert run["scored"] == "best checkpoint by valid"
-    assert run["message"] == "stopped early after step 10"
+    assert run.metrics == {"loss": 4.0, "last": 10.0}
+    assert run.scored == "best checkpoint by valid"
+    assert run.message == "stopped early after step 10"
     states = lab.saved_states(tmp_path / "bn-seed0")
     assert states["model"]["first.weight"].mean() == 4.0
 
@@ -91,7 +92,7 @@ def test_the_best_weights_come_back_and_patience_ends_a_run(tmp_path: Path) -> N
 def test_patience_that_ends_with_the_run_is_no_early_stop(tmp_path: Path) -> None:
     with mock.patch.object(fading, "__kwdefaults__", {**fading.__kwdefaults__, "steps": 10}):
         run = trained(fading, tmp_path)["bn"]
-    assert (run["metrics"]["last"], run.get("message")) == (10.0, None)
+    assert (run.metrics["last"], run.message) == (10.0, "")
 
 
 def test_patience_survives_an_interruption(tmp_path: Path) -> None:
@@ -102,8 +103,8 @@ def test_patience_survives_an_interruption(tmp_path: Path) -> None:
             with pytest.raises(KeyboardInterrupt):
                 trained(fading, out)
             resumed = trained(fading, out, resume=True)["bn"]
-        assert resumed["metrics"] == whole["metrics"], at
-        assert resumed["message"] == whole["message"]
+        assert resumed.metrics == whole.metrics, at
+        assert resumed.message == whole.message
 
 
 def test_the_first_process_says_what_is_best(tmp_path: Path) -> None:
@@ -118,7 +119,7 @@ def test_the_first_process_says_what_is_best(tmp_path: Path) -> None:
 
     with mock.patch("powernorm.lab.engine.run.gather", gather):
         run = trained(fading, tmp_path)["bn"]
-    assert run["metrics"] == {"loss": 12.0, "last": 12.0}
+    assert run.metrics == {"loss": 12.0, "last": 12.0}
 
 
 def test_a_checkpoint_is_kept_under_a_name(tmp_path: Path) -> None:
@@ -156,7 +157,7 @@ def test_a_run_is_lost_where_no_loss_of_a_row_is_finite(
             run.log(step, train_loss=[torch.tensor(loss) for loss in rows[step - 1]])
         return {"loss": 1.0}
 
-    assert trained(function, tmp_path)["bn"]["status"] == status
+    assert trained(function, tmp_path)["bn"].status == status
 
 
 def test_the_speed_leaves_out_what_is_no_training(tmp_path: Path) -> None:
@@ -173,8 +174,8 @@ def test_the_speed_leaves_out_what_is_no_training(tmp_path: Path) -> None:
     with mock.patch("powernorm.lab.engine.throughput.time.perf_counter", clock):
         run = trained(function, tmp_path)["bn"]
     # The steps read it twice each: the function, and the run that asks for its checkpoint.
-    assert run["tokens_per_second"] == pytest.approx(10 / 2, rel=0.1)
-    assert run["examples_per_second"] == pytest.approx(run["tokens_per_second"] / 5)
+    assert run.tokens_per_second == pytest.approx(10 / 2, rel=0.1)
+    assert run.examples_per_second == pytest.approx(run.tokens_per_second / 5)
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:

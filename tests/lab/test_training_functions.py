@@ -38,7 +38,7 @@ def trained(function: Any, out: Path, **changes: Any) -> dict[str, RunResult]:
     events = chosen.pop("on_event", None)
     resume = chosen.pop("resume", False)
     results = compare_grid(tiny_grid(function, **chosen), out, resume=resume, on_event=events)
-    return {run["norm"]: run for run in results["runs"]}
+    return {run.norm: run for run in results.runs}
 
 
 def without_times(path: Path) -> list[str]:
@@ -150,8 +150,8 @@ def test_an_interrupted_run_comes_to_the_same_end(
         train, tmp_path / "cut", norms=[norm], goal=GOAL, resume=True, on_event=watch
     )[norm]
     assert started == [kept]
-    assert resumed["metrics"] == whole["metrics"]
-    assert resumed["scored"] == "average of the last 2 checkpoints"
+    assert resumed.metrics == whole.metrics
+    assert resumed.scored == "average of the last 2 checkpoints"
     for log in ("metrics.csv", "norms.csv"):
         one, other = (tmp_path / name / folder.name / log for name in ("whole", "cut"))
         if log == "metrics.csv":
@@ -242,7 +242,7 @@ def test_what_was_not_tracked_begins_anew_and_says_so(tmp_path: Path) -> None:
 
     with pytest.raises(KeyboardInterrupt):
         trained(untracked, tmp_path)
-    assert trained(untracked, tmp_path, resume=True, on_event=listen)["pn"]["status"] == "finished"
+    assert trained(untracked, tmp_path, resume=True, on_event=listen)["pn"].status == "finished"
     assert told == ["pn-seed0 has no checkpoint yet, so it begins anew"]
     assert len((tmp_path / "pn-seed0" / "metrics.csv").read_text().splitlines()) == 5
 
@@ -295,12 +295,12 @@ def test_one_run_that_breaks_does_not_cost_the_others(tmp_path: Path) -> None:
         return {"loss": 1.0}
 
     found = trained(breaks, tmp_path, norms=["ln", "bn", "pn"])
-    assert [found[norm]["status"] for norm in ("ln", "bn", "pn")] == [
+    assert [found[norm].status for norm in ("ln", "bn", "pn")] == [
         "finished",
         "failed",
         "finished",
     ]
-    assert found["bn"]["message"] == "RuntimeError: out of luck"
+    assert found["bn"].message == "RuntimeError: out of luck"
 
 
 def test_a_missing_file_of_the_function_is_told_as_such(tmp_path: Path) -> None:
@@ -311,8 +311,8 @@ def test_a_missing_file_of_the_function_is_told_as_such(tmp_path: Path) -> None:
         return {"loss": float(Path("nowhere.csv").read_text())}
 
     result = trained(reads, tmp_path)["pn"]
-    assert result["status"] == "failed"
-    assert "nowhere.csv" in result["message"]
+    assert result.status == "failed"
+    assert "nowhere.csv" in result.message
 
 
 @pytest.mark.parametrize("number", [math.nan, math.inf])
@@ -329,8 +329,8 @@ def test_a_lost_loss_ends_a_run_as_nonfinite(tmp_path: Path, number: float) -> N
         return {"loss": 0.5}
 
     result = trained(loses, tmp_path)["pn"]
-    assert result["status"] == "nonfinite"
-    assert "stopped at step 11" in result["message"]
+    assert result.status == "nonfinite"
+    assert "stopped at step 11" in result.message
     assert seen[-1] == 11
 
 
@@ -340,7 +340,7 @@ def test_a_goal_that_is_no_number_is_nonfinite(tmp_path: Path) -> None:
         return {"loss": math.nan, "other": 1.0}
 
     result = trained(loses, tmp_path)["pn"]
-    assert (result["status"], result["metrics"]) == ("nonfinite", {"loss": None, "other": 1.0})
+    assert (result.status, result.metrics) == ("nonfinite", {"loss": None, "other": 1.0})
 
 
 def test_a_task_with_baselines_diverges_above_them(tmp_path: Path) -> None:
@@ -368,9 +368,9 @@ def test_a_task_with_baselines_diverges_above_them(tmp_path: Path) -> None:
             return {"loss": run.data[1] if run.norm == "bn" else run.data[0]}
 
     found = trained(Guessing(), tmp_path, norms=["ln", "bn"])
-    assert found["ln"]["status"] == "finished"
-    assert found["bn"]["status"] == "diverged"
-    assert "mean" in found["bn"]["message"]
+    assert found["ln"].status == "finished"
+    assert found["bn"].status == "diverged"
+    assert "mean" in found["bn"].message
     results = json.loads((tmp_path / "results.json").read_text())
     assert results["baselines"] == [{"name": "mean", "metrics": {"loss": 1.5}}]
     assert results["data"] == {"name": "numbers", "num_train": 2}
@@ -414,8 +414,8 @@ def test_penalty_is_that_of_all_that_was_built(tmp_path: Path) -> None:
         return {"loss": float(both)}
 
     found = trained(look, tmp_path, norms=["rbn", "ln"])
-    assert found["rbn"]["metrics"]["loss"] > 0  # type: ignore[operator]
-    assert found["ln"]["metrics"]["loss"] == 0
+    assert found["rbn"].metrics["loss"] > 0  # type: ignore[operator]
+    assert found["ln"].metrics["loss"] == 0
 
 
 def test_loops_of_other_libraries_stop_and_go_on(tmp_path: Path) -> None:
@@ -447,7 +447,7 @@ def test_loops_of_other_libraries_stop_and_go_on(tmp_path: Path) -> None:
     assert (
         json.loads((tmp_path / "cut/pn-seed0/result.json").read_text())["status"] == "interrupted"
     )
-    assert trained(loop, tmp_path / "cut", resume=True)["pn"]["metrics"] == whole["metrics"]
+    assert trained(loop, tmp_path / "cut", resume=True)["pn"].metrics == whole.metrics
 
 
 WRONG: list[tuple[Callable[[Run], Any], str]] = [
@@ -524,7 +524,7 @@ def test_tracking_other_things_than_before_is_named(tmp_path: Path) -> None:
         with pytest.raises(InputError, match=message):
             trained(function, tmp_path, resume=True)
     torn = {"width": 16}
-    assert trained(function, tmp_path, resume=True)["pn"]["status"] == "finished"
+    assert trained(function, tmp_path, resume=True)["pn"].status == "finished"
 
 
 def test_a_state_that_a_checkpoint_could_not_give_back_is_refused_at_once(tmp_path: Path) -> None:

@@ -26,6 +26,7 @@ from powernorm.lab.engine.grid_training import compare_grid
 from powernorm.lab.engine.run import Run
 from powernorm.lab.engine.stopping import EXIT_CODE, Stop, Stopped
 from powernorm.lab.engine.tasks import task_of
+from powernorm.runs import RunResult
 
 if TYPE_CHECKING:
     import powernorm.runs as seen_by_type_checkers_only
@@ -33,10 +34,12 @@ if TYPE_CHECKING:
 LOSS = {"goal": {"loss": "min"}, "norms": ["ln"]}
 
 
-def trained(function: Any, out: Path, *, resume: bool = False, **changes: Any) -> dict[str, Any]:
+def trained(
+    function: Any, out: Path, *, resume: bool = False, **changes: Any
+) -> dict[str, RunResult]:
     grid = tiny_grid(function, **{**LOSS, **changes})
     results = compare_grid(grid, out, resume=resume)
-    return {run["norm"]: run for run in results["runs"]}
+    return {run.norm: run for run in results.runs}
 
 
 def status(out: Path) -> str:
@@ -120,7 +123,7 @@ def test_gradients_that_are_being_accumulated_survive(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         trained(function, tmp_path / "cut")
     until = 0
-    assert trained(function, tmp_path / "cut", resume=True)["ln"]["metrics"] == whole["metrics"]
+    assert trained(function, tmp_path / "cut", resume=True)["ln"].metrics == whole.metrics
 
 
 def test_a_checkpoint_within_steps_is_written_when_its_step_is_done(tmp_path: Path) -> None:
@@ -190,7 +193,7 @@ def test_what_is_saved_is_what_was_measured(tmp_path: Path, way: str, mean: floa
             run.load("average")
         return {"loss": model.first.weight.mean()}
 
-    assert trained(function, tmp_path)["ln"]["metrics"] == {"loss": mean}
+    assert trained(function, tmp_path)["ln"].metrics == {"loss": mean}
     saved = lab.saved_states(tmp_path / "ln-seed0")["model"]
     assert saved["first.weight"].mean() == mean
 
@@ -336,7 +339,7 @@ def test_a_function_that_exits_costs_no_other_run(tmp_path: Path) -> None:
         return {"loss": 1.0}
 
     found = trained(function, tmp_path, norms=["ln", "bn"])
-    assert {norm: run["status"] for norm, run in found.items()} == {
+    assert {norm: run.status for norm, run in found.items()} == {
         "ln": "failed",
         "bn": "finished",
     }

@@ -10,7 +10,7 @@ import typer
 
 from powernorm.cli import launching
 from powernorm.errors import printable
-from powernorm.runs import RESULTS_FILE
+from powernorm.runs import RESULTS_FILE, ComparisonResults
 
 
 @contextmanager
@@ -43,16 +43,16 @@ def end_with_failures(folder: Path, command: str = "the same command") -> None:
         folder: of the comparison.
         command: that tries them again, without `--resume`.
     """
-    from powernorm.lab.engine.folders import read_json
+    from powernorm.lab.schema import read_record
 
-    runs = read_json(folder / RESULTS_FILE)["runs"]
-    failed = [run for run in runs if run["status"] == "failed"]
+    runs = read_record(ComparisonResults, folder / RESULTS_FILE, f"remove {folder}").runs
+    failed = [run for run in runs if run.status == "failed"]
     if not failed:
         return
     first = failed[0]
     typer.echo(
         f"error: {len(failed)} of {len(runs)} runs failed, the first by "
-        f"{printable(first.get('message', 'an error'))} ({folder / first['folder']}); {command} "
+        f"{printable(first.message or 'an error')} ({folder / first.folder}); {command} "
         "with --resume tries them again",
         err=True,
     )

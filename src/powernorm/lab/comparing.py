@@ -12,7 +12,7 @@ from rich.console import Console
 from powernorm.errors import InputError
 from powernorm.lab.engine.events import Listener
 from powernorm.lab.engine.executors.choice import Workers
-from powernorm.lab.engine.folders import read_json, write_json
+from powernorm.lab.engine.folders import write_json
 from powernorm.lab.engine.grid import Grid, Race
 from powernorm.lab.engine.grid_training import compare_grid
 from powernorm.lab.engine.leases import Lease
@@ -37,9 +37,10 @@ from powernorm.lab.report import (
     write_report,
 )
 from powernorm.lab.report.measures import MEASURES
+from powernorm.lab.schema import read_record, written
 from powernorm.lab.settings.comparison import ComparisonSettings, Notes
 from powernorm.lab.working import with_threads
-from powernorm.runs import RESULTS_FILE
+from powernorm.runs import RESULTS_FILE, ComparisonResults
 
 
 def compare(
@@ -233,8 +234,10 @@ def _add_statistics(folder: Path, comparison: Comparison) -> None:
     lease = Lease(folder)
     try:
         with lease.writing():
-            results = read_json(folder / RESULTS_FILE)
-            write_json(folder / RESULTS_FILE, {**results, "statistics": seed_records(comparison)})
+            path = folder / RESULTS_FILE
+            results = read_record(ComparisonResults, path, f"remove {folder}", exact=True)
+            results = replace(results, statistics=seed_records(comparison))
+            write_json(path, written(results))
     finally:
         lease.release(forget=True)
 

@@ -11,7 +11,7 @@ from powernorm.inspection.batches import Progress
 from powernorm.inspection.devices import Device
 from powernorm.inspection.modules import batch_layers
 from powernorm.lab.data.corpus import EvaluatedSplit
-from powernorm.lab.engine.folders import find_runs, read_json
+from powernorm.lab.engine.folders import find_runs, read_json, read_result
 from powernorm.lab.recipes import paper_statistics
 from powernorm.lab.report import read_diagnosis, write_diagnosis_page
 from powernorm.lab.tasks.run_diagnosis import diagnose_run
@@ -21,7 +21,6 @@ from powernorm.runs import (
     CONFIG_FILE,
     DIAGNOSIS_FILE,
     DIAGNOSIS_PAGE,
-    RESULT_FILE,
 )
 
 OnRun = Callable[[Path, str], None]
@@ -100,10 +99,9 @@ def score_runs(
 
 
 def _reason_to_leave(run: Path, split: EvaluatedSplit) -> str:
-    result = run / RESULT_FILE
-    status = read_json(result)["status"] if result.is_file() else "unfinished"
-    if status != "finished":
-        return str(status)
+    result = read_result(run)
+    if result is None or result.status != "finished":
+        return "unfinished" if result is None else result.status
     if not (run / CHECKPOINTS_FOLDER).is_dir():
         return "no weights"
     if _has_scores(run, split):

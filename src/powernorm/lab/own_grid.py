@@ -108,8 +108,7 @@ def _line_of_variant(
     own = task.settings({**settings, **variant.settings})
     if variant.label == variant.norm:
         return Line(variant.norm, own, chosen)
-    extra = {"label": variant.label}
-    return Line(variant.norm, own, chosen, label=variant.label, extra=extra)
+    return Line(variant.norm, own, chosen, label=variant.label)
 
 
 def _chosen_device(device: str) -> torch.device:

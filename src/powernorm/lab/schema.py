@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from functools import cache
+from math import copysign, inf
 from pathlib import Path
 from reprlib import Repr
 from typing import Any, Final, TypeVar, cast
@@ -12,7 +14,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from powernorm.errors import InputError
 from powernorm.json_reading import read_json_object
-from powernorm.lab.report.magnitudes import bounded
+
+LARGEST: Final = 1e100
+"""A larger number counts as infinite: sums, percents and axes beyond it would overflow."""
 
 Record = TypeVar("Record")
 
@@ -22,6 +26,7 @@ _WORDS: Final[Mapping[str, str]] = {
     "float_type": "a number",
     "dict_type": "an object",
     "list_type": "a list",
+    "dataclass_type": "an object",
 }
 """By pydantic's kind of error, what was expected."""
 _MAX_WHOLE: Final = 2**63 - 1
@@ -30,24 +35,41 @@ _SHORT: Final = Repr()
 _SHORT.maxstring = _SHORT.maxother = 60
 
 
-def read_record(kind: type[Record], path: Path, mend: str) -> Record:
+def written(record: object) -> dict[str, Any]:
+    """Return what a JSON file says of a record: all fields but those that have their default.
+
+    Args:
+        record: of a dataclass of `powernorm.runs`.
+    """
+    adapter = _adapter(cast(Any, type(record)))
+    return cast(dict[str, Any], adapter.dump_python(record, exclude_defaults=True))
+
+
+def read_record(kind: type[Record], path: Path, mend: str, *, exact: bool = False) -> Record:
     """Return the record that a JSON file holds.
 
     Args:
-        kind: a class of `powernorm.runs`. Keys that it does not declare are left out. Numbers
-            beyond 1e100 become infinite, as figures and averages cannot carry them.
+        kind: a class of `powernorm.runs`. Keys that it does not declare are left out.
         path: of the file.
         mend: how to mend the file; the end of every error.
+        exact: leave numbers beyond 1e100 as they are, which is for records that are written again.
+            Else they become infinite, as figures and averages cannot carry them.
 
     Raises:
         InputError: the file cannot be read, a value is missing or of another type, or the file has
             a format of a newer version; the message names file and key.
     """
-    return record_of(kind, read_json_object(path, mend), str(path), mend)
+    return record_of(kind, read_json_object(path, mend), str(path), mend, exact=exact)
 
 
 def record_of(
-    kind: type[Record], values: object, place: str, mend: str, trail: tuple[str | int, ...] = ()
+    kind: type[Record],
+    values: object,
+    place: str,
+    mend: str,
+    trail: tuple[str | int, ...] = (),
+    *,
+    exact: bool = False,
 ) -> Record:
     """Return values of a JSON file as a record.
 
@@ -57,14 +79,17 @@ def record_of(
         place: the file and its line, for errors.
         mend: as in `read_record`.
         trail: keys and places in lists that lead to the values.
+        exact: as in `read_record`.
 
     Raises:
         InputError: as `read_record`.
     """
+    values = values if exact else _bounded(values)
     try:
-        return cast(
-            Record, _adapter(cast(Any, kind)).validate_python(_bounded(values), strict=True)
-        )
+        # From Python values, strict validation takes no dict for a dataclass. Halves of letters,
+        # which escapes in an edited file may stand for, become question marks.
+        text = json.dumps(values, ensure_ascii=False).encode(errors="replace")
+        return cast(Record, _adapter(cast(Any, kind)).validate_json(text, strict=True))
     except ValidationError as error:
         details = error.errors(include_url=False)
     # A wrong format explains everything else, and a wrong value more than a missing one.
@@ -95,6 +120,19 @@ def _explained(error: Any, trail: tuple[str | int, ...]) -> str:
         f"{found}, expected {expected} (a newer version of powernorm may know more: update it if "
         "one wrote the file)"
     )
+
+
+def bounded(value: float) -> float:
+    """Return the number, infinite where it is too large to be drawn or averaged.
+
+    >>> bounded(-7), bounded(1e280), bounded(-(10**400))
+    (-7.0, inf, -inf)
+    """
+    try:
+        number = float(value)
+    except OverflowError:
+        return inf if value > 0 else -inf
+    return copysign(inf, number) if abs(number) > LARGEST else number
 
 
 def _bounded(value: Any) -> Any:

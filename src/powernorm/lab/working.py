@@ -42,10 +42,18 @@ from powernorm.lab.engine.tasks import SCRIPT, Task, TrainingFunction, task_of
 from powernorm.lab.engine.trackers import TRACKERS, check_trackers
 from powernorm.lab.engine.trials import TrialRules
 from powernorm.lab.own_grid import OwnVariant, own_grid
+from powernorm.lab.schema import read_record
 from powernorm.lab.settings.comparison import ComparisonSettings, Notes
-from powernorm.runs import COMPARISON_FILE, RESULTS_FILE, WORK_FILE
+from powernorm.runs import (
+    COMPARISON_FILE,
+    RESULTS_FILE,
+    WORK_FILE,
+    ComparisonHead,
+    ComparisonResults,
+)
 
 TURN_SECONDS: Final = 0.1
+PLAN_AGAIN: Final = "write it again by `powernorm compare … --plan --resume`"
 
 
 def with_threads(
@@ -159,19 +167,6 @@ class _Work:
             raise ValueError(f"there is no tracker {unknown[0]!r}")
 
 
-@dataclass(frozen=True)
-class _Goal:
-    metric: str
-    direction: Literal["min", "max"]
-
-
-@dataclass(frozen=True)
-class _Head:
-    """Part of comparison.json that a worker needs."""
-
-    goal: _Goal
-
-
 _Read = TypeVar("_Read")
 
 
@@ -190,9 +185,7 @@ def _checked(kind: type[_Read], path: Path, value: Any) -> _Read:
 
 
 def _damaged(path: Path, what: str) -> InputError:
-    return InputError(
-        f"{path} is damaged ({what}): write it again by `powernorm compare … --plan --resume`"
-    )
+    return InputError(f"{path} is damaged ({what}): {PLAN_AGAIN}")
 
 
 def _recorded_grid(out: Path, record: _Work) -> Grid:
@@ -202,8 +195,9 @@ def _recorded_grid(out: Path, record: _Work) -> Grid:
         from powernorm.lab.tasks.settings import settings_from
 
         path = out / COMPARISON_FILE
-        goal = _checked(_Head, path, read_json(path)).goal
-        return grid_of(settings_from(record.comparison or {}), Notes(goal.metric, goal.direction))
+        goal = read_record(ComparisonHead, path, PLAN_AGAIN).goal
+        notes = Notes(goal["metric"], goal["direction"])
+        return grid_of(settings_from(record.comparison or {}), notes)
     own = record.own
     sys.path += [part for part in record.path if part not in sys.path and Path(part).exists()]
     return own_grid(
@@ -267,8 +261,8 @@ def work(
     out = out.absolute()
     grid = read_work(out)
     check_trackers(grid.log_to)
-    if worker is None:
-        read_json(out / COMPARISON_FILE)  # not only at the end, when results.json is written
+    # Not only at the end, when results.json is written.
+    head = read_record(ComparisonHead, out / COMPARISON_FILE, PLAN_AGAIN, exact=True)
     stop = Stop()
     with (
         stop.watching(),
@@ -277,11 +271,11 @@ def work(
         threads(grid.num_threads),
     ):
         listener = (on_event or ignore) if is_main() else ignore
-        write_results = partial(_write_shared_results, grid, out)
+        results = Results(grid, out)
+        write_results = partial(_write_shared_results, results, head)
         data = locally_first(lambda: grid.task.prepare(grid.settings))
         training = RunTraining(
-            grid,
-            out,
+            results,
             data,
             on_main(lambda: grid.task.baselines(data, grid.settings)),
             stop,
@@ -291,11 +285,11 @@ def work(
             ran_on=_here(worker),
         )
         waits = worker is None
-        train_free_runs(training, grid, out, stop, listener, waits=waits)
+        train_free_runs(training, stop, listener, waits=waits)
         if worker is None:
             on_main(lambda: write_results(is_last=True))
-        known = on_main(Results(grid, out).read)
-    return sum(result["status"] == "failed" for result in known.values())
+        known = on_main(results.read)
+    return sum(result.status == "failed" for result in known.values())
 
 
 def _here(worker: str | None) -> dict[str, Any]:
@@ -309,18 +303,17 @@ def _here(worker: str | None) -> dict[str, Any]:
     return place if gpu is None else {**place, "gpu": gpu}
 
 
-def _write_shared_results(grid: Grid, out: Path, *, is_last: bool = False) -> None:
+def _write_shared_results(results: Results, head: ComparisonHead, *, is_last: bool = False) -> None:
     """Write results.json of a folder in which several processes work, each in its turn.
 
     Where a `compare` has the folder, it does so.
 
     Args:
-        grid: of the comparison.
-        out: its folder.
+        results: of the comparison.
+        head: contents of `comparison.json`.
         is_last: leave no lease behind.
     """
-    results = Results(grid, out)
-    head = read_json(out / COMPARISON_FILE)
+    out = results.out
     while True:
         try:
             lease = Lease(out)
@@ -331,8 +324,8 @@ def _write_shared_results(grid: Grid, out: Path, *, is_last: bool = False) -> No
         except (LeaseHeldError, LeaseLostError):
             if not is_last:  # who has it writes what is known, and so does this one in the end
                 return
-            told = read_json(out / RESULTS_FILE)["runs"]
-            if told == results.told(results.read())["runs"]:
+            told = read_record(ComparisonResults, out / RESULTS_FILE, PLAN_AGAIN, exact=True)
+            if told.runs == results.told(head).runs:
                 return
             time.sleep(TURN_SECONDS)
         else:

@@ -1,3 +1,4 @@
+from dataclasses import replace
 from io import StringIO
 
 import pytest
@@ -69,7 +70,6 @@ def test_a_terminal_shows_a_bar_and_keeps_the_summary() -> None:
 
 @pytest.mark.parametrize("status", ["nonfinite", "diverged", "failed", "interrupted"])
 def test_runs_that_went_wrong_say_so(status: Status) -> None:
-    ended = result(status, None)
-    ended["message"] = "RuntimeError: [bold]brackets[/bold]"
+    ended = replace(result(status, None), message="RuntimeError: [bold]brackets[/bold]")
     text = shown(RunEnded(ended, skipped=True), terminal=False).strip()
     assert text == f"pn seed 1: {status}, 12 s (RuntimeError: [bold]brackets[/bold]), from before"

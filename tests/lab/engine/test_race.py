@@ -30,7 +30,7 @@ from powernorm.lab.engine.race import (
     shared_scatter,
     standing,
 )
-from powernorm.runs import RunResult
+from powernorm.runs import RunResult, Status
 
 NORMS = ("ln", "bn", "rbn", "pn")
 needs_two_cores = pytest.mark.skipif(available_cores() < 2, reason="one core")
@@ -59,11 +59,16 @@ def results_of(
 ) -> dict[str, RunResult]:
     """Results by norm; a text is the status of a run that came to nothing."""
     return {
-        f"{norm}-seed{seed}": cast(
-            RunResult,
-            {"status": value, "metrics": {}}
-            if isinstance(value, str)
-            else {"status": "finished", "metrics": {metric: value}},
+        f"{norm}-seed{seed}": RunResult(
+            norm=norm,
+            seed=seed,
+            status=cast(Status, value) if isinstance(value, str) else "finished",
+            metrics={} if isinstance(value, str) else {metric: value},
+            tid=None,
+            seconds=0.0,
+            tokens_per_second=None,
+            parameters=None,
+            folder=f"{norm}-seed{seed}",
         )
         for norm, by_seed in values.items()
         for seed, value in enumerate(by_seed)
@@ -170,7 +175,7 @@ def test_the_test_split_has_no_part_in_the_choice() -> None:
     grid = grid_of(5, norms=list(values), goal="test_loss")
     found = results_of(values, "valid_loss")
     for name, result in found.items():
-        result["metrics"]["test_loss"] = 0.0 if name.startswith("bn") else 9.0
+        result.metrics["test_loss"] = 0.0 if name.startswith("bn") else 9.0
     assert standing(grid, found).record["metric"] == "valid_loss"
     assert dropped(standing(grid, found)) == {"bn": 3}
 
@@ -269,7 +274,7 @@ def test_a_race_that_was_interrupted_comes_to_the_same(whole: Path, tmp_path: Pa
 
     def listen(event: Event) -> None:
         events.append(event)
-        if isinstance(event, RunEnded) and event.result["folder"] == "pn-seed3":
+        if isinstance(event, RunEnded) and event.result.folder == "pn-seed3":
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

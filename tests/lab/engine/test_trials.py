@@ -102,17 +102,17 @@ def trained(out: Path, limits: Limits, resume: bool = False, **changes: Any) -> 
     found = compare_grid(
         replace(grid, trial=rules), out, resume=resume, on_event=changes.get("on_event")
     )
-    return found["runs"][0]
+    return found.runs[0]
 
 
 @pytest.mark.parametrize("own_loop", [False, True])
 def test_a_trial_that_is_behind_ends_there(tmp_path: Path, own_loop: bool) -> None:
     given: Any = {"values": "3,2,2,2", "own_loop": own_loop}
     result = trained(tmp_path, {2: 1.5, 3: 2.5}, **given)
-    assert result["status"] == "pruned"
-    assert result["metrics"] == {}
+    assert result.status == "pruned"
+    assert result.metrics == {}
     words = "worse than the median of the earlier trials"
-    assert words in result["message"]
+    assert words in result.message
     last = (tmp_path / "bn-seed0" / "metrics.csv").read_text().splitlines()[-1]
     assert last.startswith("2,")
     # It is over: it is not trained again.
@@ -131,7 +131,7 @@ def test_what_was_reached_before_an_interruption_counts_after_it(tmp_path: Path)
     with pytest.raises(KeyboardInterrupt):
         trained(tmp_path, {3: 1.0}, on_event=interrupt, **given)
     result = trained(tmp_path, {3: 1.0}, resume=True, **given)
-    assert (result["status"], result["metrics"]["last"]) == ("finished", 4)
+    assert (result.status, result.metrics["last"]) == ("finished", 4)
 
 
 def test_a_trial_of_a_built_in_task_ends_at_the_validation_where_it_is_behind(
@@ -143,11 +143,11 @@ def test_a_trial_of_a_built_in_task_ends_at_the_validation_where_it_is_behind(
     for name, limit in (("behind", 0.0), ("before", 1e9)):
         rules = TrialRules(goal, {"bn": {8: limit}})
         found = compare_grid(replace(grid, trial=rules), tmp_path / name)
-        ended[name] = found["runs"][0]
-    assert ended["behind"]["status"] == "pruned"
-    assert "given up after step 8" in ended["behind"]["message"]
-    assert not ended["behind"]["metrics"]
-    assert ended["before"]["status"] == "finished"
-    assert ended["before"]["metrics"]["valid_loss"] is not None
+        ended[name] = found.runs[0]
+    assert ended["behind"].status == "pruned"
+    assert "given up after step 8" in ended["behind"].message
+    assert not ended["behind"].metrics
+    assert ended["before"].status == "finished"
+    assert ended["before"].metrics["valid_loss"] is not None
     rows = (tmp_path / "behind" / "bn-pre-seed0" / "metrics.csv").read_text().splitlines()
     assert rows[-1].startswith("8,")

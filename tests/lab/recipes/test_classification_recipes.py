@@ -130,8 +130,8 @@ def test_epochs_are_those_of_the_embedded_set() -> None:
 @pytest.mark.slow
 def test_every_norm_of_the_demo_knows_more_than_chance(tmp_path: Path) -> None:
     results = compare(of("demo"), tmp_path)
-    for run in results["runs"]:
-        assert run["status"] == "finished"
-        accuracy = run["metrics"]["test_accuracy"]
+    for run in results.runs:
+        assert run.status == "finished"
+        accuracy = run.metrics["test_accuracy"]
         assert accuracy is not None
-        assert accuracy > 68, run["norm"]
+        assert accuracy > 68, run.norm

@@ -12,10 +12,10 @@ def test_every_norm_of_the_demo_ends_below_a_fifth_of_the_unigram(
 ) -> None:
     monkeypatch.setenv("POWERNORM_CACHE", str(tmp_path / "cache"))
     results = compare(recipe("lm", "demo"), tmp_path / "out")
-    unigram = results["baselines"][0]["metrics"]["test_perplexity"]
+    unigram = results.baselines[0]["metrics"]["test_perplexity"]
     assert unigram is not None
-    for run in results["runs"]:
-        assert run["status"] == "finished"
-        perplexity = run["metrics"]["test_perplexity"]
+    for run in results.runs:
+        assert run.status == "finished"
+        perplexity = run.metrics["test_perplexity"]
         assert perplexity is not None
-        assert perplexity < unigram / 5, run["norm"]
+        assert perplexity < unigram / 5, run.norm

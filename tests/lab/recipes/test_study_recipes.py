@@ -74,12 +74,12 @@ def test_full_is_where_a_paper_has_the_study() -> None:
 
 def test_micro_batches_divide_an_update() -> None:
     lines = lines_of(study_config("lm", "micro-batches", "full"))
-    assert [line.extra["x"] for line in lines[1:5]] == [512, 1024, 2048, 4096]
+    assert [line.x for line in lines[1:5]] == [512, 1024, 2048, 4096]
     for line in lines[1:]:
         data, accumulation = line.settings.data, line.settings.optimizer.accumulation
-        assert data.batch_size * data.sequence_length == line.extra["x"]
-        assert line.extra["x"] * accumulation == 4096
-        tid_tokens = line.extra["x"] * line.settings.training.tid_batches
+        assert data.batch_size * data.sequence_length == line.x
+        assert line.x * accumulation == 4096
+        tid_tokens = line.x * line.settings.training.tid_batches
         assert tid_tokens == lines[1].settings.training.tid_batches * 512
     chosen = study_config("lm", "micro-batches", "smoke", ["data.batch_size=4", "norms=bn"])
     assert [line.name for line in lines_of(chosen)] == ["bn-32", "bn-64", "bn-128"]
@@ -131,11 +131,11 @@ def test_grids_are_complete() -> None:
         ("alphas", ("momentum", "backward_momentum")),
     ):
         lines = [line for line in lines_of(study_config("lm", name)) if line.norm != "ln"]
-        xs, ys = ({line.extra[axis] for line in lines} for axis in "xy")
+        xs, ys = ({getattr(line, axis) for line in lines} for axis in "xy")
         assert len(lines) == len(xs) * len(ys)
         for line in lines:
             chosen = line.settings.norm_options[line.norm]
-            values = [line.extra["x"], line.extra["y"]]
+            values = [line.x, line.y]
             if name == "alphas":
                 values = [1 - value for value in values if value is not None]
             assert [chosen[option] for option in options] == pytest.approx(values)
@@ -262,7 +262,7 @@ def test_every_variant_of_the_lowest_layers_finishes(tmp_path: Path) -> None:
     text.write_text("\n".join(load_corpus(None).documents["train"])[:300_000], encoding="utf-8")
     settings = [f"data.path={text}", "training.tid_batches=0", "training.monitor_every=0"]
     results = compare(study_config("lm", "lowest-layers", "smoke", settings), tmp_path / "out")
-    assert [run["status"] for run in results["runs"]] == ["finished"] * 3
+    assert [run.status for run in results.runs] == ["finished"] * 3
 
 
 @pytest.mark.usefixtures("cache")
@@ -279,14 +279,14 @@ def test_every_study_ends_in_its_figure(name: str, tmp_path: Path) -> None:
     }.get(name, [])
     config = study_config("lm", name, "smoke", [f"data.path={text}", *TINY, *fewer])
     results = compare(config, tmp_path / "out")
-    assert "failed" not in {run["status"] for run in results["runs"]}
+    assert "failed" not in {run.status for run in results.runs}
     comparison = read_comparison(tmp_path / "out")
     assert any("<svg" in part for part in study_contents(comparison))
     assert comparison.names == [line.name for line in lines_of(config)]
     for run in comparison.runs:
         own = json.loads((tmp_path / "out" / run.folder / "result.json").read_text())
         assert own["study"] == comparison.study
-    assert all("study" not in run for run in results["runs"])
+    assert all(run.study is None for run in results.runs)
 
 
 SHORT = ("training.max_steps=6", "training.validate_every=3", "training.tid_batches=2")

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from powernorm.lab.schema import written
 from powernorm.runs import (
     COMPARISON_FILE,
     CONFIG_FILE,
@@ -65,15 +66,15 @@ def write_own_comparison(
             if (norm, seed) != unfinished:
                 runs.append(_result(norm, seed, metrics or {}, failed=(norm, seed) == failed))
                 (run / RESULT_FILE).write_text(json.dumps(runs[-1]), encoding="utf-8")
-    written: dict[str, Any] = {**own_head(norms, seeds), **head}
-    (folder / COMPARISON_FILE).write_text(json.dumps(written), encoding="utf-8")
-    (folder / RESULTS_FILE).write_text(json.dumps({**written, "runs": runs}), encoding="utf-8")
+    told = {**own_head(norms, seeds), **head}
+    (folder / COMPARISON_FILE).write_text(json.dumps(told), encoding="utf-8")
+    (folder / RESULTS_FILE).write_text(json.dumps({**told, "runs": runs}), encoding="utf-8")
     return folder
 
 
-def own_head(norms: Sequence[str], seeds: Sequence[int]) -> ComparisonHead:
+def own_head(norms: Sequence[str], seeds: Sequence[int]) -> dict[str, Any]:
     """What `comparison.json` says."""
-    return ComparisonHead(
+    head = ComparisonHead(
         format=2,
         task=TASK,
         goal={"metric": "accuracy", "direction": "max"},
@@ -89,6 +90,7 @@ def own_head(norms: Sequence[str], seeds: Sequence[int]) -> ComparisonHead:
             "date": "2026-11-23",
         },
     )
+    return written(head)
 
 
 def _result(

@@ -6,11 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from lab.report.synthetic import write_comparison
+from lab.report.synthetic import made_comparison, made_run, write_comparison
 from powernorm.lab.report import Comparison, read_comparison, render_page, summarize
 from powernorm.lab.report.conclusion import conclusion
-from powernorm.lab.report.measures import goal_of
-from powernorm.lab.report.records import BaselineRow, Run
 from powernorm.lab.report.summary import best_rows
 
 METRIC = "test_accuracy"
@@ -22,28 +20,12 @@ def compared(
     metric: str = METRIC,
 ) -> Comparison:
     runs = [
-        Run(
-            norm=norm,
-            placement="pre",
-            seed=seed,
-            status="finished",
-            folder=f"{norm}-{seed}",
-            metrics={metric: value},
-        )
+        made_run(norm, seed, metrics={metric: value})
         for norm, by_seed in values.items()
         for seed, value in enumerate(by_seed)
     ]
-    return Comparison(
-        folder=Path("runs"),
-        task="classify",
-        preset="rt",
-        placement="pre",
-        settings={},
-        data={},
-        baselines=[BaselineRow(name, {metric: value}) for name, value in (baselines or {}).items()],
-        runs=runs,
-        goal=goal_of(metric),
-    )
+    known = [{"name": name, "metrics": {metric: one}} for name, one in (baselines or {}).items()]
+    return made_comparison(runs, metric, baselines=known)
 
 
 def best(comparison: Comparison) -> set[str]:

@@ -20,7 +20,8 @@ from powernorm.lab.report.drawing import (
     logarithmic_ticks,
 )
 from powernorm.lab.report.lines import Band, Panel, Trace, draw_panels
-from powernorm.lab.report.magnitudes import LARGEST, linear_limits, logarithmic_limits
+from powernorm.lab.report.magnitudes import linear_limits, logarithmic_limits
+from powernorm.lab.schema import LARGEST
 
 NAMES = ("ln", "bn-64", "rbn-0.01-0.1", "pn-0.9-0.99", "MWMWMWMWMW", "layers.11.attention")
 

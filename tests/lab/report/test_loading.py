@@ -213,8 +213,8 @@ def test_results_of_another_shape(
             "status",
             "paused",
             "status is 'paused', expected 'finished', 'diverged', 'nonfinite', 'interrupted', "
-            "'failed', 'dropped' or 'pruned' (a newer version of powernorm may know more: update "
-            "it if one wrote the file); restore the file",
+            "'failed', 'dropped', 'pruned' or 'unfinished' (a newer version of powernorm may know "
+            "more: update it if one wrote the file); restore the file",
         ),
         ("seed", True, "seed is True, expected a whole number"),
         ("seconds", "long", "seconds is 'long', expected a number"),

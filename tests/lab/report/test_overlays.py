@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from markupsafe import Markup
 
-from lab.report.synthetic import write_comparison
+from lab.report.synthetic import made_run, write_comparison
 from lab.report.synthetic_diagnoses import bert_diagnosis, small_diagnosis
 from lab.report.test_page import Elements
 from powernorm.errors import InputError
@@ -19,7 +19,7 @@ from powernorm.lab.report.lines import Panel
 from powernorm.lab.report.overlay_page import overlay_table, render_overlay
 from powernorm.lab.report.overlays import KAPPAS, TIDS, Line, lines_of
 from powernorm.lab.report.profiles import Profile
-from powernorm.lab.report.records import Comparison, Run
+from powernorm.lab.report.records import Comparison
 from powernorm.runs import DIAGNOSES_FILE, DIAGNOSIS_FILE, DiagnosisRecord, SpectrumRecord
 
 NAMES = ("one", "two", "three", "four", "five", "six")
@@ -44,10 +44,6 @@ def diagnosis(factor: float = 1.0, step: int | None = None, **changes: Any) -> D
     if step is not None:
         record["epoch"] = step / 10
     return record | changes  # type: ignore[return-value]
-
-
-def run(norm: str, seed: int, **changes: Any) -> Run:
-    return Run(norm, "pre", seed, "finished", f"{norm}-pre-seed{seed}", **changes)
 
 
 class Drawn:
@@ -80,9 +76,9 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> Drawn:
 def test_seeds_are_a_mean_and_a_range_by_layer(drawn: Drawn) -> None:
     lines = lines_of(
         [
-            run("ln", 0, diagnosis=diagnosis(10)),
-            run("bn", 0, diagnosis=diagnosis(1)),
-            run("bn", 1, diagnosis=diagnosis(3)),
+            made_run("ln", 0, diagnosis=diagnosis(10)),
+            made_run("bn", 0, diagnosis=diagnosis(1)),
+            made_run("bn", 1, diagnosis=diagnosis(3)),
         ]
     )
     assert len(overlays.by_layer(lines, "")) == 6
@@ -98,10 +94,10 @@ def test_seeds_are_a_mean_and_a_range_by_layer(drawn: Drawn) -> None:
 
 def test_a_seed_that_broke_down_is_no_part_of_a_mean(drawn: Drawn) -> None:
     broken = replace(
-        run("bn", 1, diagnosis=diagnosis(9), diagnoses=[diagnosis(7, 0), diagnosis(9, 5)]),
+        made_run("bn", 1, diagnosis=diagnosis(9), diagnoses=[diagnosis(7, 0), diagnosis(9, 5)]),
         status="nonfinite",
     )
-    sound = run("bn", 0, diagnosis=diagnosis(1), diagnoses=[diagnosis(1, 0), diagnosis(2, 10)])
+    sound = made_run("bn", 0, diagnosis=diagnosis(1), diagnoses=[diagnosis(1, 0), diagnosis(2, 10)])
     lines = lines_of([sound, broken])
     overlays.by_layer(lines, "")
     assert drawn.profiles["κ 20 % by layer"][1][0].values == [1, 2, 3, 4, 5, 6]
@@ -128,9 +124,9 @@ def test_over_training_average_and_last_layer_and_those_of_the_paper(drawn: Draw
     """Wang et al. 2022, Fig. 6: of six layers κ of 2, 4 and 6."""
     lines = lines_of(
         [
-            run("ln", 0, diagnoses=[diagnosis(1, 0), diagnosis(2, 10), diagnosis(4, 20)]),
-            run("bn", 0, diagnoses=[diagnosis(1, 0), diagnosis(3, 10)]),
-            run("bn", 1, diagnoses=[diagnosis(2, 0), diagnosis(5, 10)]),
+            made_run("ln", 0, diagnoses=[diagnosis(1, 0), diagnosis(2, 10), diagnosis(4, 20)]),
+            made_run("bn", 0, diagnoses=[diagnosis(1, 0), diagnosis(3, 10)]),
+            made_run("bn", 1, diagnoses=[diagnosis(2, 0), diagnosis(5, 10)]),
         ]
     )
     captions = " ".join(figure.caption for figure in overlays.over_training(lines, ""))
@@ -147,7 +143,7 @@ def test_over_training_average_and_last_layer_and_those_of_the_paper(drawn: Draw
 
 
 def test_every_layer_has_a_figure(drawn: Drawn) -> None:
-    lines = lines_of([run("bn", 0, diagnoses=[diagnosis(1, 0), diagnosis(3, 10)])])
+    lines = lines_of([made_run("bn", 0, diagnoses=[diagnosis(1, 0), diagnosis(3, 10)])])
     figures = overlays.every_layer(lines, "")
     assert [figure.caption.partition(",")[0] for figure in figures] == list(NAMES)
     assert drawn.panels[TIDS[0].name].bands[0].mean == pytest.approx([6, 18])
@@ -180,7 +176,7 @@ def test_gradient_parts_are_those_of_the_monitor(drawn: Drawn, comparison_folder
 
 
 def test_a_single_diagnosis_is_no_line_over_training(drawn: Drawn) -> None:
-    lines = lines_of([run("bn", 0, diagnoses=[diagnosis(1, 0)])])
+    lines = lines_of([made_run("bn", 0, diagnoses=[diagnosis(1, 0)])])
     assert overlays.over_training(lines, "") == []
     assert not drawn.panels
 

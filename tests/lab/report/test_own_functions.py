@@ -116,10 +116,10 @@ def test_speeds_stand_where_they_are_known(tmp_path: Path) -> None:
     folder = write_own_comparison(tmp_path / "own", lost=())
     written = json.loads((folder / RESULTS_FILE).read_text())
     for run in written["runs"]:
-        run |= {"steps_per_second": 7.25, "tokens_per_second": 41_000.0, "parameters": None}
+        run |= {"examples_per_second": 725.0, "tokens_per_second": 41_000.0, "parameters": None}
     (folder / RESULTS_FILE).write_text(json.dumps(written))
     row = rows_of(read_comparison(folder))["pn"]
-    assert (row["steps/s"], row["tokens/s"], row["parameters"]) == ("7.25", "41.0k", "–")
+    assert (row["examples/s"], row["tokens/s"], row["parameters"]) == ("725", "41.0k", "–")
 
 
 @pytest.mark.usefixtures("blank_figures")
@@ -192,7 +192,7 @@ def test_runs_alone_name_their_function(folder: Path, tmp_path: Path) -> None:
     for name in (RESULTS_FILE, COMPARISON_FILE):
         (alone / name).unlink()
     comparison = read_comparison(alone)
-    assert (comparison.task, comparison.placement) == (TASK, "")
+    assert (comparison.task, comparison.placement) == (TASK, None)
     assert comparison.metric == "valid_loss"
     assert rows_of(comparison)["ln"]["accuracy"] == "0.9123 ± 0.0040"
     assert "perplexity" not in render_page(comparison)

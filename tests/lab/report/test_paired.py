@@ -1,12 +1,11 @@
 import math
 import random
-from pathlib import Path
 
 import pytest
 from scipy.stats import ttest_rel
 
+from lab.report.synthetic import made_comparison, made_run
 from powernorm.lab.report.claims import claims
-from powernorm.lab.report.measures import goal_of
 from powernorm.lab.report.paired import PairedGap, paired_gap
 from powernorm.lab.report.records import Comparison, Run
 from powernorm.runs import PaperRecord
@@ -15,20 +14,10 @@ METRIC = "test_accuracy"
 
 
 def runs(norm: str, values: list[float], **changes: str) -> list[Run]:
-    made = []
-    for seed, value in enumerate(values):
-        status = changes.get(f"seed{seed}", "finished")
-        made.append(
-            Run(
-                norm=norm,
-                placement="pre",
-                seed=seed,
-                status=status,  # type: ignore[arg-type]
-                folder=f"{norm}-{seed}",
-                metrics={METRIC: value},
-            )
-        )
-    return made
+    return [
+        made_run(norm, seed, status=changes.get(f"seed{seed}", "finished"), metrics={METRIC: value})
+        for seed, value in enumerate(values)
+    ]
 
 
 def test_the_same_as_a_paired_t_test() -> None:
@@ -75,18 +64,7 @@ def record(norm: str, value: float | None, source: str = "A 2020, Table 1") -> P
 
 
 def compared(runs: list[Run], paper: list[PaperRecord]) -> Comparison:
-    return Comparison(
-        folder=Path("runs"),
-        task="classify",
-        preset="rt",
-        placement="pre",
-        settings={},
-        data={},
-        baselines=(),
-        runs=runs,
-        goal=goal_of(METRIC),
-        paper=paper,
-    )
+    return made_comparison(runs, METRIC, paper=paper)
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from powernorm.lab.report import Comparison, Run, markdown_table, read_comparison, summarize
+from lab.report.synthetic import made_run
+from powernorm.lab.report import Comparison, markdown_table, read_comparison, summarize
 from powernorm.lab.report.columns import COLUMNS
 from powernorm.lab.report.comparison_tables import cells, run_cells
 from powernorm.lab.report.summary import SummaryRow, best_rows
@@ -69,7 +70,7 @@ def test_mixed_placements_are_kept_apart(comparison: Comparison) -> None:
 
 
 def test_run_that_only_began() -> None:
-    run = Run(norm="pn", placement="pre", seed=3, status="unfinished", folder="pn-pre-seed3")
+    run = made_run("pn", 3, status="unfinished")
     assert run_cells(run) == ["pn", "3", "unfinished", "–", "–", "–", "–", "–", "–"]
 
 

@@ -160,11 +160,11 @@ def test_rows_of_perplexities(
     configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, task: str
 ) -> None:
     """By running statistics it is the run's own; by the batch that of a model in training mode."""
-    (result,) = compare(of_task(task, configure(norms=("bn",), dropout=0.0)), tmp_path)["runs"]
-    run = tmp_path / result["folder"]
+    (result,) = compare(of_task(task, configure(norms=("bn",), dropout=0.0)), tmp_path).runs
+    run = tmp_path / result.folder
     monkeypatch.setattr(statistics_scores, "BATCH_SIZES", (48, 96))
     rows = diagnose_run(run, num_batches=3, scores="test").evaluation
-    assert rows[0]["scores"] == {"test_perplexity": result["metrics"]["test_perplexity"]}
+    assert rows[0]["scores"] == {"test_perplexity": result.metrics["test_perplexity"]}
     assert [row.get("size") for row in rows] == [None, None, None, 48, 96]
     model, config, encoded = loaded(run)
     scores: Any = split_scores(model, config, encoded, 0, "test")
@@ -198,8 +198,8 @@ def evaluate_in_training(model: Any, batch: Any) -> float:
 def test_all_sizes_of_masked_rows_ask_for_the_same(configure: Configure, tmp_path: Path) -> None:
     """Which words are masked would else depend on the batches, and drown the difference."""
     config = of_task("mlm", configure(norms=("bn",)))
-    (result,) = compare(config, tmp_path)["runs"]
-    scores: Any = split_scores(*loaded(tmp_path / result["folder"]), 0, "test")
+    (result,) = compare(config, tmp_path).runs
+    scores: Any = split_scores(*loaded(tmp_path / result.folder), 0, "test")
     losses = [
         evaluate(scores.model, scores._regrouped(size), words_per_token=1, device=CPU)
         for size in (None, 48, 400, 10_000)
@@ -212,9 +212,9 @@ def test_all_sizes_of_masked_rows_ask_for_the_same(configure: Configure, tmp_pat
 @pytest.mark.slow
 @pytest.mark.parametrize("task", ["classify", "ner", "parse", "image", "lm-char", "tag"])
 def test_the_row_by_running_statistics_is_the_result_of_the_run(task: str, tmp_path: Path) -> None:
-    (result,) = compare(replace(recipe(task, "smoke"), norms=("bn",)), tmp_path)["runs"]
-    rows = diagnose_run(tmp_path / result["folder"], num_batches=3, scores="test").evaluation
-    metrics = result["metrics"]
+    (result,) = compare(replace(recipe(task, "smoke"), norms=("bn",)), tmp_path).runs
+    rows = diagnose_run(tmp_path / result.folder, num_batches=3, scores="test").evaluation
+    metrics = result.metrics
     scores = rows[0]["scores"]
     assert scores
     assert scores == {name: metrics[name] for name in scores}

@@ -89,13 +89,13 @@ def trained(folder: Path, norm: str, **training: Any) -> tuple[Path, RunResult]:
         norms=(norm,),
         training={"max_steps": 16, "average_checkpoints": 3, **training},
     )
-    (run,) = compare(config, folder / norm)["runs"]
+    (run,) = compare(config, folder / norm).runs
     return folder / norm / f"{norm}-pre-seed0", run
 
 
 def test_average_of_a_layer_norm_model_is_scored(tmp_path: Path) -> None:
     folder, run = trained(tmp_path, "ln")
-    assert run["scored"] == "average of the last 3 checkpoints"
+    assert run.scored == "average of the last 3 checkpoints"
     checkpoints = folder / "checkpoints"
     snapshots = [load_file(checkpoints / f"step-{step}.safetensors") for step in (8, 12, 16)]
     assert {path.name for path in checkpoints.iterdir()} == {
@@ -116,7 +116,7 @@ def test_average_of_a_layer_norm_model_is_scored(tmp_path: Path) -> None:
 
 def test_the_average_of_the_last_one_is_the_last(tmp_path: Path) -> None:
     folder, run = trained(tmp_path, "ln", average_checkpoints=1)
-    assert run["scored"] == "average of the last 1 checkpoints"
+    assert run.scored == "average of the last 1 checkpoints"
     last = load_file(folder / "checkpoints" / "step-16.safetensors")
     average = load_file(folder / "checkpoints" / "average.safetensors")
     assert all(torch.equal(average[name], last[name]) for name in last)
@@ -132,7 +132,7 @@ def test_the_average_of_the_last_one_is_the_last(tmp_path: Path) -> None:
 )
 def test_statistics_follow_the_declared_rule(tmp_path: Path, norm: str) -> None:
     folder, run = trained(tmp_path / "a", norm, average_statistics="average")
-    assert run["scored"] == "average of the last 3 checkpoints, running statistics averaged"
+    assert run.scored == "average of the last 3 checkpoints, running statistics averaged"
     averaged = read_weights(folder / "checkpoints" / "average.safetensors")
     mean = Snapshots(folder / "checkpoints", 3).average()
     for name, tensor in mean.items():
@@ -141,7 +141,7 @@ def test_statistics_follow_the_declared_rule(tmp_path: Path, norm: str) -> None:
     folder, run = trained(tmp_path / "r", norm, recalibration_batches=5)
     # PowerNorm and MABN train by their running statistics, which are kept as they are.
     done = "recalibrated" if norm == "bn" else "averaged"
-    assert run["scored"] == f"average of the last 3 checkpoints, running statistics {done}"
+    assert run.scored == f"average of the last 3 checkpoints, running statistics {done}"
     got = load_trained(folder)
     own = load_trained(folder / "checkpoints" / "step-16.safetensors").model
     own.load_state_dict({name.removeprefix("model."): mean[name] for name in mean})
@@ -156,4 +156,4 @@ def test_statistics_follow_the_declared_rule(tmp_path: Path, norm: str) -> None:
     assert any(moved) == (norm == "bn")
     for name, tensor in own.state_dict().items():
         assert torch.equal(got.model.state_dict()[name], tensor), name
-    assert run["tid"] is not None
+    assert run.tid is not None

@@ -118,8 +118,8 @@ def test_full_disk_while_a_checkpoint_is_written(
     assert not list(folder.glob(".*"))
     assert_readable(out)
     assert torch.load(folder / "last.ckpt", weights_only=True)["step"] == 4
-    (run,) = compare(config, out, resume=True)["runs"]
-    assert run["status"] == "finished"
+    (run,) = compare(config, out, resume=True).runs
+    assert run.status == "finished"
     assert_same_run(tmp_path / "whole" / "ln-pre-seed0", out / "ln-pre-seed0")
 
 
@@ -173,8 +173,8 @@ def test_full_disk_elsewhere(pairs: Path, tmp_path: Path, file: str) -> None:
         failing = patch.object(folders, "write", write)
     with failing, pytest.raises(InputError, match="No space left on device"):
         compare(config, tmp_path)
-    (run,) = compare(config, tmp_path, resume=True)["runs"]
-    assert run["status"] == "finished"
+    (run,) = compare(config, tmp_path, resume=True).runs
+    assert run.status == "finished"
 
 
 # Damaged files -----------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ import signal
 import warnings
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -24,6 +24,7 @@ from powernorm.lab.engine.events import (
 )
 from powernorm.lab.engine.folders import read_json
 from powernorm.lab.engine.grid_training import compare_grid
+from powernorm.lab.schema import read_record, written
 from powernorm.lab.settings.comparison import ComparisonSettings, Notes, to_json
 from powernorm.lab.settings.training import OptimizerSettings
 from powernorm.lab.tasks.builtin import compare, grid_of
@@ -49,7 +50,8 @@ def without_times(path: Path) -> list[dict[str, str]]:
 
 def measured(result: RunResult) -> dict[str, Any]:
     """What has to be equal however often the run was interrupted."""
-    return {k: result[k] for k in ("norm", "seed", "status", "metrics", "tid", "parameters")}  # type: ignore[literal-required]
+    kept = ("norm", "seed", "status", "metrics", "tid", "parameters")
+    return {name: getattr(result, name) for name in kept}
 
 
 def stop_at(step: int, norm: str) -> Any:
@@ -76,45 +78,44 @@ def whole(configure: Configure, module_folder: Path) -> tuple[ComparisonSettings
 
 
 def results_of(out: Path) -> ComparisonResults:
-    return cast(ComparisonResults, read_json(out / "results.json"))
+    return read_record(ComparisonResults, out / "results.json", "", exact=True)
 
 
 def test_results_hold_every_run_and_how_it_was_made(whole: tuple[ComparisonSettings, Path]) -> None:
     config, out = whole
     results = results_of(out)
-    known = ComparisonResults.__required_keys__ | ComparisonResults.__optional_keys__
-    assert ComparisonResults.__required_keys__ <= set(results) <= known
-    names = [(run["norm"], run["seed"]) for run in results["runs"]]
+    assert read_json(out / "results.json") == written(results)
+    names = [(run.norm, run.seed) for run in results.runs]
     assert names == [(norm, seed) for norm in ("ln", "rbn", "pn") for seed in (0, 1)]
-    for run in results["runs"]:
-        assert run["status"] == "finished"
-        assert run["placement"] == "pre"
-        assert all(value is not None for value in run["metrics"].values())
-        assert run["seconds"] > 0
-        assert run["tokens_per_second"] is not None
-        assert (run["tid"] is None) == (run["norm"] == "ln")
-        assert read_json(out / run["folder"] / "result.json") == run
-    pn = results["runs"][-1]["tid"]
+    for run in results.runs:
+        assert run.status == "finished"
+        assert run.placement == "pre"
+        assert all(value is not None for value in run.metrics.values())
+        assert run.seconds > 0
+        assert run.tokens_per_second is not None
+        assert (run.tid is None) == (run.norm == "ln")
+        assert read_json(out / run.folder / "result.json") == written(run)
+    pn = results.runs[-1].tid
     assert pn is not None
     assert pn["mean_last"] is None
     assert pn["var_last"] > 0
-    settings = results["settings"]
+    settings = results.settings
     assert settings["optimizer"] == to_json(config)["optimizer"]
     assert settings["norm_options"]["pn"] == {"warmup_steps": 1}
     assert settings["versions"]["torch"] == torch.__version__
     assert settings["machine"]["num_threads"] == 1
-    assert results["data"]["splits"]["test"]["words"] == 30 * 9
-    assert results["data"]["splits"]["test"]["documents"] == 30
-    assert [row["name"] for row in results["baselines"]] == ["unigram", "bigram"]
+    assert results.data["splits"]["test"]["words"] == 30 * 9
+    assert results.data["splits"]["test"]["documents"] == 30
+    assert [row["name"] for row in results.baselines] == ["unigram", "bigram"]
 
 
 def test_training_learns(whole: tuple[ComparisonSettings, Path]) -> None:
     _, out = whole
-    unigram = results_of(out)["baselines"][0]["metrics"]["test_loss"]
-    for run in results_of(out)["runs"]:
-        losses = [float(row["train_loss"]) for row in rows(out / run["folder"] / "metrics.csv")]
+    unigram = results_of(out).baselines[0]["metrics"]["test_loss"]
+    for run in results_of(out).runs:
+        losses = [float(row["train_loss"]) for row in rows(out / run.folder / "metrics.csv")]
         assert losses[-1] < losses[0] - 0.5
-        assert run["metrics"]["test_loss"] is not None
+        assert run.metrics["test_loss"] is not None
         assert unigram is not None
 
 
@@ -185,11 +186,11 @@ def test_learning_rates_on_record_are_those_of_the_schedule(
 
 def test_validation_on_record_is_that_of_the_result(whole: tuple[ComparisonSettings, Path]) -> None:
     _, out = whole
-    for run in results_of(out)["runs"]:
-        validated = [r for r in rows(out / run["folder"] / "metrics.csv") if r["valid_loss"]]
+    for run in results_of(out).runs:
+        validated = [r for r in rows(out / run.folder / "metrics.csv") if r["valid_loss"]]
         best = min(validated, key=lambda row: float(row["valid_loss"]))
-        assert float(best["valid_loss"]) == pytest.approx(run["metrics"]["valid_loss"], rel=1e-5)
-        perplexity = run["metrics"]["valid_perplexity"]
+        assert float(best["valid_loss"]) == pytest.approx(run.metrics["valid_loss"], rel=1e-5)
+        perplexity = run.metrics["valid_perplexity"]
         assert float(best["valid_perplexity"]) == pytest.approx(perplexity, rel=1e-4)
 
 
@@ -210,15 +211,15 @@ def test_an_interrupted_comparison_goes_on_in_the_run_that_was_stopped(
     with pytest.raises(KeyboardInterrupt):
         compare(config, tmp_path, on_event=stop_at(6, "rbn"))
     assert signal.getsignal(signal.SIGINT) is handler
-    interrupted = results_of(tmp_path)["runs"]
-    assert [(run["norm"], run["status"]) for run in interrupted] == [
+    interrupted = results_of(tmp_path).runs
+    assert [(run.norm, run.status) for run in interrupted] == [
         ("ln", "finished"),
         ("rbn", "interrupted"),
     ]
     events: list[Event] = []
     results = compare(config, tmp_path, resume=True, on_event=events.append)
-    assert [run["status"] for run in results["runs"]] == ["finished"] * 3
-    skipped = [event.result["norm"] for event in events
+    assert [run.status for run in results.runs] == ["finished"] * 3
+    skipped = [event.result.norm for event in events
                if isinstance(event, RunEnded) and event.skipped]  # fmt: skip
     assert skipped == ["ln"]
     started = [(e.norm, e.first_step) for e in events if isinstance(e, RunStarted)]
@@ -229,11 +230,11 @@ def test_interruption_before_the_first_checkpoint(configure: Configure, tmp_path
     config = configure()
     with pytest.raises(KeyboardInterrupt):
         compare(config, tmp_path, on_event=stop_at(2, "ln"))
-    (run,) = results_of(tmp_path)["runs"]
-    assert run["status"] == "interrupted"
-    assert "--resume" in run["message"]
-    (run,) = compare(config, tmp_path, resume=True)["runs"]
-    assert run["status"] == "finished"
+    (run,) = results_of(tmp_path).runs
+    assert run.status == "interrupted"
+    assert "--resume" in run.message
+    (run,) = compare(config, tmp_path, resume=True).runs
+    assert run.status == "finished"
 
 
 class Poison(nn.Module):
@@ -267,12 +268,12 @@ def test_a_run_that_turns_nan_is_marked_and_the_others_go_on(
     config = configure(norms=("none", "bn"))
     with with_broken_norm(lambda: Poison(5)):
         results = compare(config, tmp_path)
-    bad, good = results["runs"]
-    assert bad["status"] == "nonfinite"
-    assert set(bad["metrics"].values()) == {None}
-    assert bad["tid"] is None
-    assert "stopped at step 8" in bad["message"]
-    assert good["status"] == "finished"
+    bad, good = results.runs
+    assert bad.status == "nonfinite"
+    assert set(bad.metrics.values()) == {None}
+    assert bad.tid is None
+    assert "stopped at step 8" in bad.message
+    assert good.status == "finished"
     metrics = rows(tmp_path / "none-pre-seed0" / "metrics.csv")
     assert metrics[0]["train_loss"] != "nan"
     assert metrics[-1]["train_loss"] == metrics[-1]["valid_loss"] == "nan"
@@ -287,16 +288,16 @@ def test_a_run_with_a_huge_learning_rate_is_marked(configure: Configure, tmp_pat
     config = configure(
         norms=("ln",), optimizer=OptimizerSettings(learning_rate=2.0, clip_norm=None)
     )
-    (run,) = compare(config, tmp_path)["runs"]
-    assert run["status"] == "diverged"
+    (run,) = compare(config, tmp_path).runs
+    assert run.status == "diverged"
     # The numbers are those of the last weights, not of a checkpoint from before.
-    loss, unigram = run["metrics"]["valid_loss"], results_of(tmp_path)["baselines"][0]["metrics"]
+    loss, unigram = run.metrics["valid_loss"], results_of(tmp_path).baselines[0]["metrics"]
     assert loss is not None
     assert unigram["valid_loss"] is not None
     assert loss > unigram["valid_loss"]
     last = rows(tmp_path / "ln-pre-seed0" / "metrics.csv")[-1]
     assert float(last["valid_loss"]) == pytest.approx(loss, rel=1e-4)
-    assert "unigram" in run["message"]
+    assert "unigram" in run.message
 
 
 def test_a_run_that_raises_is_marked_and_the_others_go_on(
@@ -310,13 +311,13 @@ def test_a_run_that_raises_is_marked_and_the_others_go_on(
     config = configure(norms=("none", "ln"))
     with with_broken_norm(Raising):
         results = compare(config, tmp_path)
-    bad, good = results["runs"]
-    assert (bad["status"], bad["message"]) == ("failed", "RuntimeError: out of luck")
-    assert good["status"] == "finished"
+    bad, good = results.runs
+    assert (bad.status, bad.message) == ("failed", "RuntimeError: out of luck")
+    assert good.status == "finished"
     assert "none-pre-seed0 failed" in caplog.text
     # A failed run is tried again.
-    again = compare(config, tmp_path, resume=True)["runs"]
-    assert [run["status"] for run in again] == ["finished", "finished"]
+    again = compare(config, tmp_path, resume=True).runs
+    assert [run.status for run in again] == ["finished", "finished"]
 
 
 def early_stopping(configure: Configure) -> ComparisonSettings:
@@ -327,16 +328,16 @@ def early_stopping(configure: Configure) -> ComparisonSettings:
 
 
 def test_early_stop(configure: Configure, tmp_path: Path) -> None:
-    (run,) = compare(early_stopping(configure), tmp_path)["runs"]
+    (run,) = compare(early_stopping(configure), tmp_path).runs
     metrics = rows(tmp_path / "ln-pre-seed0" / "metrics.csv")
     losses = [float(row["valid_loss"]) for row in metrics if row["valid_loss"]]
     best = losses.index(min(losses))
     assert len(losses) == best + 1 + 2, "two validations without a better loss"
     last_step = int(metrics[-1]["step"])
     assert last_step < 60
-    assert run["status"] == "finished"
-    assert run["message"] == f"stopped early after step {last_step}"
-    assert run["metrics"]["valid_loss"] == pytest.approx(min(losses), rel=1e-5)
+    assert run.status == "finished"
+    assert run.message == f"stopped early after step {last_step}"
+    assert run.metrics["valid_loss"] == pytest.approx(min(losses), rel=1e-5)
 
 
 @pytest.mark.parametrize("early", [False, True])
@@ -344,17 +345,17 @@ def test_interruption_after_the_last_step(
     configure: Configure, tmp_path: Path, early: bool
 ) -> None:
     config = early_stopping(configure) if early else configure()
-    (expected,) = compare(config, tmp_path / "whole")["runs"]
+    (expected,) = compare(config, tmp_path / "whole").runs
     with (
         patch.object(training, "evaluate", side_effect=KeyboardInterrupt),
         pytest.raises(KeyboardInterrupt),
     ):
         compare(config, tmp_path / "parts")
-    assert results_of(tmp_path / "parts")["runs"][0]["status"] == "interrupted"
+    assert results_of(tmp_path / "parts").runs[0].status == "interrupted"
     events: list[Event] = []
-    (run,) = compare(config, tmp_path / "parts", resume=True, on_event=events.append)["runs"]
+    (run,) = compare(config, tmp_path / "parts", resume=True, on_event=events.append).runs
     assert measured(run) == measured(expected)
-    assert run.get("message") == expected.get("message")
+    assert run.message == expected.message
     assert not [event for event in events if isinstance(event, StepsDone)]
     name = "ln-pre-seed0/metrics.csv"
     assert without_times(tmp_path / "parts" / name) == without_times(tmp_path / "whole" / name)
@@ -384,7 +385,7 @@ def test_force_deletes_runs_and_nothing_else(configure: Configure, tmp_path: Pat
     (tmp_path / "notes.txt").write_text("mine")
     (tmp_path / "folder").mkdir()
     results = compare(configure(norms=("rms",)), tmp_path, force=True)
-    assert [run["norm"] for run in results["runs"]] == ["rms"]
+    assert [run.norm for run in results.runs] == ["rms"]
     assert {path.name for path in tmp_path.iterdir()} == {
         "notes.txt",
         "folder",
@@ -398,7 +399,7 @@ def test_force_deletes_runs_and_nothing_else(configure: Configure, tmp_path: Pat
 def test_resume_adds_norms_to_a_comparison(configure: Configure, tmp_path: Path) -> None:
     compare(configure(norms=("ln",)), tmp_path)
     results = compare(configure(norms=("rms",)), tmp_path, resume=True)
-    assert [run["norm"] for run in results["runs"]] == ["rms", "ln"]
+    assert [run.norm for run in results.runs] == ["rms", "ln"]
 
 
 @pytest.mark.parametrize("content", [b"", b"no checkpoint", b"PK\x03\x04 half a zip"])
@@ -467,8 +468,8 @@ def test_gpu_that_is_not_there_is_named(configure: Configure, tmp_path: Path) ->
 @pytest.mark.parametrize("precision", ["bfloat16", "float16"])
 def test_lower_precisions_train(configure: Configure, tmp_path: Path, precision: Any) -> None:
     config = configure(norms=("pn",), training=replace(TRAINING, precision=precision))
-    (run,) = compare(config, tmp_path)["runs"]
-    assert run["status"] == "finished"
+    (run,) = compare(config, tmp_path).runs
+    assert run.status == "finished"
     losses = [float(r["train_loss"]) for r in rows(tmp_path / "pn-pre-seed0" / "metrics.csv")]
     assert losses[-1] < losses[0] - 0.5
 
@@ -476,8 +477,8 @@ def test_lower_precisions_train(configure: Configure, tmp_path: Path, precision:
 def test_post_placement_has_its_own_folder(configure: Configure, tmp_path: Path) -> None:
     config = configure()
     config = replace(config, model=replace(config.model, placement="post"))
-    (run,) = compare(config, tmp_path)["runs"]
-    assert (run["placement"], run["folder"]) == ("post", "ln-post-seed0")
+    (run,) = compare(config, tmp_path).runs
+    assert (run.placement, run.folder) == ("post", "ln-post-seed0")
 
 
 def test_events_come_in_order(configure: Configure, tmp_path: Path) -> None:
@@ -507,7 +508,7 @@ def test_number_of_threads_is_set_for_the_comparison_only(
     before = torch.get_num_threads()
     config = configure(training=replace(TRAINING, num_threads=before + 1))
     results = compare(config, tmp_path)
-    assert results["settings"]["machine"]["num_threads"] == before + 1
+    assert results.settings["machine"]["num_threads"] == before + 1
     assert torch.get_num_threads() == before
 
 
@@ -533,7 +534,7 @@ def test_a_real_interrupt_signal_ends_like_any_other(configure: Configure, tmp_p
 
     with pytest.raises(KeyboardInterrupt):
         compare(configure(), tmp_path, on_event=press)
-    (run,) = results_of(tmp_path)["runs"]
-    assert run["status"] == "interrupted"
+    (run,) = results_of(tmp_path).runs
+    assert run.status == "interrupted"
     with pytest.raises(KeyboardInterrupt):
         signal.raise_signal(signal.SIGINT)

@@ -111,8 +111,8 @@ def test_broken_weights_end_the_run_as_without(
 
     monkeypatch.setattr(TrainingLoss, "forward", forward)
     config = with_training(tiny_config(str(text), norms=("ln",)), diagnose_every=1)
-    (run,) = compare(config, tmp_path)["runs"]
-    assert run["status"] == "nonfinite"
+    (run,) = compare(config, tmp_path).runs
+    assert run.status == "nonfinite"
     first, second, *_ = diagnoses(the_run(tmp_path))
     assert first["layers"]
     assert second["layers"] == []

@@ -239,7 +239,7 @@ def test_weight_decay_spares_vectors(configure: Configure) -> None:
 def test_a_compiled_training_comes_to_the_same(configure: Configure, tmp_path: Path) -> None:
     config = configure(norms=("pn",), dropout=0.0)
     compiled = replace(config, training=replace(config.training, compile=True))
-    (plain,) = compare(config, tmp_path / "plain")["runs"]
-    (fast,) = compare(compiled, tmp_path / "compiled")["runs"]
-    for name, value in plain["metrics"].items():
-        assert fast["metrics"][name] == pytest.approx(value, rel=1e-4), name
+    (plain,) = compare(config, tmp_path / "plain").runs
+    (fast,) = compare(compiled, tmp_path / "compiled").runs
+    for name, value in plain.metrics.items():
+        assert fast.metrics[name] == pytest.approx(value, rel=1e-4), name

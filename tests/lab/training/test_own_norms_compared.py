@@ -40,11 +40,11 @@ def test_own_norms_beside_ours(configure: Configure, tmp_path: Path) -> None:
     names = ("ln", *OWN, "drawn")
     config = configure(norms=names, norm_options={OWN[0]: {"slope": 3.0}})
     results = compare(config, tmp_path)
-    assert [(run["norm"], run["status"]) for run in results["runs"]] == [
+    assert [(run.norm, run.status) for run in results.runs] == [
         (name, "finished") for name in names
     ]
     folder = tmp_path / "norms.own_modules+Bounded-pre-seed0"
-    assert [run["folder"] for run in results["runs"]][1] == folder.name
+    assert [run.folder for run in results.runs][1] == folder.name
     settings = json.loads((folder / "config.json").read_text())
     assert (settings["norm"], settings["norm_options"]) == (OWN[0], {"slope": 3.0})
     with (folder / "norms.csv").open(newline="") as file:
@@ -53,7 +53,7 @@ def test_own_norms_beside_ours(configure: Configure, tmp_path: Path) -> None:
     centered = weights(tmp_path / "norms.own_modules+Centered-pre-seed0")
     assert centered["final_norm.layer.mean"].any()
     # Only Mixed has batch statistics that the library knows of.
-    assert [run["tid"] is not None for run in results["runs"]] == [False, False, False, True, False]
+    assert [run.tid is not None for run in results.runs] == [False, False, False, True, False]
 
 
 def test_equal_seeds_begin_with_equal_weights(configure: Configure, tmp_path: Path) -> None:
@@ -168,5 +168,5 @@ def test_a_norm_that_breaks_in_training_does_not_cost_the_others(
     powernorm.register_norm("breaking", Breaking)
     config = configure(norms=("breaking", "ln"), training=replace(TRAINING, max_steps=4))
     results = compare(config, tmp_path)
-    assert [run["status"] for run in results["runs"]] == ["failed", "finished"]
-    assert results["runs"][0]["message"] == "RuntimeError: out of order at 3 dimensions"
+    assert [run.status for run in results.runs] == ["failed", "finished"]
+    assert results.runs[0].message == "RuntimeError: out of order at 3 dimensions"

@@ -88,10 +88,10 @@ def test_a_run_and_its_report_name_the_placement(configure: Configure, tmp_path:
             *("model.placement=bn-ffn", "model.qk_norm=per_head", "model.qk_norm_type=same"),
         ],
     )
-    (run,) = compare(config, tmp_path)["runs"]
-    assert (run["placement"], run["folder"]) == ("bn-ffn", "bn-bn-ffn-seed0")
+    (run,) = compare(config, tmp_path).runs
+    assert (run.placement, run.folder) == ("bn-ffn", "bn-bn-ffn-seed0")
     comparison = read_comparison(tmp_path)
     assert comparison.where == "placement bn-ffn"
     assert comparison.runs[0].placement == "bn-ffn"
-    content = torch.load(tmp_path / run["folder"] / "checkpoints/last.ckpt", weights_only=True)
+    content = torch.load(tmp_path / run.folder / "checkpoints/last.ckpt", weights_only=True)
     assert "layers.0.feedforward.0.norm.running_mean" in content["states"]["model"]

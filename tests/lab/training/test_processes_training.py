@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,7 @@ from powernorm.lab.tasks.trained_models import load_trained, run_config
 from powernorm.lab.tasks.translation.model import TranslationModel
 from powernorm.lab.tasks.translation.translating import translate_ids
 from powernorm.lab.training.losses import Losses, TrainingLoss
-from powernorm.runs import DIAGNOSES_FILE, RunResult
+from powernorm.runs import DIAGNOSES_FILE
 from sharing import made_once
 
 pytestmark = pytest.mark.distributed
@@ -71,10 +72,10 @@ def run_job(job: Job, out: Path) -> dict[str, Any]:
 
     with patch.object(TrainingLoss, "forward", forward):
         try:
-            (run,) = compare(job.config, out / job.name, resume=job.resumes)["runs"]
+            (run,) = compare(job.config, out / job.name, resume=job.resumes).runs
         except StoppedError:
             return {"status": "stopped"}
-    return dict(run)
+    return vars(run)
 
 
 def run_jobs(rank: int, jobs: list[Job], out: Path) -> dict[str, Any]:
@@ -256,9 +257,9 @@ def assert_close_runs(one: Path, other: Path, *, rtol: float = 1e-4) -> None:
         )
 
 
-def measured(run: RunResult) -> dict[str, float]:
+def measured(run: Mapping[str, Any]) -> dict[str, float]:
     numbers = {k: v for k, v in run["metrics"].items() if not k.endswith("per_second")}
-    numbers |= {f"tid {name}": value for name, value in (run["tid"] or {}).items()}  # type: ignore[attr-defined]
+    numbers |= {f"tid {name}": value for name, value in (run["tid"] or {}).items()}
     return {name: value for name, value in numbers.items() if value is not None}
 
 
@@ -285,7 +286,7 @@ def assert_equals_one_process(
     expected = run_job(job, tmp_path)
     got = first[f"{name} False"]
     assert got["status"] == expected["status"] == "finished"
-    assert got.get("scored") == expected.get("scored")
+    assert got["scored"] == expected["scored"]
     assert measured(got) == pytest.approx(measured(expected), rel=1e-4)
     assert measured(second[f"{name} False"]) == measured(got)
     assert_close_runs(the_run(tmp_path / name), the_run(out / name))

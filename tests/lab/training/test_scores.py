@@ -111,13 +111,11 @@ def test_the_score_is_sacrebleus_of_a_sample(pairs: Path, tmp_path: Path) -> Non
 
 def test_scores_of_a_whole_split_are_those_of_the_result(pairs: Path, tmp_path: Path) -> None:
     config = tiny_translation(pairs)
-    (run,) = compare(config, tmp_path)["runs"]
+    (run,) = compare(config, tmp_path).runs
     data = task_of(config).data(task_of(config).encode(config), config, 0)
-    model = load_trained(tmp_path / run["folder"]).model
+    model = load_trained(tmp_path / run.folder).model
     found = data.scores("test", model, CPU)
-    assert {f"test_{name}": value for name, value in found.items()}.items() <= run[
-        "metrics"
-    ].items()
+    assert {f"test_{name}": value for name, value in found.items()}.items() <= run.metrics.items()
     assert len(found) == 4
 
 
@@ -154,16 +152,16 @@ def test_the_best_checkpoint_is_that_of_what_selects(
     best: int | None,
 ) -> None:
     asked = given(*values)
-    (run,) = compare(scored(pairs, select_by=select_by), tmp_path)["runs"]
+    (run,) = compare(scored(pairs, select_by=select_by), tmp_path).runs
     assert asked == [True] * 3
-    with (tmp_path / run["folder"] / "metrics.csv").open(newline="") as file:
+    with (tmp_path / run.folder / "metrics.csv").open(newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["valid_loss"]]
     if best is None:
         best = int(min(rows, key=lambda row: float(row["valid_loss"]))["step"])
-    content = read_checkpoint(tmp_path / run["folder"] / "checkpoints/best.ckpt")
+    content = read_checkpoint(tmp_path / run.folder / "checkpoints/best.ckpt")
     assert content["step"] == best
     by = " by valid_bleu" if select_by == "score" else ""
-    assert run["scored"] == f"best checkpoint{by}"
+    assert run.scored == f"best checkpoint{by}"
 
 
 def test_a_validation_without_a_score_is_never_the_best(
@@ -190,8 +188,8 @@ def test_the_validation_at_which_patience_ends_has_a_score(pairs: Path, tmp_path
     changes = {"max_steps": 60, "validate_every": 1, "patience": 1, "score_every": 100}
     config = scored(pairs, "ln", **changes)
     config = replace(config, optimizer=replace(config.optimizer, learning_rate=0.5))
-    (run,) = compare(config, tmp_path)["runs"]
-    last = read_checkpoint(tmp_path / run["folder"] / "checkpoints/last.ckpt")["step"]
+    (run,) = compare(config, tmp_path).runs
+    last = read_checkpoint(tmp_path / run.folder / "checkpoints/last.ckpt")["step"]
     assert last < 60
     assert list(scores(tmp_path)) == [last]
 
@@ -208,14 +206,14 @@ def test_tasks_whose_score_costs_little_tell_it_always(
 ) -> None:
     changes = ("norms=ln", "training.max_steps=4", "training.validate_every=2")
     changes += ("training.validation_tokens=none",)
-    (run,) = compare(override(recipe(task, "smoke"), changes), tmp_path)["runs"]
+    (run,) = compare(override(recipe(task, "smoke"), changes), tmp_path).runs
     results = json.loads((tmp_path / "results.json").read_text())
     assert results["score"] == {"metric": metric, "direction": direction}
-    assert run["scored"] == "best checkpoint"
+    assert run.scored == "best checkpoint"
     told = scores(tmp_path)
     assert list(told) == [2, 4]
     # The last weights are the best ones of so short a training, and the valid split is read whole.
-    assert run["metrics"][metric] == pytest.approx(told[4])
+    assert run.metrics[metric] == pytest.approx(told[4])
 
 
 @pytest.mark.parametrize(

@@ -32,17 +32,17 @@ def test_masked_language_models_train_and_learn(configure: Configure, tmp_path: 
     training = replace(TRAINING, max_steps=120, validate_every=60, tid_batches=3)
     config = masked(configure, norms=("ln", "bn"), dropout=0.0, training=training)
     results = compare(config, tmp_path)
-    (unigram,) = results["baselines"]
+    (unigram,) = results.baselines
     base = unigram["metrics"]["test_loss"]
     assert base is not None
-    for run in results["runs"]:
-        loss = run["metrics"]["test_loss"]
-        assert run["status"] == "finished"
+    for run in results.runs:
+        loss = run.metrics["test_loss"]
+        assert run.status == "finished"
         assert loss is not None
-        assert loss < base - 0.05, run["norm"]
+        assert loss < base - 0.05, run.norm
         # Per masked token, not per word.
-        assert run["metrics"]["test_perplexity"] == pytest.approx(math.exp(loss))
-    assert results["runs"][1]["tid"] is not None
+        assert run.metrics["test_perplexity"] == pytest.approx(math.exp(loss))
+    assert results.runs[1].tid is not None
 
 
 def test_the_unigram_is_asked_for_the_masked_tokens_alone(configure: Configure) -> None:
@@ -120,7 +120,7 @@ def test_a_trained_model_knows_its_batches(configure: Configure, tmp_path: Path)
         words_per_token=1.0,
         device=torch.device("cpu"),
     ).loss
-    assert loss == pytest.approx(results["runs"][0]["metrics"]["test_loss"])
+    assert loss == pytest.approx(results.runs[0].metrics["test_loss"])
 
 
 EARLY_TRAINING = replace(TRAINING, early_checkpoint=0.4)

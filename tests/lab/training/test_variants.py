@@ -197,22 +197,22 @@ def test_norm_in_the_lowest_layers_only(lowest: int | None, placement: str) -> N
 def test_comparison_of_variants(configure: Configure, tmp_path: Path) -> None:
     config = varied(configure(seeds=(0,), training=replace(TRAINING, record_scales=True)))
     results = compare(config, tmp_path)
-    assert results["study"] == {
+    assert results.study == {
         "name": "sizes",
         "title": "Sizes",
         "x_label": "tokens",
         "logarithmic": True,
         "source": "nowhere",
     }
-    shown = [(r["label"], r["norm"], r["x"], r["y"], r["folder"]) for r in results["runs"]]
+    shown = [(r.label, r.norm, r.x, r.y, r.folder) for r in results.runs]
     assert shown == [
         ("ln", "ln", None, None, "ln-pre-seed0"),
         ("pn-fast", "pn", 48.0, None, "pn-fast-pre-seed0"),
         ("pn-slow", "pn", 96.0, 1.0, "pn-slow-pre-seed0"),
         ("bn-post", "bn", 96.0, None, "bn-post-post-seed0"),
     ]
-    assert [run["status"] for run in results["runs"]] == ["finished"] * 4
-    assert results["settings"]["variants"]["pn-slow"] == "norm=pn norm_options.pn.momentum=0.01"
+    assert [run.status for run in results.runs] == ["finished"] * 4
+    assert results.settings["variants"]["pn-slow"] == "norm=pn norm_options.pn.momentum=0.01"
     written = json.loads((tmp_path / "pn-fast-pre-seed0" / "config.json").read_text())
     assert (written["label"], written["norm"]) == ("pn-fast", "pn")
     assert written["data"]["batch_size"] == 4
@@ -250,12 +250,12 @@ def test_interrupted_study_goes_on(configure: Configure, tmp_path: Path) -> None
     events: list[Event] = []
     parts = compare(config, tmp_path / "parts", resume=True, on_event=events.append)
     assert [e.norm for e in events if isinstance(e, RunStarted)] == ["pn-slow", "bn-post"]
-    assert [e.result["label"] for e in events if isinstance(e, RunEnded) and e.skipped] == [
+    assert [e.result.label for e in events if isinstance(e, RunEnded) and e.skipped] == [
         "ln",
         "pn-fast",
     ]
     whole = compare(config, tmp_path / "whole")
-    assert [r["metrics"] for r in parts["runs"]] == [r["metrics"] for r in whole["runs"]]
+    assert [r.metrics for r in parts.runs] == [r.metrics for r in whole.runs]
     faster = (VARIANTS[0], replace(VARIANTS[1], norm_options={"momentum": 0.4}), *VARIANTS[2:])
     with pytest.raises(InputError, match=r"other settings .*norm_options.momentum 0.5 → 0.4"):
         compare(replace(config, variants=faster), tmp_path / "parts", resume=True)

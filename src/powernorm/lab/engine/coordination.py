@@ -9,7 +9,7 @@ time: its run is free again as soon as its lease is, and goes on from its last c
 import csv
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final, Literal, Protocol
 
@@ -34,6 +34,7 @@ from powernorm.lab.engine.outcomes import unmade_result
 from powernorm.lab.engine.race import standing
 from powernorm.lab.engine.run_training import OVER, forget_comparison, remove_rests
 from powernorm.lab.engine.stopping import Stop, Stopped
+from powernorm.lab.schema import written
 from powernorm.runs import METRICS_COLUMNS, METRICS_FILE, RESULT_FILE, RunResult
 
 POLL_SECONDS: Final = 0.25
@@ -82,8 +83,7 @@ class Executor(Protocol):
 
 
 def coordinate(
-    grid: Grid,
-    out: Path,
+    results: Results,
     executor: Executor,
     stop: Stop,
     listener: Listener,
@@ -92,8 +92,7 @@ def coordinate(
     """Let workers train what is not over, and tell what they do.
 
     Args:
-        grid: what to train.
-        out: folder of the comparison; its work.json tells the workers what to train.
+        results: of the comparison, whose work.json tells the workers what to train.
         executor: starts the workers.
         stop: says when to stop.
         listener: receives the events.
@@ -104,7 +103,7 @@ def coordinate(
         KeyboardInterrupt: after the workers have saved and left.
         Stopped: the same after SIGTERM or SIGUSR1.
     """
-    coordination = _Coordination(grid, out, executor, listener, write_results)
+    coordination = _Coordination(results, executor, listener, write_results)
     try:
         coordination.run(stop)
     except (InputError, KeyboardInterrupt, Stopped):
@@ -119,18 +118,18 @@ class _Coordination:
 
     def __init__(
         self,
-        grid: Grid,
-        out: Path,
+        results: Results,
         executor: Executor,
         listener: Listener,
         write_results: Callable[[], Any],
     ) -> None:
+        grid, out = results.grid, results.out
+        self._results = results
         self._grid = grid
         self._out = out
         self._executor = executor
         self._listener = listener
         self._write_results = write_results
-        self._results = Results(grid, out)
         self._workers: dict[str, Worker] = {}
         self._num_started = 0
         self._num_lost = 0
@@ -183,19 +182,19 @@ class _Coordination:
         for name, result in self._results.read().items():
             if name not in self._open:
                 continue
-            if result["status"] in OVER:
+            if result.status in OVER:
                 del self._open[name]
                 self._listener(RunEnded(result, skipped=True))
-            elif result["status"] == "failed":
+            elif result.status == "failed":
                 # Workers take a failed run for one that another of them has tried.
-                self._write(name, {**result, "status": "interrupted"})
+                self._write(name, replace(result, status="interrupted"))
 
-    def _write(self, name: str, result: RunResult | Mapping[str, Any]) -> None:
+    def _write(self, name: str, result: RunResult) -> None:
         """Write a run's result in place of a worker."""
         lease = Lease(self._out / name)
         try:
             with lease.writing():
-                write_json(self._out / name / RESULT_FILE, result)
+                write_json(self._out / name / RESULT_FILE, written(result))
         finally:
             lease.release()
 
@@ -235,7 +234,7 @@ class _Coordination:
         ended = {
             name: result
             for name, result in self._results.read().items()
-            if name in self._open and result["status"] in (*OVER, "failed")
+            if name in self._open and result.status in (*OVER, "failed")
         }
         if ended:
             self._write_results()

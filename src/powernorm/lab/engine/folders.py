@@ -4,13 +4,14 @@ import hashlib
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Any, Final
 
 from powernorm.errors import InputError
 from powernorm.files import check_own, is_draft, remove, remove_drafts, write
 from powernorm.json_reading import check_json, read_json_object, seal_json
 from powernorm.json_reading import read_json as read_unchecked
 from powernorm.lab.engine.leases import LEASE_FILE, LOCK_FILE
+from powernorm.lab.schema import read_record
 from powernorm.runs import (
     CHECKPOINTS_FOLDER,
     COMPARISON_FILE,
@@ -295,11 +296,7 @@ def read_result(folder: Path) -> RunResult | None:
     path = folder / RESULT_FILE
     if not path.exists():
         return None
-    result = read_json(path)
-    missing = RunResult.__required_keys__ - result.keys()
-    if missing:
-        raise InputError(f"{path} lacks {', '.join(sorted(missing))}: remove {folder}")
-    return cast(RunResult, result)
+    return read_record(RunResult, path, f"remove {folder}", exact=True)
 
 
 def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

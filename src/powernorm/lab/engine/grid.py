@@ -11,7 +11,7 @@ from powernorm.errors import InputError
 from powernorm.lab.engine.line import Line
 from powernorm.lab.engine.tasks import Task
 from powernorm.lab.engine.trials import TrialRules
-from powernorm.runs import RaceSettings
+from powernorm.runs import RaceSettings, StudyInfo
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Grid:
     device: torch.device
     num_threads: int | None = None
     """CPU threads of torch; None leaves torch its choice."""
-    study: Mapping[str, Any] | None = None
+    study: StudyInfo | None = None
     """What a run's own result says of the study, should results.json be lost."""
     race: Race | None = None
     """None trains every norm with every seed."""

@@ -35,12 +35,15 @@ from powernorm.lab.engine.race import Standing, check_race, standing
 from powernorm.lab.engine.run_training import RunTraining, remove_rests
 from powernorm.lab.engine.stopping import Stop, Stopped
 from powernorm.lab.engine.trackers import check_trackers
+from powernorm.lab.schema import written
 from powernorm.runs import (
     COMPARISON_FILE,
     CONFIG_FILE,
     WORK_FILE,
+    ComparisonHead,
     ComparisonResults,
     FunctionRecord,
+    Goal,
     RunResult,
 )
 
@@ -173,8 +176,7 @@ class _Comparison:
     def train(self, *, resume: bool) -> None:
         """Train what is not over in this process."""
         training = RunTraining(
-            self._grid,
-            self._out,
+            self._results,
             self._data,
             self._baselines,
             self._stop,
@@ -182,19 +184,12 @@ class _Comparison:
             self._keep_results,
             resume=resume,
         )
-        train_free_runs(training, self._grid, self._out, self._stop, self._listener)
+        train_free_runs(training, self._stop, self._listener)
 
     def hand_over(self, executor: Executor) -> None:
         """Let workers train what is not over."""
         assert self._lease is not None
-        coordinate(
-            self._grid,
-            self._out,
-            executor,
-            self._stop,
-            self._listener,
-            self.write_results,
-        )
+        coordinate(self._results, executor, self._stop, self._listener, self.write_results)
 
     def _check_old_runs(self) -> None:
         """Check that all runs that are there had these settings, and that there is a place for all.
@@ -229,21 +224,18 @@ class _Comparison:
             return None
         return self._source
 
-    def _write_head(self) -> dict[str, Any]:
+    def _write_head(self) -> ComparisonHead:
         """Write comparison.json: everything that results.json says but the runs."""
-        head = {
-            "format": 2,
-            **self._grid.head(),
-            "goal": {"metric": self._grid.goal, "direction": self._grid.direction},
-        }
-        if self._grid.race is not None:
-            head["race"] = self._grid.race.record()
-        facts = self._grid.task.facts(self._data)
-        if facts:
-            head["data"] = facts
-        if self._baselines:
-            head["baselines"] = self._baselines
-        write_json(self._out / COMPARISON_FILE, head)
+        grid = self._grid
+        head = ComparisonHead(
+            format=2,
+            **grid.head(),
+            goal=Goal(metric=grid.goal, direction=grid.direction),
+            race=None if grid.race is None else grid.race.record(),
+            data=grid.task.facts(self._data) or {},
+            baselines=list(self._baselines),
+        )
+        write_json(self._out / COMPARISON_FILE, written(head))
         return head
 
     def write_results(self) -> ComparisonResults:
@@ -258,8 +250,6 @@ class _Comparison:
 
 def train_free_runs(
     training: RunTraining,
-    grid: Grid,
-    out: Path,
     stop: Stop,
     listener: Listener,
     *,
@@ -270,8 +260,6 @@ def train_free_runs(
     Args:
         training: trains one. Of a worker, a run that failed is over for now, and one that was taken
             over by another worker is that one's.
-        grid: of the comparison.
-        out: its folder.
         stop: says when to stop.
         listener: is told of runs that others have ended, or train.
         waits: for runs that others train, in case these others come to grief; else it leaves.
@@ -280,9 +268,10 @@ def train_free_runs(
         InputError: as `RunTraining.train`.
         Stopped: the scheduler asked for it.
     """
-    results = Results(grid, out)
+    results = training.results
+    grid = results.grid
     free = _FreeRuns(training, listener, waits=waits)
-    gate = _Gate(grid, results, listener)
+    gate = _Gate(results, listener)
     left = [_Place(index, *run) for index, run in enumerate(grid.runs(), start=1)]
     while True:
         known = on_main(results.read)
@@ -315,8 +304,8 @@ class _Place:
 class _Gate:
     """Says which runs may be trained: all of them, but in a race."""
 
-    def __init__(self, grid: Grid, results: Results, listener: Listener) -> None:
-        self._grid = grid
+    def __init__(self, results: Results, listener: Listener) -> None:
+        self._grid = results.grid
         self._results = results
         self._listener = listener
         self._told: set[str] = set()
@@ -361,7 +350,7 @@ class _FreeRuns:
             Whether nothing is left to do for it.
         """
         name = run.line.folder(run.seed)
-        if name in known and known[name]["status"] in self._training.over:
+        if name in known and known[name].status in self._training.over:
             self._listener(RunEnded(known[name], skipped=True))
             return True
         try:

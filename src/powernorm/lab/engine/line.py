@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from powernorm.runs import run_name
+from powernorm.runs import Placement, run_name
 
 
 @dataclass(frozen=True)
@@ -18,9 +18,11 @@ class Line:
     norm_options: Mapping[str, Any] = field(default_factory=dict)
     label: str | None = None
     """Name of a variant; None is the norm's."""
-    placement: str | None = None
-    extra: Mapping[str, Any] = field(default_factory=dict)
-    """What else the results of its runs say."""
+    placement: Placement | None = None
+    x: float | None = None
+    """Where a variant lies on the axis of its study."""
+    y: float | None = None
+    """And on the second axis of a grid."""
 
     @property
     def name(self) -> str:

@@ -2,7 +2,8 @@
 
 import math
 from collections.abc import Mapping
-from typing import Any, cast
+from dataclasses import replace
+from typing import Any
 
 from powernorm.errors import InputError
 from powernorm.lab.engine.grid import Grid
@@ -57,12 +58,12 @@ def measured_result(run: Run, line: Line, grid: Grid, metrics: Metrics) -> RunRe
     return result_of(run, line, "finished", found, _reason(run, "finished"))
 
 
-def _reason(run: Run, status: Status) -> str | None:
-    """Return why a run stopped where it did; None where it came to its last step."""
+def _reason(run: Run, status: Status) -> str:
+    """Return why a run stopped where it did; empty where it came to its last step."""
     if status == "nonfinite":
         return f"the loss was NaN or infinite; stopped at step {run.step}"
     is_early = run.is_out_of_patience and run.step != run.num_steps
-    return f"stopped early after step {run.step}" if is_early and status == "finished" else None
+    return f"stopped early after step {run.step}" if is_early and status == "finished" else ""
 
 
 def behind(step: int) -> str:
@@ -75,20 +76,18 @@ def result_of(
     line: Line,
     status: Status,
     metrics: Mapping[str, float | None] | None = None,
-    message: str | None = None,
+    message: str = "",
 ) -> RunResult:
     """Return what result.json says of a run."""
-    result = _result(line, run.seed, run.folder.name, status)
-    result |= {
-        "metrics": dict(metrics or {}),
-        "seconds": round(run.seconds, 3),
-        "parameters": run.num_parameters,
-    }
     recorded = {key: value for key, value in run.recorded.items() if key != "status"}
-    result |= recorded
-    if message is not None:
-        result["message"] = message
-    return cast(RunResult, result)
+    known = recorded.pop("message", "")
+    return replace(
+        unmade_result(line, run.seed, run.folder.name, status, message or known),
+        metrics=dict(metrics or {}),
+        seconds=round(run.seconds, 3),
+        parameters=run.num_parameters,
+        **recorded,
+    )
 
 
 def unmade_result(line: Line, seed: int, folder: str, status: Status, message: str) -> RunResult:
@@ -101,23 +100,22 @@ def unmade_result(line: Line, seed: int, folder: str, status: Status, message: s
         status: `failed` where all its workers were lost, `dropped` where the race was decided.
         message: why.
     """
-    return cast(RunResult, {**_result(line, seed, folder, status), "message": message})
-
-
-def _result(line: Line, seed: int, folder: str, status: Status) -> dict[str, Any]:
-    result: dict[str, Any] = {"norm": line.norm, "seed": seed}
-    if line.placement is not None:
-        result["placement"] = line.placement
-    return result | {
-        "status": status,
-        "metrics": {},
-        "tid": None,
-        "seconds": 0.0,
-        "tokens_per_second": None,
-        "parameters": None,
-        "folder": folder,
-        **line.extra,
-    }
+    return RunResult(
+        norm=line.norm,
+        seed=seed,
+        placement=line.placement,
+        status=status,
+        metrics={},
+        tid=None,
+        seconds=0.0,
+        tokens_per_second=None,
+        parameters=None,
+        folder=folder,
+        label=line.label or "",
+        x=line.x,
+        y=line.y,
+        message=message,
+    )
 
 
 def _checked_metrics(metrics: Any) -> dict[str, float | None]:

@@ -166,7 +166,7 @@ class ComparisonProgress:
 
     def _end(self, event: RunEnded) -> None:
         result = event.result
-        self._remove(result.get("label", result["norm"]), result["seed"])
+        self._remove(result.name, result.seed)
         self._print(_summary(result, skipped=event.skipped))
 
     def _remove(self, norm: str, seed: int) -> None:
@@ -180,26 +180,25 @@ class ComparisonProgress:
 
 
 def _summary(result: RunResult, *, skipped: bool) -> str:
-    style = STYLES.get(result["status"], "red")
-    label = escape(result.get("label", result["norm"]))
-    line = f"{label} seed {result['seed']}: [{style}]{result['status']}[/{style}]"
-    line += f"{_measured(result)}, {result['seconds']:.0f} s"
-    if result.get("examples_per_second") is not None:
-        line += f", {result['examples_per_second']:,.0f} examples/s"
-    elif result["tokens_per_second"] is not None:
-        line += f", {result['tokens_per_second']:,.0f} tokens/s"
-    if "message" in result:
-        line += f" ({escape(result['message'])})"
+    style = STYLES.get(result.status, "red")
+    line = f"{escape(result.name)} seed {result.seed}: [{style}]{result.status}[/{style}]"
+    line += f"{_measured(result)}, {result.seconds:.0f} s"
+    if result.examples_per_second is not None:
+        line += f", {result.examples_per_second:,.0f} examples/s"
+    elif result.tokens_per_second is not None:
+        line += f", {result.tokens_per_second:,.0f} tokens/s"
+    if result.message:
+        line += f" ({escape(result.message)})"
     return line + (", from before" if skipped else "")
 
 
 def _measured(result: RunResult) -> str:
     """The most telling metric that a run has."""
     for name, word in SCORES.items():
-        value = result["metrics"].get(name)
+        value = result.metrics.get(name)
         if value is not None:
             return f", {word} {value:.2f}"
-    perplexity = result["metrics"].get("test_perplexity")
+    perplexity = result.metrics.get("test_perplexity")
     return "" if perplexity is None else f", test perplexity {_number(perplexity)}"
 
 

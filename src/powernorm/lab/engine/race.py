@@ -92,7 +92,7 @@ def standing(grid: Grid, results: Mapping[str, RunResult]) -> Standing:
         line.name: {
             seed: _outcome(results[name], metric, sign)
             for seed in grid.seeds
-            if (name := line.folder(seed)) in results and results[name]["status"] in ENDED
+            if (name := line.folder(seed)) in results and results[name].status in ENDED
         }
         for line in grid.lines
     }
@@ -113,9 +113,9 @@ def standing(grid: Grid, results: Mapping[str, RunResult]) -> Standing:
 
 def _outcome(result: RunResult, metric: str, sign: int) -> float:
     """Return what a run came to, smaller is better: infinite where it was lost, NaN for no word."""
-    if result["status"] in LOST:
+    if result.status in LOST:
         return inf
-    value = result["metrics"].get(metric) if result["status"] == "finished" else None
+    value = result.metrics.get(metric) if result.status == "finished" else None
     return nan if value is None or not isfinite(value) else sign * value
 
 
@@ -156,7 +156,7 @@ def _race_metric(grid: Grid, results: Mapping[str, RunResult]) -> str:
     The test split then has no part in the choice of who goes on.
     """
     twin = grid.goal.replace("test_", "valid_", 1)
-    has_it = any(result["metrics"].get(twin) is not None for result in results.values())
+    has_it = any(result.metrics.get(twin) is not None for result in results.values())
     return twin if has_it else grid.goal
 
 

@@ -4,6 +4,7 @@ import copy
 import errno
 import logging
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,7 +21,6 @@ from powernorm.lab.engine.folders import (
     remove_unfinished,
     write_json,
 )
-from powernorm.lab.engine.grid import Grid
 from powernorm.lab.engine.isolation import own_modes
 from powernorm.lab.engine.leases import Lease, LeaseHeldError, LeaseLostError, read_owner
 from powernorm.lab.engine.line import Line
@@ -29,6 +29,7 @@ from powernorm.lab.engine.processes import is_main, num_processes, on_main, own_
 from powernorm.lab.engine.run import Run
 from powernorm.lab.engine.state import seed_everything
 from powernorm.lab.engine.stopping import Stop, Stopped
+from powernorm.lab.schema import written
 from powernorm.runs import (
     CHECKPOINTS_FOLDER,
     COMPARISON_FILE,
@@ -54,8 +55,7 @@ class RunTraining:
     """Trains runs of a grid one at a time, each under the lease of its folder.
 
     Args:
-        grid: of the comparison.
-        out: its folder.
+        results: of the comparison's runs.
         data: as the task has prepared them.
         baselines: of the task.
         stop: says when to stop.
@@ -67,8 +67,7 @@ class RunTraining:
 
     def __init__(
         self,
-        grid: Grid,
-        out: Path,
+        results: Results,
         data: Any,
         baselines: Sequence[Baseline],
         stop: Stop,
@@ -78,8 +77,9 @@ class RunTraining:
         resume: bool,
         ran_on: Mapping[str, Any] | None = None,
     ) -> None:
-        self._grid = grid
-        self._out = out
+        self.results = results
+        self._grid = results.grid
+        self._out = results.out
         self._data = data
         self._baselines = baselines
         self._stop = stop
@@ -91,8 +91,7 @@ class RunTraining:
         # What a worker has seen to fail, the next one would, too.
         self.over = (*OVER, "failed") if self.is_worker else OVER
         """Statuses of runs that it does not train."""
-        self._fingerprint = grid.task.fingerprint(data)
-        self._results = Results(grid, out)
+        self._fingerprint = self._grid.task.fingerprint(data)
 
     def train(self, line: Line, seed: int, index: int) -> RunResult | None:
         """Train a run and return its result; None where another process has ended it meanwhile.
@@ -122,7 +121,7 @@ class RunTraining:
             on_main(lambda: self._begin(folder, line, seed))
             run = self._run(line, seed, folder, lease, index)
             result = self._outcome(run, line)
-            is_over = result["status"] in OVER
+            is_over = result.status in OVER
         finally:
             if lease is not None:
                 lease.release(forget=is_over)
@@ -147,8 +146,8 @@ class RunTraining:
 
     def _is_over(self, folder: Path) -> bool:
         """Whether another worker has ended the run since this one has looked."""
-        result = self._results.read().get(folder.name)
-        return result is not None and result["status"] in self.over
+        result = self.results.read().get(folder.name)
+        return result is not None and result.status in self.over
 
     def _begin(self, folder: Path, line: Line, seed: int) -> None:
         config = self._grid.config(line, seed, self._fingerprint)
@@ -205,8 +204,8 @@ class RunTraining:
             raise
         except (Exception, SystemExit) as error:
             result = self._failed(run, line, error)
-        self._keep(run, result)
-        if result["status"] == "finished":
+        result = self._keep(run, result)
+        if result.status == "finished":
             run.keep_end()
         return result
 
@@ -234,18 +233,15 @@ class RunTraining:
         LOGGER.error("The run %s failed.", run.folder.name, exc_info=error)
         return result_of(run, line, "failed", message=f"{type(error).__name__}: {error}")
 
-    def _keep(self, run: Run, result: RunResult) -> None:
-        study = self._grid.study
-        own: dict[str, Any] = {**result}
-        if self._ran_on is not None:
-            own["ran_on"] = result["ran_on"] = dict(self._ran_on)
-        if study is not None:
-            own["study"] = dict(study)
+    def _keep(self, run: Run, result: RunResult) -> RunResult:
+        """Write a run's result, and return it as it was written."""
+        result = replace(result, ran_on=dict(self._ran_on or {}), study=self._grid.study)
         if is_main():
             assert run.lease is not None
             with run.lease.writing():
-                write_json(run.folder / RESULT_FILE, own)
+                write_json(run.folder / RESULT_FILE, written(result))
         self._on_kept()
+        return result
 
 
 def forget_comparison(out: Path) -> None:
@@ -268,5 +264,5 @@ def remove_rests(out: Path, results: Mapping[str, RunResult]) -> None:
     """
     for name, result in results.items():
         owner = read_owner(out / name)
-        if result["status"] in OVER and (owner is None or owner.is_gone):
+        if result.status in OVER and (owner is None or owner.is_gone):
             remove_unfinished(out / name, is_over=True)

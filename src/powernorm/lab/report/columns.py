@@ -253,15 +253,6 @@ def _task_columns(measure: Measure) -> tuple[Column, ...]:
 
 
 _OWN_SPEEDS: Final[Sequence[tuple[Callable[[Run], float | None], Column]]] = (
-    (
-        lambda run: run.steps_per_second,
-        Column(
-            "steps",
-            "steps/s",
-            "Training steps in a second on this machine, mean over seeds.",
-            lambda row: numerals.number(row.steps_per_second),
-        ),
-    ),
     (lambda run: run.tokens_per_second, _SPEED),
     (lambda run: run.examples_per_second, _EXAMPLES),
 )
@@ -341,7 +332,7 @@ def metric_text(row: SummaryRow, name: str) -> str:
 
 
 def _own_status(comparison: Comparison) -> Column:
-    first = [f"worse than the baseline {row.name}" for row in comparison.baselines[:1]]
+    first = [f"worse than the baseline {row['name']}" for row in comparison.baselines[:1]]
     if not first and any(run.status == "diverged" for run in comparison.runs):
         first = ["as the function recorded it"]
     words = [

@@ -115,7 +115,7 @@ def run_table(comparison: Comparison) -> Markup:
         values={
             (index, headings.index("time")): run.seconds
             for index, run in enumerate(comparison.runs)
-            if run.seconds is not None
+            if run.seconds
         },
         wide="note",
     )

@@ -183,9 +183,9 @@ def _draw_curve(comparison: Comparison, curve: _Curve, prefix: str) -> DrawnFigu
         return None
     values = [y for band in bands for y in (*band.mean, *(y for t in band.traces for y in t.y))]
     baselines = {
-        baseline.name: value
+        baseline["name"]: value
         for baseline in comparison.baselines
-        if (value := baseline.metrics.get(curve.metric)) is not None
+        if (value := baseline["metrics"].get(curve.metric)) is not None
     }
     norms = ", ".join(dict.fromkeys(printable(band.label) for band in bands))
     notes = [curve.caption, _seeds_note(bands)]

@@ -74,8 +74,8 @@ def _join(parts: Sequence[Comparison]) -> Comparison:
         first,
         settings={**first.settings, **merged, **dates},
         runs=[run for part in parts for run in part.runs],
-        paper=next((part.paper for part in parts if part.paper), ()),
-        paper_statistics=next((p.paper_statistics for p in parts if p.paper_statistics), ()),
+        paper=next((part.paper for part in parts if part.paper), []),
+        paper_statistics=next((p.paper_statistics for p in parts if p.paper_statistics), []),
         reduced=_merged_notes([part.reduced for part in parts]),
         changes=_merged_changes([part.changes for part in parts if part.changes is not None]),
         race=next((part.race for part in parts if part.race is not None), None),
@@ -97,7 +97,7 @@ def _merged_changes(changes: Sequence[ChangesRecord]) -> ChangesRecord | None:
 
 
 def _check_divided(parts: Sequence[Comparison]) -> None:
-    held: dict[tuple[str, str, int], Comparison] = {}
+    held: dict[tuple[str, str | None, int], Comparison] = {}
     for part in parts:
         for run in part.runs:
             holder = held.setdefault((run.name, run.placement, run.seed), part)

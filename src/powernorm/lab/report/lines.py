@@ -24,8 +24,9 @@ from powernorm.lab.report.drawing import (
     plain_axes,
     reference_style,
 )
-from powernorm.lab.report.magnitudes import bounded, linear_limits
+from powernorm.lab.report.magnitudes import linear_limits
 from powernorm.lab.report.numerals import printable
+from powernorm.lab.schema import bounded
 
 MAX_TICKS: Final = 8
 """Of more positions on the x axis, not each has its tick."""

@@ -14,7 +14,7 @@ from powernorm.json_reading import read_json_object
 from powernorm.lab.report.diagnoses import read_diagnoses, read_diagnosis
 from powernorm.lab.report.logs import read_metrics, read_norms
 from powernorm.lab.report.measures import MAIN, PERPLEXITY, goal_of
-from powernorm.lab.report.records import BaselineRow, Comparison, Run
+from powernorm.lab.report.records import Comparison, Run
 from powernorm.lab.schema import read_record, record_of
 from powernorm.runs import (
     COMPARISON_FILE,
@@ -34,9 +34,9 @@ from powernorm.runs import (
     ComparisonResults,
     FunctionRecord,
     Goal,
+    Placement,
     RunResult,
     ScalesRecord,
-    StudyInfo,
 )
 
 _MEND: Final = "restore the file, or delete it and run the comparison again with --resume"
@@ -57,18 +57,18 @@ def read_comparison(folder: Path) -> Comparison:
     """
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder; expected the --out folder of a comparison")
-    listed = _listed(folder)
-    runs = [_with_logs(folder, run) for run in listed.runs] if listed else []
-    known = {run.folder for run in runs}
+    head = _listed(folder)
+    results = [*head.runs] if isinstance(head, ComparisonResults) else []
+    known = {result.folder for result in results}
     found = [
-        _with_logs(folder, _read_run(path))
+        _read_run(path)
         for path in sorted(folder.iterdir())
         if path.name not in known and is_run_folder(path)
     ]
-    runs += _in_order(found, listed.settings.get("norms") if listed else None)
-    if listed is None and not runs:
+    results += _in_order(found, head.settings.get("norms") if head else None)
+    if head is None and not results:
         raise InputError(_no_runs_message(folder))
-    return _cleaned(replace(listed or _headless(folder, runs), folder=folder, runs=runs))
+    return _comparison(folder, head, results)
 
 
 def read_runs(parent: Path, names: Sequence[str]) -> Comparison:
@@ -81,11 +81,22 @@ def read_runs(parent: Path, names: Sequence[str]) -> Comparison:
     Raises:
         InputError: a run or the comparison's `results.json` is damaged.
     """
-    runs = [_with_logs(parent, _read_run(parent / name)) for name in names]
-    return _cleaned(replace(_listed(parent) or _headless(parent, runs), folder=parent, runs=runs))
+    return _comparison(parent, _listed(parent), [_read_run(parent / name) for name in names])
 
 
-def _in_order(runs: list[Run], norms: object) -> list[Run]:
+def _comparison(
+    folder: Path, head: ComparisonHead | None, results: Sequence[RunResult]
+) -> Comparison:
+    runs = [_with_logs(folder, result) for result in results]
+    if head is None:
+        return _cleaned(_headless(folder, runs))
+    comparison = Comparison(**{**vars(head), "folder": folder, "runs": runs})
+    if comparison.changes and not comparison.changes["settings"]:
+        comparison = replace(comparison, changes=None)
+    return _cleaned(comparison)
+
+
+def _in_order(runs: list[RunResult], norms: object) -> list[RunResult]:
     """By norm as they were asked for, and seed; as they lie where that is not known."""
     if not isinstance(norms, list):
         return runs
@@ -95,11 +106,12 @@ def _in_order(runs: list[Run], norms: object) -> list[Run]:
     )
 
 
-def _listed(folder: Path) -> Comparison | None:
+def _listed(folder: Path) -> ComparisonHead | None:
     """What `results.json` says, or else `comparison.json`, which lists no runs."""
-    for name in (RESULTS_FILE, COMPARISON_FILE):
+    kinds = {RESULTS_FILE: ComparisonResults, COMPARISON_FILE: ComparisonHead}
+    for name, kind in kinds.items():
         if (folder / name).exists():
-            return _read_results(folder / name)
+            return read_record(kind, folder / name, _MEND)
     return None
 
 
@@ -155,8 +167,9 @@ def _headless(folder: Path, runs: list[Run]) -> Comparison:
             break
     own = record_of(_OwnSettings, settings, f"{folder / whose / CONFIG_FILE}", _MEND)
     return Comparison(
+        format=2,
         folder=folder,
-        study=_study_of_runs(folder, runs),
+        study=next((run.study for run in runs if run.study is not None), None),
         settings_of=whose,
         goal=own.get("goal") or _goal(own, runs),
         function=own.get("function"),
@@ -164,8 +177,6 @@ def _headless(folder: Path, runs: list[Run]) -> Comparison:
         preset=str(settings.get("preset", "")),
         placement=runs[0].placement,
         settings=settings,
-        data={},
-        baselines=(),
         runs=runs,
     )
 
@@ -186,48 +197,10 @@ def _goal(own: _OwnSettings, runs: Sequence[Run]) -> Goal:
     return goal_of(next((metric for metric in MAIN if metric in found), PERPLEXITY))
 
 
-def _study_of_runs(folder: Path, runs: Sequence[Run]) -> StudyInfo | None:
-    """What the runs are variants of; None where no result says so."""
-    for run in runs:
-        path = folder / run.folder / RESULT_FILE
-        if path.exists():
-            study = read_record(RunResult, path, _MEND).get("study")
-            if study is not None:
-                return study
-    return None
-
-
-def _read_results(path: Path) -> Comparison:
-    kind = ComparisonHead if path.name == COMPARISON_FILE else ComparisonResults
-    written = cast(ComparisonResults, read_record(kind, path, _MEND))
-    changes = written.get("changes")
-    return Comparison(
-        folder=path.parent,
-        task=written["task"],
-        preset=written.get("preset", ""),
-        placement=written.get("placement", ""),
-        settings=written["settings"],
-        data=written.get("data", {}),
-        study=written.get("study"),
-        goal=written["goal"],
-        function=written.get("function"),
-        paper=written.get("paper", []),
-        paper_statistics=written.get("paper_statistics", []),
-        reduced=written.get("reduced", ""),
-        changes=changes if changes and changes["settings"] else None,
-        tuning=written.get("tuning"),
-        score=written.get("score"),
-        baselines=[BaselineRow(**row) for row in written.get("baselines", [])],
-        runs=[_run(row) for row in written.get("runs", [])],
-        race=written.get("race"),
-        standing=written.get("standing"),
-    )
-
-
-def _read_run(folder: Path) -> Run:
+def _read_run(folder: Path) -> RunResult:
     path = folder / RESULT_FILE
     if path.exists():
-        return replace(_run(read_record(RunResult, path, _MEND)), folder=folder.name)
+        return replace(read_record(RunResult, path, _MEND), folder=folder.name)
     match = _RUN_NAME.fullmatch(folder.name)
     if match is None:
         raise InputError(
@@ -237,53 +210,34 @@ def _read_run(folder: Path) -> Run:
         )
     config = folder / CONFIG_FILE
     written = read_json_object(config, _MEND) if config.exists() else {}
-    return Run(
+    return RunResult(
         norm=str(written.get("norm", match["norm"].replace("+", ":"))),
         label=str(written.get("label", "")),
-        placement=match["placement"] or "",
+        placement=cast("Placement | None", match["placement"]),
         seed=int(match["seed"]),
         status="unfinished",
+        metrics={},
+        tid=None,
+        seconds=0.0,
+        tokens_per_second=None,
+        parameters=None,
         folder=folder.name,
     )
 
 
-def _with_logs(comparison: Path, run: Run) -> Run:
-    folder = comparison / run.folder
+def _with_logs(comparison: Path, result: RunResult) -> Run:
+    folder = comparison / result.folder
     if not folder.resolve().is_relative_to(comparison.resolve()):
         raise InputError(
-            f"{comparison / RESULTS_FILE}: the run folder {run.folder!r} lies outside; {_MEND}"
+            f"{comparison / RESULTS_FILE}: the run folder {result.folder!r} lies outside; {_MEND}"
         )
     diagnosis, scales = folder / DIAGNOSIS_FILE, folder / SCALES_FILE
-    return replace(
-        run,
+    x, y = (None if at is None or not isfinite(at) else at for at in (result.x, result.y))
+    return Run(
+        **{**vars(result), "x": x, "y": y},
         curve=read_metrics(folder / METRICS_FILE),
         samples=read_norms(folder / NORMS_FILE),
         diagnosis=read_diagnosis(diagnosis) if diagnosis.exists() else None,
         diagnoses=read_diagnoses(folder / DIAGNOSES_FILE),
         scales=read_record(ScalesRecord, scales, _MEND)["layers"] if scales.exists() else [],
-    )
-
-
-def _run(row: RunResult) -> Run:
-    x, y = row.get("x"), row.get("y")
-    return Run(
-        norm=row["norm"],
-        placement=row.get("placement", ""),
-        seed=row["seed"],
-        status=row["status"],
-        folder=row["folder"],
-        metrics=row["metrics"],
-        tid=row["tid"],
-        seconds=row["seconds"],
-        tokens_per_second=row["tokens_per_second"],
-        examples_per_second=row.get("examples_per_second"),
-        steps_per_second=row.get("steps_per_second"),
-        parameters=row["parameters"],
-        message=row.get("message", ""),
-        remark=row.get("remark", ""),
-        label=row.get("label", ""),
-        x=x if x is not None and isfinite(x) else None,
-        y=y if y is not None and isfinite(y) else None,
-        signatures=row.get("signatures", {}),
-        scored=row.get("scored", ""),
     )

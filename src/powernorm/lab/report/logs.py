@@ -8,8 +8,8 @@ from typing import Final
 
 from powernorm.errors import InputError
 from powernorm.files import read_text
-from powernorm.lab.report.magnitudes import bounded
 from powernorm.lab.report.records import MetricRow, NormSample
+from powernorm.lab.schema import bounded
 from powernorm.runs import METRICS_COLUMNS, NORMS_COLUMNS
 
 _FIRST_METRICS_COLUMNS: Final = METRICS_COLUMNS[: METRICS_COLUMNS.index("valid_perplexity") + 1]

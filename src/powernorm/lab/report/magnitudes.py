@@ -1,27 +1,13 @@
 """Numbers that figures and averages can carry: what a file holds may be larger than that."""
 
 from collections.abc import Iterable, Sequence
-from math import copysign, floor, fsum, inf, isfinite, log10
+from math import floor, fsum, isfinite, log10
 from typing import Final
 
-LARGEST: Final = 1e100
-"""A larger number counts as infinite: sums, percents and axes beyond it would overflow."""
+from powernorm.lab.schema import LARGEST
 
 SMALLEST: Final = 1e-100
 """Where a logarithmic axis begins at the latest."""
-
-
-def bounded(value: float) -> float:
-    """The number, infinite where it is larger than anything that can be drawn or averaged.
-
-    >>> bounded(-7), bounded(1e280), bounded(-(10**400))
-    (-7.0, inf, -inf)
-    """
-    try:
-        number = float(value)
-    except OverflowError:
-        return inf if value > 0 else -inf
-    return copysign(inf, number) if abs(number) > LARGEST else number
 
 
 def mean(values: Iterable[float]) -> float:

@@ -6,8 +6,8 @@ from typing import Final
 
 from powernorm.errors import printable as printable
 from powernorm.lab.report.paired import PairedGap
-from powernorm.lab.report.records import ShownStatus
 from powernorm.lab.report.summary import Gap, Spread
+from powernorm.runs import Status
 
 MOST_DECIMALS: Final = 6
 """A number that needs more is written with an exponent."""
@@ -15,7 +15,7 @@ MOST_DECIMALS: Final = 6
 NOTHING: Final = "–"
 """The cell of a quantity that does not exist for this row."""
 
-STATUS_WORDS: Final[Mapping[ShownStatus, str]] = {
+STATUS_WORDS: Final[Mapping[Status, str]] = {
     "finished": "finished",
     "diverged": "diverged",
     "nonfinite": "NaN",
@@ -143,7 +143,7 @@ def duration(seconds: float | None) -> str:
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
-def outcome(statuses: Mapping[ShownStatus, tuple[int, ...]] | None) -> str:
+def outcome(statuses: Mapping[Status, tuple[int, ...]] | None) -> str:
     """What became of the runs of a norm; every run that did not finish is named by its seed.
 
     >>> outcome({"finished": (0, 1)}), outcome({"finished": (0,), "diverged": (1,)})
@@ -165,7 +165,7 @@ def outcome(statuses: Mapping[ShownStatus, tuple[int, ...]] | None) -> str:
     return "; ".join(parts)
 
 
-def mark(statuses: Mapping[ShownStatus, tuple[int, ...]] | None) -> str:
+def mark(statuses: Mapping[Status, tuple[int, ...]] | None) -> str:
     """What stands in place of a number where no run finished.
 
     >>> mark({"nonfinite": (0,), "diverged": (1,)})

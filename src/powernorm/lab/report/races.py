@@ -46,7 +46,7 @@ def _saved(comparison: Comparison, standing: RaceRecord) -> str:
     num_saved, seconds, spent = 0, 0.0, 0.0
     for name in names:
         times = [
-            run.seconds or 0.0
+            run.seconds
             for run in comparison.runs
             if run.name == name and run.seed in seeds and run.status != "dropped"
         ]

@@ -1,32 +1,21 @@
 """A comparison as the report sees it: plain values read from the run folders."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import cached_property
 from math import isfinite
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Final
 
 from powernorm.lab.report.measures import MAIN, MEASURES, PERPLEXITY, Measure, goal_of, own_measure
 from powernorm.runs import (
-    TID,
-    ChangesRecord,
+    ComparisonResults,
     DiagnosisRecord,
-    FunctionRecord,
-    Goal,
-    PaperRecord,
-    PaperStatistic,
-    RaceRecord,
-    RaceSettings,
+    RunResult,
     ScaleRecord,
     Status,
-    StudyInfo,
-    TuningRecord,
     placement_words,
 )
-
-ShownStatus = Status | Literal["unfinished"]
-"""`unfinished`: a run folder without a result, so a run that is still going or was killed."""
 
 UNPLACED: Final = ("image", "parse")
 """Tasks whose norms stand before the activation, with no residual sum to stand before or after."""
@@ -54,47 +43,19 @@ class Translation:
     translation: str
 
 
-@dataclass(frozen=True)
-class Run:
+@dataclass(frozen=True, kw_only=True)
+class Run(RunResult):
     """One run: its result as far as there is one, and its logged rows."""
 
-    norm: str
-    placement: str
-    seed: int
-    status: ShownStatus
-    folder: str
-    metrics: Mapping[str, float | None] = field(default_factory=dict)
-    tid: TID | None = None
-    seconds: float | None = None
-    tokens_per_second: float | None = None
-    examples_per_second: float | None = None
-    steps_per_second: float | None = None
-    parameters: int | None = None
-    message: str = ""
     curve: Sequence[MetricRow] = ()
     samples: Sequence[NormSample] = ()
     diagnosis: DiagnosisRecord | None = None
     diagnoses: Sequence[DiagnosisRecord] = ()
     """Those that were made while it trained, by step."""
-    remark: str = ""
-    """What has to stand beside its numbers."""
-    label: str = ""
-    """Name of the variant; empty outside of studies."""
-    x: float | None = None
-    y: float | None = None
     scales: Sequence[ScaleRecord] = ()
-    signatures: Mapping[str, str] = field(default_factory=dict)
-    """How its scores were computed, in sacrebleu's words, by metric."""
-    scored: str = ""
-    """Which weights its metrics are of; empty where the run does not say."""
 
     @property
-    def name(self) -> str:
-        """What the run is called: the variant's label, else the norm's short name."""
-        return self.label or self.norm
-
-    @property
-    def shown_status(self) -> ShownStatus:
+    def shown_status(self) -> Status:
         """The status, where a "finished" run with a perplexity that is no number is not one."""
         numbers = (value for value in self.metrics.values() if value is not None)
         if self.status == "finished" and not all(isfinite(value) for value in numbers):
@@ -129,64 +90,19 @@ class Run:
         return next((one for one in self.samples if one.values.get("first_nonfinite")), None)
 
 
-@dataclass(frozen=True)
-class BaselineRow:
-    """A model without a network over the same data."""
-
-    name: str
-    metrics: Mapping[str, float | None]
-
-
-@dataclass(frozen=True)
-class Comparison:
-    """All runs of a comparison folder with the settings that they share.
-
-    Attributes:
-        folder: where it lies.
-        task: what was trained; `module:name` of an own function.
-        preset: size of the experiment; empty for an own function.
-        placement: where the norms stand; empty for an own function.
-        settings: the whole configuration, versions and machine.
-        data: name, source, licence and sizes of the corpus.
-        baselines: models without a network.
-        runs: in the order in which they were trained.
-        anchor: in front of every id, where the comparison shares a page with others.
-        study: what the variants are about; None where norms as such are compared.
-        settings_of: folder of the run whose configuration `settings` is; empty where they are
-            those of the comparison.
-        goal: the metric that the comparison is about, and which way is better.
-        function: the training function of a user that was run; None for a built-in task.
-        paper: what papers print for its recipe.
-        paper_statistics: and of the statistics of its norms.
-        reduced: what has to be known beside a paper's numbers; empty where nothing has.
-        changes: settings that are not as in the preset it stands for; None where all are.
-        score: what `valid_score` in its runs' metrics.csv is; None where it does not say.
-        race: how its norms race; None where all are trained with every seed.
-        standing: what the race has come to; None without one, and of parts of several.
-        tuning: how the settings of each norm were chosen; None where nobody tuned them.
-    """
+@dataclass(frozen=True, kw_only=True)
+class Comparison(ComparisonResults):
+    """All runs of a comparison folder with the settings that they share."""
 
     folder: Path
-    task: str
-    preset: str
-    placement: str
-    settings: Mapping[str, Any]
-    data: Mapping[str, Any]
-    baselines: Sequence[BaselineRow]
+    """Where it lies."""
     runs: Sequence[Run]
+    """In the order in which they were trained."""
     anchor: str = ""
-    study: StudyInfo | None = None
+    """In front of every id, where the comparison shares a page with others."""
     settings_of: str = ""
-    goal: Goal = field(default_factory=lambda: goal_of(PERPLEXITY))
-    function: FunctionRecord | None = None
-    paper: Sequence[PaperRecord] = ()
-    paper_statistics: Sequence[PaperStatistic] = ()
-    reduced: str = ""
-    changes: ChangesRecord | None = None
-    score: Goal | None = None
-    race: RaceSettings | None = None
-    standing: RaceRecord | None = None
-    tuning: TuningRecord | None = None
+    """Folder of the run whose configuration `settings` is; empty where they are those of the
+    comparison."""
 
     @property
     def where(self) -> str:

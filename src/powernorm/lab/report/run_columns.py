@@ -36,7 +36,7 @@ _RUN_HEAD: Final = (
     _metric_column("valid perplexity", "valid_perplexity"),
 )
 _RUN_SPEED: Final = (
-    RunColumn("time", lambda run: numerals.duration(run.seconds), numeric=False),
+    RunColumn("time", lambda run: numerals.duration(run.seconds or None), numeric=False),
     RunColumn("tokens/s", lambda run: numerals.count(run.tokens_per_second)),
 )
 _RUN_EXAMPLES: Final = RunColumn("examples/s", lambda run: numerals.count(run.examples_per_second))
@@ -77,10 +77,6 @@ def _translation_run_columns(comparison: Comparison) -> list[RunColumn]:
 
 
 _OWN_SPEEDS: Final[Sequence[tuple[Callable[[Run], float | None], RunColumn]]] = (
-    (
-        lambda run: run.steps_per_second,
-        RunColumn("steps/s", lambda run: numerals.number(run.steps_per_second)),
-    ),
     (lambda run: run.tokens_per_second, _RUN_SPEED[1]),
     (lambda run: run.examples_per_second, _RUN_EXAMPLES),
 )

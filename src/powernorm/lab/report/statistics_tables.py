@@ -130,7 +130,7 @@ def score_tables(comparisons: Sequence[Comparison]) -> list[tuple[str, Table]]:
     metric = _metric(runs, paper, comparisons[0].metric)
     columns: dict[tuple[str, str], list[Run]] = {}
     for run in runs:
-        columns.setdefault((run.placement, run.name), []).append(run)
+        columns.setdefault((run.placement or "", run.name), []).append(run)
     kinds = list(dict.fromkeys(kind_of(row) for run in runs for row in _scored(run)))
     printed: dict[tuple[str, str, Kind], PaperStatistic] = {
         (one["placement"], one["norm"], kind_of(one)): one for one in _of_scores(paper, [metric])

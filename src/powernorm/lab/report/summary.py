@@ -8,7 +8,8 @@ from statistics import fmean, stdev
 from powernorm.lab.report.magnitudes import mean
 from powernorm.lab.report.measures import MEASURES, PERPLEXITY, Measure
 from powernorm.lab.report.paired import values_by_seed
-from powernorm.lab.report.records import BaselineRow, Comparison, Run, ShownStatus
+from powernorm.lab.report.records import Comparison, Run
+from powernorm.runs import Baseline, Status
 
 REFERENCE = "ln"
 """The norm that the others are compared with."""
@@ -47,7 +48,6 @@ class SummaryRow:
         tid: means over the finished runs by the keys of `powernorm.runs.TID`, as fractions.
         tokens_per_second: mean over the finished runs, or over all where none finished.
         examples_per_second: the same in rows of the batches, where the runs say it.
-        steps_per_second: the same in steps.
         statuses: what became of the runs: status to seeds, in the order of the runs.
         is_baseline: whether this is a model without a network.
         remark: what has to stand beside its numbers, which then are never the best.
@@ -64,13 +64,12 @@ class SummaryRow:
     gap: Gap | None = None
     tid: Mapping[str, float | None] | None = None
     tokens_per_second: float | None = None
-    statuses: Mapping[ShownStatus, tuple[int, ...]] | None = None
+    statuses: Mapping[Status, tuple[int, ...]] | None = None
     is_baseline: bool = False
     remark: str = ""
     metrics: Mapping[str, Spread] = field(default_factory=dict)
     decoding_speed: float | None = None
     examples_per_second: float | None = None
-    steps_per_second: float | None = None
     runs: Sequence[Run] = field(default=(), repr=False, compare=False)
     references: Sequence[Run] = field(default=(), repr=False, compare=False)
 
@@ -91,7 +90,7 @@ class SummaryRow:
 
 def summarize(comparison: Comparison) -> list[SummaryRow]:
     """One row a norm in the order of the runs, then the baselines."""
-    groups: dict[tuple[str, str], list[Run]] = {}
+    groups: dict[tuple[str, str | None], list[Run]] = {}
     for run in comparison.runs:
         groups.setdefault((run.name, run.placement), []).append(run)
     mixed = len({placement for _, placement in groups}) > 1
@@ -122,16 +121,16 @@ def _references_of(runs: Sequence[Run], run: Run) -> list[Run]:
     ]
 
 
-def _baseline_row(baseline: BaselineRow, metric: str) -> SummaryRow:
+def _baseline_row(baseline: Baseline, metric: str) -> SummaryRow:
     def values(name: str) -> list[float]:
-        return _finite([baseline.metrics.get(name)])
+        return _finite([baseline["metrics"].get(name)])
 
     return SummaryRow(
-        label=baseline.name,
+        label=baseline["name"],
         valid=_spread(values("valid_perplexity")),
         test=_spread(values(metric)),
         is_baseline=True,
-        metrics=_spreads(baseline.metrics, values),
+        metrics=_spreads(baseline["metrics"], values),
     )
 
 
@@ -174,7 +173,7 @@ def _can_win(row: SummaryRow, value: Spread) -> bool:
 def _norm_row(
     label: str, runs: Sequence[Run], references: Sequence[Run], metric: str
 ) -> SummaryRow:
-    statuses: dict[ShownStatus, tuple[int, ...]] = {}
+    statuses: dict[Status, tuple[int, ...]] = {}
     for run in runs:
         statuses[run.shown_status] = (*statuses.get(run.shown_status, ()), run.seed)
     finished = [run for run in runs if run.finished]
@@ -190,7 +189,6 @@ def _norm_row(
         tid=_mean_tid(finished),
         tokens_per_second=_known_mean(run.tokens_per_second for run in timed),
         examples_per_second=_known_mean(run.examples_per_second for run in timed),
-        steps_per_second=_known_mean(run.steps_per_second for run in timed),
         statuses=statuses,
         metrics=_spreads(
             dict.fromkeys(name for run in runs for name in run.metrics),

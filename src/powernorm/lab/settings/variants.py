@@ -67,8 +67,14 @@ def line_of_variant(config: ComparisonSettings, variant: Variant) -> Line:
     plain = replace(config, norms=(variant.norm,), norm_options=options, study=None, variants=())
     assignments = [f"{key}={value}" for key, value in variant.settings.items()]
     own = override(plain, assignments)
-    extra = {"label": variant.label, "x": variant.x, "y": variant.y}
-    return Line(variant.norm, own, label=variant.label, placement=own.placement, extra=extra)
+    return Line(
+        variant.norm,
+        own,
+        label=variant.label,
+        placement=own.placement,
+        x=variant.x,
+        y=variant.y,
+    )
 
 
 def study_info(study: Study) -> StudyInfo:

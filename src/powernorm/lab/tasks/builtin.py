@@ -115,25 +115,18 @@ def _run_config(line: Line, seed: int, fingerprint: str | None) -> Mapping[str, 
 
 
 def _head(config: ComparisonSettings, notes: Notes) -> dict[str, Any]:
-    head: dict[str, Any] = {
+    return {
         "task": config.task,
         "preset": config.preset,
         "placement": config.placement,
         "settings": comparison_settings(config),
+        "score": config.score if config.score_every else None,
+        "study": None if config.study is None else study_info(config.study),
+        "paper": list(notes.paper),
+        "paper_statistics": list(notes.paper_statistics),
+        "reduced": notes.reduced or "",
+        "changes": notes.changes,
     }
-    if config.score is not None and config.score_every:
-        head["score"] = config.score
-    if config.study is not None:
-        head["study"] = study_info(config.study)
-    if notes.paper:
-        head["paper"] = list(notes.paper)
-    if notes.paper_statistics:
-        head["paper_statistics"] = list(notes.paper_statistics)
-    if notes.reduced is not None:
-        head["reduced"] = notes.reduced
-    if notes.changes is not None:
-        head["changes"] = notes.changes
-    return head
 
 
 def _line_of(config: ComparisonSettings, folder: Path, old: Mapping[str, Any]) -> Line:

@@ -153,12 +153,10 @@ def trial_row(
     row: dict[str, Any] = {"norm": norm, "trial": number, "folder": folder.name}
     if result is None:
         return {**row, "status": "unfinished"}
-    value = result["metrics"].get(metric) if result["status"] == "finished" else None
-    seconds = result["seconds"]
     return {
         **row,
-        "status": result["status"],
-        "value": value,
+        "status": result.status,
+        "value": result.metrics.get(metric) if result.status == "finished" else None,
         "step": last_step(folder),
-        "seconds": seconds,
+        "seconds": result.seconds,
     }

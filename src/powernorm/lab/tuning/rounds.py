@@ -210,9 +210,9 @@ class Tuning:
             study = next(study for study in self._studies if study.norm == one.norm)
             folder = self._folder(grid, one.norm, one.number)
             result = self._results[folder.name]
-            value = result["metrics"].get(self._goal["metric"])
+            value = result.metrics.get(self._goal["metric"])
             history = records.history(folder, self._subject.column())
-            study.tell(one.number, result["status"], value, history)
+            study.tell(one.number, result.status, value, history)
             records.forget_checkpoints(folder)
         self._write()
         self._listener(Notice(self._progress()))
@@ -223,10 +223,10 @@ class Tuning:
 
     def _check_that_some_train(self, asked: Sequence[Asked]) -> None:
         """Stop where nothing but errors came of the first trials: so would the others."""
-        failed = [one for one in self._results.values() if one["status"] == "failed"]
+        failed = [one for one in self._results.values() if one.status == "failed"]
         if len(failed) == len(self._results) == len(asked):
             raise InputError(
-                f"every trial failed, the first one by {failed[0].get('message', 'an error')}: "
+                f"every trial failed, the first one by {failed[0].message or 'an error'}: "
                 f"correct it, then begin again with --force (see {self._trials})"
             )
 
@@ -336,7 +336,7 @@ class Tuning:
 
     def _norm_record(self, study: NormStudy) -> NormTuning:
         statuses = [
-            self._results[name]["status"] if name in self._results else "unfinished"
+            self._results[name].status if name in self._results else "unfinished"
             for trial in study.trials()
             for name in [self._run_name(study.norm, trial.number)]
         ]

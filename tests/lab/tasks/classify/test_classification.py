@@ -73,20 +73,20 @@ def test_classifiers_learn_and_are_scored(
         configure, reviews, batch_tokens=batch_tokens, norms=("ln", "bn"), max_steps=120
     )
     results = compare(config, tmp_path)
-    prior, bayes = results["baselines"]
+    prior, bayes = results.baselines
     assert (prior["name"], bayes["name"]) == ("unigram", "naive_bayes")
     assert bayes["metrics"]["test_accuracy"] == 100.0
     chance = prior["metrics"]["test_accuracy"]
     assert chance is not None
-    for run in results["runs"]:
-        assert run["status"] == "finished", run.get("message")
-        accuracy = run["metrics"]["test_accuracy"]
+    for run in results.runs:
+        assert run.status == "finished", run.message
+        accuracy = run.metrics["test_accuracy"]
         assert accuracy is not None
-        assert accuracy > chance + 30, run["norm"]
-        assert run["examples_per_second"]
-    assert results["runs"][1]["tid"] is not None
-    assert results["data"]["splits"]["test"]["texts"] == 60
-    assert results["data"]["classes"] == ["bad", "good", "so"]
+        assert accuracy > chance + 30, run.norm
+        assert run.examples_per_second
+    assert results.runs[1].tid is not None
+    assert results.data["splits"]["test"]["texts"] == 60
+    assert results.data["classes"] == ["bad", "good", "so"]
 
     folder = tmp_path / "bn-pre-seed0"
     trained = load_trained(folder)
@@ -100,7 +100,7 @@ def test_classifiers_learn_and_are_scored(
                 int(trained.model(split.row(i)[None].long()).argmax()) for i in range(len(split))
             ]
         right = sum(a == b for a, b in zip(answers, split.labels.tolist(), strict=True))
-        found = results["runs"][1]["metrics"][f"{name}_accuracy"]
+        found = results.runs[1].metrics[f"{name}_accuracy"]
         assert found == pytest.approx(100 * right / len(split))
     (batch,) = training_batches(trained.settings, 1)
     assert set(batch) == {"tokens", "padding_mask"}
@@ -112,15 +112,15 @@ def test_the_best_checkpoint_is_that_of_the_highest_valid_accuracy(
 ) -> None:
     config = classifying(configure, reviews, max_steps=60)
     training = replace(config.training, validate_every=5)
-    (run,) = compare(replace(config, training=training), tmp_path)["runs"]
-    lines = (tmp_path / run["folder"] / "metrics.csv").read_text().splitlines()
+    (run,) = compare(replace(config, training=training), tmp_path).runs
+    lines = (tmp_path / run.folder / "metrics.csv").read_text().splitlines()
     names = lines[0].split(",")
     seen = [
         float(cell)
         for line in lines[1:]
         if (cell := dict(zip(names, line.split(","), strict=True)).get("valid_score", ""))
     ]
-    best = run["metrics"]["valid_accuracy"]
+    best = run.metrics["valid_accuracy"]
     assert best is not None
     assert seen, names
     assert best == pytest.approx(max(seen))

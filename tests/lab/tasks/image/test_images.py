@@ -61,22 +61,24 @@ def test_networks_soon_know_more_than_the_frequencies(
     compared: tuple[Path, ComparisonResults, list[Event]],
 ) -> None:
     _, results, events = compared
-    (unigram,) = results["baselines"]
-    for run in results["runs"]:
-        assert run["status"] == "finished"
+    (unigram,) = results.baselines
+    for run in results.runs:
+        assert run.status == "finished"
         for split in ("valid", "test"):
-            found, prior = (owner["metrics"][f"{split}_accuracy"] for owner in (run, unigram))
+            found, prior = (
+                metrics[f"{split}_accuracy"] for metrics in (run.metrics, unigram["metrics"])
+            )
             assert found is not None
             assert prior is not None
-            assert found > 35 > 15 > prior, run["norm"]
-        loss = run["metrics"]["test_loss"]
+            assert found > 35 > 15 > prior, run.norm
+        loss = run.metrics["test_loss"]
         assert loss is not None
-        assert run["metrics"]["test_perplexity"] == pytest.approx(math.exp(loss))
-        assert run["examples_per_second"] is not None
-    ln, bn = results["runs"]
-    assert ln["tid"] is None
-    assert bn["tid"] is not None
-    assert results["data"]["splits"] == {
+        assert run.metrics["test_perplexity"] == pytest.approx(math.exp(loss))
+        assert run.examples_per_second is not None
+    ln, bn = results.runs
+    assert ln.tid is None
+    assert bn.tid is not None
+    assert results.data["splits"] == {
         "train": {"images": 400},
         "valid": {"images": 291},
         "test": {"images": 500},
@@ -93,7 +95,7 @@ def test_the_best_checkpoint_is_the_most_accurate(
     data = run_data(trained.settings)
     with torch.no_grad():
         found = data.scores("valid", trained.model, torch.device("cpu"))["accuracy"]
-    assert found == results["runs"][1]["metrics"]["valid_accuracy"]
+    assert found == results.runs[1].metrics["valid_accuracy"]
 
 
 def test_a_run_of_images_is_loaded_folded_and_read_again(

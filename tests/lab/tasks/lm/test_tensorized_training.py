@@ -39,10 +39,10 @@ def test_run_is_scored_and_its_checkpoint_loads(
 ) -> None:
     longer = ("training.max_steps=40", "training.validate_every=20")
     config = override(configure(norms=("bn",)), [*assignments, *longer])
-    (run,) = compare(config, tmp_path)["runs"]
-    assert run["status"] == "finished"
-    assert run.get("remark") == remark
-    folder = tmp_path / run["folder"]
+    (run,) = compare(config, tmp_path).runs
+    assert run.status == "finished"
+    assert (run.remark or None) == remark
+    folder = tmp_path / run.folder
     assert json.loads((folder / "result.json").read_text()).get("remark") == remark
     trained = load_trained(folder)
     assert isinstance(trained.model, AdaptiveLanguageModel) == bool(config.model.adaptive_cutoffs)
@@ -52,7 +52,7 @@ def test_run_is_scored_and_its_checkpoint_loads(
     measured = evaluate(
         trained.model, data.evaluation("test"), words_per_token=1.0, device=torch.device("cpu")
     )
-    assert measured.loss == pytest.approx(run["metrics"]["test_loss"], rel=1e-5)
+    assert measured.loss == pytest.approx(run.metrics["test_loss"], rel=1e-5)
     # An untrained model is near the uniform distribution, which this has left.
     assert measured.loss < math.log(encoded.vocabulary_size)
     assert diagnose_run(folder, num_batches=3).rows
@@ -138,5 +138,5 @@ def test_settings_that_do_not_fit_the_data_leave_no_run(
     config = configure()
     with pytest.raises(InputError, match="adaptive_cutoffs=40,5000 do not fit"):
         compare(override(config, ["model.adaptive_cutoffs=40,5000"]), tmp_path)
-    (run,) = compare(config, tmp_path)["runs"]
-    assert run["status"] == "finished"
+    (run,) = compare(config, tmp_path).runs
+    assert run.status == "finished"

@@ -100,8 +100,8 @@ def fail_at(step: int) -> Callable[[Event], None]:
 def interrupted(config: ComparisonSettings, folder: Path) -> tuple[Path, Path]:
     """The folders of a whole run and of one that went on from the checkpoint of step 8."""
     compare(config, folder / "whole")
-    (failed,) = compare(config, folder / "parts", on_event=fail_at(11))["runs"]
-    assert failed["status"] == "failed"
+    (failed,) = compare(config, folder / "parts", on_event=fail_at(11)).runs
+    assert failed.status == "failed"
     started: list[Event] = []
     compare(config, folder / "parts", resume=True, on_event=started.append)
     assert next(e for e in started if isinstance(e, RunStarted)).first_step == 8

@@ -39,10 +39,10 @@ def train(rank: int, stream: Path, out: Path) -> dict[str, Any]:
     del rank
     found = {}
     for norm in ("ln", "bn"):
-        (run,) = compare(config_of(stream, norm), out / norm)["runs"]
-        found[norm] = dict(run)
-    (run,) = compare(config_of(stream, "ln"), out / "one-to-two", resume=True)["runs"]
-    return {**found, "one-to-two": dict(run)}
+        (run,) = compare(config_of(stream, norm), out / norm).runs
+        found[norm] = vars(run)
+    (run,) = compare(config_of(stream, "ln"), out / "one-to-two", resume=True).runs
+    return {**found, "one-to-two": vars(run)}
 
 
 def log(out: Path) -> list[dict[str, str]]:
@@ -61,17 +61,15 @@ def memory(out: Path) -> list[dict[str, torch.Tensor]]:
 def test_two_processes_equal_one(tmp_path: Path) -> None:
     stream = write_stream(tmp_path / "stream")
     two, one = tmp_path / "two", tmp_path / "one"
-    (stopped,) = compare(config_of(stream, "ln"), two / "one-to-two", on_event=stop_at_seven)[
-        "runs"
-    ]
-    assert stopped["status"] == "failed"
+    (stopped,) = compare(config_of(stream, "ln"), two / "one-to-two", on_event=stop_at_seven).runs
+    assert stopped.status == "failed"
     first, second = run_processes(train, 2, tmp_path, stream, two)
     for norm in ("ln", "bn"):
-        (expected,) = compare(config_of(stream, norm), one / norm)["runs"]
+        (expected,) = compare(config_of(stream, norm), one / norm).runs
         names = [norm, "one-to-two"] if norm == "ln" else [norm]
         for name in names:
             assert first[name]["status"] == second[name]["status"] == "finished"
-            for metric, value in expected["metrics"].items():
+            for metric, value in expected.metrics.items():
                 assert first[name]["metrics"][metric] == pytest.approx(value, rel=1e-4), metric
                 assert second[name]["metrics"][metric] == first[name]["metrics"][metric]
             for row, twin in zip(log(one / norm), log(two / name), strict=True):

@@ -47,23 +47,23 @@ def test_taggers_learn_more_than_each_word_says(names: Path, tmp_path: Path) -> 
     training = replace(TRAINING, max_steps=90, validate_every=30, tid_batches=3)
     config = tiny_entities(names, norms=("ln", "bn", "rbn", "pn"), training=training)
     results = compare(config, tmp_path)
-    unigram, word = (row["metrics"] for row in results["baselines"])
-    assert [row["name"] for row in results["baselines"]] == ["unigram", "word"]
+    unigram, word = (row["metrics"] for row in results.baselines)
+    assert [row["name"] for row in results.baselines] == ["unigram", "word"]
     assert unigram["test_f1"] == 0
     assert word["test_f1"] is not None
     assert word["test_f1"] < 70
-    for run in results["runs"]:
-        metrics = run["metrics"]
-        assert run["status"] == "finished"
+    for run in results.runs:
+        metrics = run.metrics
+        assert run.status == "finished"
         assert metrics["test_f1"] is not None
-        assert metrics["test_f1"] > 80, run["norm"]
+        assert metrics["test_f1"] > 80, run.norm
         assert {"valid_f1", "test_precision", "test_recall"} <= set(metrics)
         assert metrics["test_perplexity"] == pytest.approx(math.exp(metrics["test_loss"] or 0))
-        assert (run["tid"] is not None) == (run["norm"] != "ln")
-        assert run["examples_per_second"]
-    splits = results["data"]["splits"]
+        assert (run.tid is not None) == (run.norm != "ln")
+        assert run.examples_per_second
+    splits = results.data["splits"]
     assert [splits[split]["documents"] for split in ("train", "valid", "test")] == [150, 40, 40]
-    assert results["data"]["kinds"] == ["LOC", "PER"]
+    assert results.data["kinds"] == ["LOC", "PER"]
 
 
 def test_the_loss_is_a_mean_over_sentences_and_reported_over_words(names: Path) -> None:
@@ -157,7 +157,7 @@ def test_bigrams_from_file_to_a_trained_tagger(names: Path, tmp_path: Path) -> N
             == 3 + build(tiny_entities(data, model=plain)).projection.in_features
         )
     results = compare(config, tmp_path / "runs")
-    assert results["data"]["bigram_vectors"] == 1
+    assert results.data["bigram_vectors"] == 1
     run = tmp_path / "runs" / "bn-pre-seed0"
     trained = load_trained(run)
     (batch,) = training_batches(trained.settings, 1)

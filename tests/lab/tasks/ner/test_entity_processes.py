@@ -17,9 +17,9 @@ pytestmark = [pytest.mark.distributed, pytest.mark.slow]
 
 
 def run(config: ComparisonSettings, out: Path) -> dict[str, Any]:
-    (found,) = compare(config, out)["runs"]
-    assert found["status"] == "finished"
-    return {**found["metrics"], **(found["tid"] or {})}  # type: ignore[dict-item]
+    (found,) = compare(config, out).runs
+    assert found.status == "finished"
+    return {**found.metrics, **(found.tid or {})}  # type: ignore[dict-item]
 
 
 def run_all(rank: int, configs: dict[str, ComparisonSettings], out: Path) -> dict[str, Any]:

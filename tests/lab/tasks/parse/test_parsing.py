@@ -69,28 +69,28 @@ def test_parsers_soon_beat_the_neighbors(
     compared: tuple[Path, ComparisonResults, list[Event]],
 ) -> None:
     _, results, events = compared
-    unigram, attach = results["baselines"]
+    unigram, attach = results.baselines
     assert (unigram["name"], attach["name"]) == ("unigram", "attach")
-    for run in results["runs"]:
-        assert run["status"] == "finished"
-        metrics, loss = run["metrics"], unigram["metrics"]["test_loss"]
+    for run in results.runs:
+        assert run.status == "finished"
+        metrics, loss = run.metrics, unigram["metrics"]["test_loss"]
         assert loss is not None
         assert metrics["test_loss"] is not None
-        assert metrics["test_loss"] < loss - 0.5, run["norm"]
+        assert metrics["test_loss"] < loss - 0.5, run.norm
         for split in ("valid", "test"):
             found, nearest = metrics[f"{split}_uas"], attach["metrics"][f"{split}_uas"]
             labeled = metrics[f"{split}_las"]
             assert found is not None
             assert labeled is not None
             assert nearest is not None
-            assert 100 > found > nearest + 5, run["norm"]
+            assert 100 > found > nearest + 5, run.norm
             assert found > labeled > 0
         assert metrics["parsing_sentences_per_second"] is not None
-        assert run["examples_per_second"] is not None
-    ln, bn = results["runs"]
-    assert ln["tid"] is None
-    assert bn["tid"] is not None
-    splits = results["data"]["splits"]
+        assert run.examples_per_second is not None
+    ln, bn = results.runs
+    assert ln.tid is None
+    assert bn.tid is not None
+    splits = results.data["splits"]
     assert [splits[split]["sentences"] for split in splits] == [3881, 485, 485]
     assert splits["train"]["without_transitions"] == {
         "trees with crossing arcs": 256,
@@ -105,19 +105,19 @@ def test_the_best_checkpoint_is_that_with_the_best_score(
     compared: tuple[Path, ComparisonResults, list[Event]],
 ) -> None:
     folder, results, _ = compared
-    for run in results["runs"]:
-        rows = (folder / run["folder"] / "metrics.csv").read_text().splitlines()
+    for run in results.runs:
+        rows = (folder / run.folder / "metrics.csv").read_text().splitlines()
         column = rows[0].split(",").index("valid_score")
         scores = [float(row.split(",")[column]) for row in rows[1:] if row.split(",")[column]]
         assert len(scores) == 2
-        assert run["metrics"]["valid_uas"] == pytest.approx(max(scores), abs=1e-3)
+        assert run.metrics["valid_uas"] == pytest.approx(max(scores), abs=1e-3)
 
 
 def test_a_trained_parser_parses_as_it_was_scored(
     compared: tuple[Path, ComparisonResults, list[Event]],
 ) -> None:
     folder, results, _ = compared
-    trained = load_trained(folder / results["runs"][1]["folder"])
+    trained = load_trained(folder / results.runs[1].folder)
     settings = trained.settings
     (batch,) = training_batches(settings, 1)
     assert {name: value.shape for name, value in batch.items()} == {STATES: (128, NUM_FEATURES)}
@@ -130,7 +130,7 @@ def test_a_trained_parser_parses_as_it_was_scored(
     trees = text.trees["test"]
     counted = trees.is_scored
     share = (parsed.heads == trees.heads)[counted].double().mean()
-    assert 100 * float(share) == pytest.approx(results["runs"][1]["metrics"]["test_uas"])
+    assert 100 * float(share) == pytest.approx(results.runs[1].metrics["test_uas"])
 
 
 class GoldScores(nn.Module):

@@ -25,19 +25,19 @@ def test_taggers_soon_know_more_than_the_frequencies(configure: Configure, tmp_p
     events: list[Event] = []
     config = tagging(configure, norms=("ln", "bn"), training=training)
     results = compare(config, tmp_path, on_event=events.append)
-    unigram, word = (row["metrics"]["test_loss"] for row in results["baselines"])
+    unigram, word = (row["metrics"]["test_loss"] for row in results.baselines)
     assert unigram is not None
     assert word is not None
     assert word < unigram
-    for run in results["runs"]:
-        loss = run["metrics"]["test_loss"]
-        assert run["status"] == "finished"
+    for run in results.runs:
+        loss = run.metrics["test_loss"]
+        assert run.status == "finished"
         assert loss is not None
-        assert loss < unigram - 0.5, run["norm"]
+        assert loss < unigram - 0.5, run.norm
         # Per tag, not per word of the text.
-        assert run["metrics"]["test_perplexity"] == pytest.approx(math.exp(loss))
-    assert results["runs"][1]["tid"] is not None
-    assert results["data"]["splits"]["test"]["documents"] == 485
+        assert run.metrics["test_perplexity"] == pytest.approx(math.exp(loss))
+    assert results.runs[1].tid is not None
+    assert results.data["splits"]["test"]["documents"] == 485
     (prepared,) = (event for event in events if isinstance(event, DataPrepared))
     assert prepared.units == "words and tags"
 

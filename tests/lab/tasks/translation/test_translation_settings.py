@@ -64,11 +64,11 @@ def test_batch_norm_in_the_decoder_trains_and_decodes(
     config = tiny_translation(
         pairs, model={"decoder_norm": "bn", "placement": placement}, training={"max_steps": 30}
     )
-    (run,) = compare(config, tmp_path)["runs"]
-    assert run["status"] == "finished"
-    assert run["tid"] is not None
-    assert run["metrics"]["test_bleu"] is not None
-    folder = tmp_path / run["folder"]
+    (run,) = compare(config, tmp_path).runs
+    assert run.status == "finished"
+    assert run.tid is not None
+    assert run.metrics["test_bleu"] is not None
+    folder = tmp_path / run.folder
     with (folder / "metrics.csv").open(newline="") as file:
         losses = [float(row["train_loss"]) for row in csv.DictReader(file)]
     assert losses[-1] < losses[0] - 1
