@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from commands import SMALL, Outcome, environment, powernorm, refusal
+from lab.training.tiny_training import compare
 from lab.training.tiny_translation import tiny_translation, write_pairs
 from powernorm.checksums import load_sealed, save_sealed
 from powernorm.lab.engine.folders import owner_of, read_json
-from powernorm.lab.tasks.builtin import compare
 from powernorm.lab.tasks.translation.translator import load_translator
 
 LAYERS = """

@@ -29,12 +29,13 @@ from recorded_states import read_state, write_state
 from torch import nn
 
 from powernorm.lab.engine.events import Event, StepsDone
+from powernorm.lab.engine.grid_training import compare_grid
 from powernorm.lab.recipes import recipe
 from powernorm.lab.recipes.studies import study_config
-from powernorm.lab.settings.comparison import ComparisonSettings
+from powernorm.lab.settings.comparison import ComparisonSettings, Notes
 from powernorm.lab.settings.overrides import override
 from powernorm.lab.tasks import TASKS as TASK_NAMES
-from powernorm.lab.tasks.builtin import compare
+from powernorm.lab.tasks.builtin import grid_of
 from powernorm.runs import RunResult
 
 RUNS: Final = Path(__file__).parent / "recorded"
@@ -170,7 +171,7 @@ def resumable(case: str) -> str | None:
 def train(case: str, out: Path) -> None:
     """Train a recorded comparison, in a process of `one_way`."""
     if case not in IN_PROCESSES:
-        compare(recorded_config(case), out)
+        compare_grid(grid_of(recorded_config(case), Notes()), out)
         return
     task, norms, others = IN_PROCESSES[case]
     changes = [word for change in (*_SHORT, *others) for word in ("--set", change)]
@@ -188,7 +189,7 @@ def interrupt(case: str, out: Path, step: int) -> Path:
     norm = str(resumable(case))
     with suppress(KeyboardInterrupt):
         alone = replace(recorded_config(case), norms=(norm,))
-        compare(alone, out, on_event=_stop_after(norm, step))
+        compare_grid(grid_of(alone, Notes()), out, on_event=_stop_after(norm, step))
     (run,) = _run_folders(out)
     return run
 
@@ -210,7 +211,7 @@ def resume(case: str, out: Path) -> str:
             writer.writerows(kept)
     write_checkpoint(run, read_state(RUNS / case / STATE, out))
     config = replace(recorded_config(case), norms=(str(resumable(case)),))
-    compare(config, out, resume=True)
+    compare_grid(grid_of(config, Notes()), out, resume=True)
     return run.name
 
 

@@ -48,12 +48,12 @@ def train(subject: str, out: Path) -> None:
     from own_training import tiny_grid
     from recorded_runs import recorded_config
     from small_models import data, stack
+    from tiny_training import compare
     from tiny_translation import short_translation, write_pairs
 
     import powernorm
     from powernorm import lab
     from powernorm.lab.engine.grid_training import compare_grid
-    from powernorm.lab.tasks.builtin import compare
 
     if subject == "own":
         compare_grid(tiny_grid(norms=["bn", "pn"]), out, resume=True)

@@ -13,8 +13,8 @@ import pytest
 
 from lab.killing import CHANGED, SUBJECTS
 from lab.training.same_runs import assert_readable, assert_same_folder
+from lab.training.tiny_training import compare
 from lab.training.tiny_translation import short_translation
-from powernorm.lab.tasks.builtin import compare
 
 
 def run_script(folder: Path, subject: str, *arguments: object, seconds: int) -> str:

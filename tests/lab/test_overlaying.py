@@ -6,11 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from lab.training.tiny_training import tiny_config
+from lab.training.tiny_training import compare, tiny_config
 from powernorm.errors import InputError
 from powernorm.lab import diagnosing
 from powernorm.lab.diagnosing import Look, diagnose_source, overlay
-from powernorm.lab.tasks.builtin import compare
 from powernorm.runs import DIAGNOSIS_FILE
 from sharing import made_once
 

@@ -15,14 +15,13 @@ import pytest
 
 from lab.tasks.lm_char.tiny_characters import tiny_characters, write_stream
 from lab.training.same_runs import assert_same_folder
-from lab.training.tiny_training import TRAINING, tiny_config
+from lab.training.tiny_training import TRAINING, compare, tiny_config
 from lab.training.tiny_translation import tiny_translation, write_pairs
 from powernorm.lab.engine.events import Event, RunStarted, StepsDone
 from powernorm.lab.recipes import recipe
 from powernorm.lab.settings.comparison import ComparisonSettings
 from powernorm.lab.settings.overrides import override
 from powernorm.lab.settings.training import OptimizerSettings
-from powernorm.lab.tasks.builtin import compare
 
 MUON = OptimizerSettings(name="muon", learning_rate=1e-2)
 ACCUMULATED = OptimizerSettings(learning_rate=1e-2, accumulation=2)

@@ -224,8 +224,8 @@ def losing(run: Run, *, by_itself: bool = False, steps: int = 5) -> dict[str, fl
 def lost_in_one(number: int, out: Path, by_itself: bool) -> dict[str, Any]:
     del number
     grid = tiny_grid(losing, norms=["bn"], goal={"loss": "min"}, settings={"by_itself": by_itself})
-    (result,) = compare_grid(grid, out)["runs"]
-    return dict(result)
+    (result,) = compare_grid(grid, out).runs
+    return {"status": result.status, "message": result.message}
 
 
 @pytest.mark.distributed
@@ -250,7 +250,7 @@ def test_a_loop_of_its_own_knows_of_a_lost_loss_from_its_checkpoint(tmp_path: Pa
 
     with pytest.raises(KeyboardInterrupt):
         trained(loop, tmp_path)
-    assert "stopped at step 2" in trained(loop, tmp_path, resume=True)["bn"]["message"]
+    assert "stopped at step 2" in trained(loop, tmp_path, resume=True)["bn"].message
 
 
 def test_processes_of_torchrun_start_no_workers(

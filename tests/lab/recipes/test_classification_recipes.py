@@ -5,13 +5,13 @@ from pathlib import Path
 
 import pytest
 
+from lab.training.tiny_training import compare
 from powernorm.errors import InputError
 from powernorm.lab.recipes import named_recipe, paths_of, recipe
 from powernorm.lab.recipes.checks import check_choice
 from powernorm.lab.recipes.differences import changes_of, reduced_note
 from powernorm.lab.settings.comparison import ComparisonSettings, options_of
 from powernorm.lab.settings.variants import lines_of
-from powernorm.lab.tasks.builtin import compare
 from powernorm.lab.tasks.classify.sources import load_texts
 from powernorm.lab.tasks.registry import task_of
 

@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
+from lab.training.tiny_training import compare
 from powernorm.lab.recipes import recipe
-from powernorm.lab.tasks.builtin import compare
 
 
 @pytest.mark.slow

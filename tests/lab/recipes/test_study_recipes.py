@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from covering import some_default
+from lab.training.tiny_training import compare
 from lab.training.tiny_translation import write_pairs
 from powernorm.errors import InputError
 from powernorm.lab.comparing import notes_of
@@ -19,7 +20,7 @@ from powernorm.lab.settings.comparison import to_json
 from powernorm.lab.settings.variants import lines_of
 from powernorm.lab.tasks import STUDIES as NAMES
 from powernorm.lab.tasks import TASKS
-from powernorm.lab.tasks.builtin import check_norms, compare
+from powernorm.lab.tasks.builtin import check_norms
 from powernorm.lab.tasks.settings import settings_from
 
 PAIRS = [(task, name) for task in TASKS for name in STUDIES if task in tasks_of(name)]

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 import powernorm
 from integrations.tiny_encoder import TEXTS, WORDS, write_encoder
-from lab.training.tiny_training import Configure
+from lab.training.tiny_training import Configure, compare
 from powernorm.errors import InputError
 from powernorm.lab.engine.events import Event, Notice, StepsDone
 from powernorm.lab.engine.stopping import Stopped
@@ -25,7 +25,6 @@ from powernorm.lab.removal.originals import open_original
 from powernorm.lab.removal.removing import Removed, check_agreement
 from powernorm.lab.removal.settings import RemovalSettings
 from powernorm.lab.settings.overrides import override
-from powernorm.lab.tasks.builtin import compare
 from powernorm.lab.tasks.trained_models import load_folded_run
 from surgery.removal.small_models import data, stack
 

@@ -10,13 +10,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from lab.training.tiny_training import Configure, of_task
+from lab.training.tiny_training import Configure, compare, of_task
 from lab.training.tiny_translation import tiny_translation, write_pairs
 from powernorm.errors import InputError
 from powernorm.inspection.modules import batch_layers
 from powernorm.lab.recipes import recipe
 from powernorm.lab.tasks import statistics_scores
-from powernorm.lab.tasks.builtin import compare
 from powernorm.lab.tasks.registry import task_of
 from powernorm.lab.tasks.run_diagnosis import diagnose_run
 from powernorm.lab.tasks.statistics_scores import split_scores

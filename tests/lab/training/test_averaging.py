@@ -8,6 +8,7 @@ from tiny_translation import tiny_translation, write_pairs
 from torch import Tensor
 
 import powernorm
+from lab.training.tiny_training import compare
 from powernorm.errors import InputError
 from powernorm.lab.engine.averaging import (
     Snapshots,
@@ -16,7 +17,6 @@ from powernorm.lab.engine.averaging import (
     step_of,
     write_weights,
 )
-from powernorm.lab.tasks.builtin import compare
 from powernorm.lab.tasks.trained_models import load_trained, run_data
 from powernorm.lab.training.training import forward_features
 from powernorm.runs import RunResult

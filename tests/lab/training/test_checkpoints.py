@@ -20,11 +20,11 @@ from same_runs import assert_readable, assert_same_run
 from tiny_translation import tiny_translation, write_pairs
 
 from forking import own_packages
+from lab.training.tiny_training import compare
 from powernorm.errors import InputError
 from powernorm.lab.engine import folders, state, tracked
 from powernorm.lab.engine.events import Event, StepsDone
 from powernorm.lab.settings.comparison import ComparisonSettings
-from powernorm.lab.tasks.builtin import compare
 from powernorm.lab.tasks.translation.translator import load_translator
 
 

@@ -10,7 +10,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from tensorboard.backend.event_processing import event_accumulator
-from tiny_training import TRAINING, Configure
+from tiny_training import TRAINING, Configure, compare
 from torch import Tensor, nn
 
 from powernorm.errors import InputError
@@ -27,7 +27,7 @@ from powernorm.lab.engine.grid_training import compare_grid
 from powernorm.lab.schema import read_record, written
 from powernorm.lab.settings.comparison import ComparisonSettings, Notes, to_json
 from powernorm.lab.settings.training import OptimizerSettings
-from powernorm.lab.tasks.builtin import compare, grid_of
+from powernorm.lab.tasks.builtin import grid_of
 from powernorm.lab.training import norms, training
 from powernorm.runs import (
     METRICS_COLUMNS,

@@ -7,13 +7,12 @@ from typing import Any
 
 import pytest
 from same_runs import assert_same_run
-from tiny_training import of_task, tiny_config
+from tiny_training import compare, of_task, tiny_config
 from tiny_translation import tiny_translation, write_pairs
 
 from lab.tasks.lm_char.tiny_characters import tiny_characters
 from powernorm.errors import InputError
 from powernorm.lab.settings.comparison import ComparisonSettings
-from powernorm.lab.tasks.builtin import compare
 from powernorm.lab.tasks.run_diagnosis import diagnose_run
 from powernorm.lab.training.losses import Losses, TrainingLoss
 from powernorm.runs import DIAGNOSES_FILE

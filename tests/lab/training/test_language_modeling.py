@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from minimized import training_losses
-from tiny_training import Configure
+from tiny_training import Configure, compare
 from torch import Tensor
 
 from powernorm.lab.data.batch import Batch
@@ -20,7 +20,6 @@ from powernorm.lab.settings.training import (
     OptimizerSettings,
     SmoothedTrainingSettings,
 )
-from powernorm.lab.tasks.builtin import compare
 from powernorm.lab.tasks.lm.batches import LanguageModelData
 from powernorm.lab.tasks.registry import task_of
 from powernorm.lab.training import batches, fitting

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_training import TRAINING, Configure
+from tiny_training import TRAINING, Configure, compare
 from torch import Tensor, nn
 
 import powernorm
@@ -20,7 +20,7 @@ from powernorm.lab.engine.run import Run
 from powernorm.lab.engine.stopping import Stop
 from powernorm.lab.recipes import recipe
 from powernorm.lab.settings.overrides import override
-from powernorm.lab.tasks.builtin import check_norms, compare
+from powernorm.lab.tasks.builtin import check_norms
 from powernorm.lab.tasks.image.task import build_image_model
 from powernorm.lab.tasks.lm.settings import LanguageModelSettings
 from powernorm.lab.tasks.registry import task_of

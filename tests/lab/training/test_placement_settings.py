@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_training import Configure, of_task
+from tiny_training import Configure, compare, of_task
 
 from powernorm.errors import InputError
 from powernorm.lab.recipes import recipe
 from powernorm.lab.report import read_comparison
 from powernorm.lab.report.loading import _RUN_NAME
 from powernorm.lab.settings.overrides import override
-from powernorm.lab.tasks.builtin import check_norms, compare
+from powernorm.lab.tasks.builtin import check_norms
 from powernorm.lab.tasks.registry import task_of
 from powernorm.norms import Norm
 from powernorm.runs import PLACEMENTS, run_name

@@ -13,14 +13,13 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.distributed as dist
-from tiny_training import of_task, tiny_config
+from tiny_training import compare, of_task, tiny_config
 from tiny_translation import tiny_translation, write_pairs
 
 from norms.processes import run_processes
 from powernorm.errors import InputError
 from powernorm.lab.engine.processes import RepeatedInputError, gather, on_main, summed
 from powernorm.lab.settings.comparison import ComparisonSettings
-from powernorm.lab.tasks.builtin import compare
 from powernorm.lab.tasks.trained_models import load_trained, run_config
 from powernorm.lab.tasks.translation.model import TranslationModel
 from powernorm.lab.tasks.translation.translating import translate_ids

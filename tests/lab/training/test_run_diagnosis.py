@@ -3,11 +3,10 @@
 from pathlib import Path
 
 import pytest
-from tiny_training import tiny_config
+from tiny_training import compare, tiny_config
 
 from powernorm.diagnosis import training_inference_discrepancy
 from powernorm.errors import InputError
-from powernorm.lab.tasks.builtin import compare
 from powernorm.lab.tasks.run_diagnosis import diagnose_run
 from powernorm.lab.tasks.trained_models import load_trained, run_text, training_batches
 from powernorm.runs import CHECKPOINTS_FOLDER

@@ -13,6 +13,7 @@ from same_runs import assert_same_run
 from tiny_translation import tiny_translation, write_pairs
 
 from covering import some_default
+from lab.training.tiny_training import compare
 from powernorm.errors import InputError
 from powernorm.lab.data.corpus import EvaluatedSplit
 from powernorm.lab.engine.events import Event, Measured
@@ -23,7 +24,6 @@ from powernorm.lab.report import read_comparison
 from powernorm.lab.settings.comparison import ComparisonSettings
 from powernorm.lab.settings.overrides import override
 from powernorm.lab.tasks import TASKS
-from powernorm.lab.tasks.builtin import compare
 from powernorm.lab.tasks.registry import task_of
 from powernorm.lab.tasks.settings import settings_of
 from powernorm.lab.tasks.trained_models import load_trained

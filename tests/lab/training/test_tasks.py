@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from minimized import training_losses
-from tiny_training import TRAINING, Configure, of_task
+from tiny_training import TRAINING, Configure, compare, of_task
 
 from powernorm.errors import InputError
 from powernorm.inspection.modules import batch_layers
@@ -16,7 +16,6 @@ from powernorm.lab.data.subwords import encode_corpus
 from powernorm.lab.engine.folders import EARLY
 from powernorm.lab.engine.state import read_checkpoint
 from powernorm.lab.settings.comparison import ComparisonSettings, early_step, to_json
-from powernorm.lab.tasks.builtin import compare
 from powernorm.lab.tasks.registry import task_of
 from powernorm.lab.tasks.settings import settings_from
 from powernorm.lab.tasks.trained_models import load_trained, run_data, training_batches

@@ -4,7 +4,7 @@ from pathlib import Path
 from unittest.mock import patch
 
 import pytest
-from tiny_training import TRAINING, Configure
+from tiny_training import TRAINING, Configure, compare
 
 from powernorm.errors import InputError
 from powernorm.lab.engine.events import Event, RunEnded, RunStarted, StepsDone
@@ -12,7 +12,7 @@ from powernorm.lab.settings.comparison import ComparisonSettings, Study, Variant
 from powernorm.lab.settings.overrides import override
 from powernorm.lab.settings.training import OptimizerSettings
 from powernorm.lab.settings.variants import chosen_norms, description, lines_of
-from powernorm.lab.tasks.builtin import check_norms, compare
+from powernorm.lab.tasks.builtin import check_norms
 from powernorm.lab.tasks.lm.settings import LanguageModelSettings, LanguageModelShape
 from powernorm.lab.tasks.registry import task_of
 from powernorm.lab.tasks.run_settings import comparison_settings

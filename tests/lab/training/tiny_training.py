@@ -1,17 +1,21 @@
-"""A configuration that trains in a second."""
+"""A configuration that trains in a second, and what trains it."""
 
 from collections.abc import Callable
 from dataclasses import fields
+from pathlib import Path
 from typing import Any
 
-from powernorm.lab.settings.comparison import ComparisonSettings, to_json
+from powernorm.lab.engine.grid_training import compare_grid
+from powernorm.lab.settings.comparison import ComparisonSettings, Notes, to_json
 from powernorm.lab.settings.training import (
     OptimizerSettings,
     SmoothedTrainingSettings,
 )
+from powernorm.lab.tasks.builtin import grid_of
 from powernorm.lab.tasks.lm.settings import LanguageModelSettings, LanguageModelShape
 from powernorm.lab.tasks.settings import settings_from, settings_of
 from powernorm.lab.tasks.text_settings import SubwordDataSettings
+from powernorm.runs import ComparisonResults
 
 STEPS = {
     "max_steps": 12,
@@ -68,3 +72,10 @@ def of_task(task: str, config: ComparisonSettings) -> Any:
         known = {item.name for item in fields(owner.__dataclass_fields__[section].type)}
         values[section] = {k: v for k, v in values[section].items() if k in known}
     return settings_from(values | {"task": task})
+
+
+def compare(
+    config: ComparisonSettings, out: Path, *, notes: Notes | None = None, **how: Any
+) -> ComparisonResults:
+    """Train a comparison of a built-in task, in this process and without a word."""
+    return compare_grid(grid_of(config, notes or Notes()), out, **how)

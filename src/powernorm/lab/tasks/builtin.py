@@ -8,9 +8,7 @@ from typing import Any
 import torch
 
 from powernorm.errors import InputError
-from powernorm.lab.engine.events import Listener
 from powernorm.lab.engine.grid import Grid
-from powernorm.lab.engine.grid_training import compare_grid
 from powernorm.lab.engine.line import Line
 from powernorm.lab.settings.comparison import ComparisonSettings, Notes
 from powernorm.lab.settings.variants import (
@@ -23,50 +21,6 @@ from powernorm.lab.tasks.registry import task_of
 from powernorm.lab.tasks.run_settings import comparison_settings, run_settings
 from powernorm.lab.training.norms import norm_options, qk_norm_factory
 from powernorm.lab.training.training import choose_device
-from powernorm.runs import (
-    ComparisonResults,
-)
-
-
-def compare(
-    config: ComparisonSettings,
-    out: Path,
-    *,
-    resume: bool = False,
-    force: bool = False,
-    on_event: Listener | None = None,
-    notes: Notes | None = None,
-) -> ComparisonResults:
-    """Train the same model with every norm and seed, and write the runs and their results.
-
-    `out` receives a folder for each run and `results.json`, rewritten after every run
-    (`powernorm.runs` says what is in them). A run whose loss becomes NaN, or that diverges or
-    fails, is marked so, and the others go on.
-
-    Args:
-        config: what to train; `powernorm.lab.recipes` has presets.
-        out: folder of the comparison.
-        resume: leave runs that are over as they are, and go on with interrupted ones from their
-            last checkpoint, exactly as if they had not been interrupted.
-        force: delete the runs that `out` holds first.
-        on_event: is called with every `powernorm.lab.engine.events.Event`.
-        notes: what `results.json` says beside what was measured.
-
-    Distributed:
-        Under `torchrun` every process calls it. They share each micro-batch and the statistics of
-        the norms; the first one writes the files, in a folder that all can read.
-
-    Returns:
-        The contents of `results.json`.
-
-    Raises:
-        InputError: a setting, the text or `out` cannot be used, before anything is trained; or a
-            checkpoint to go on from is damaged.
-        KeyboardInterrupt: after the interrupted run has been marked in `results.json`.
-        Stopped: the same after SIGTERM or SIGUSR1.
-    """
-    grid = grid_of(config, notes or Notes())
-    return compare_grid(grid, out, resume=resume, force=force, on_event=on_event)
 
 
 def check_norms(config: ComparisonSettings) -> None:

@@ -7,11 +7,10 @@ import torch
 import torch.nn.functional as F
 
 from lab.training.minimized import training_losses
-from lab.training.tiny_training import TRAINING, Configure, of_task
+from lab.training.tiny_training import TRAINING, Configure, compare, of_task
 from powernorm.errors import InputError
 from powernorm.lab.settings.comparison import ComparisonSettings
 from powernorm.lab.settings.overrides import override
-from powernorm.lab.tasks.builtin import compare
 from powernorm.lab.tasks.classify.batches import ClassifiedTextData
 from powernorm.lab.tasks.classify.encoded_texts import EncodedTexts
 from powernorm.lab.tasks.classify.task import build_text_classifier

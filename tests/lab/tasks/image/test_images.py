@@ -5,13 +5,14 @@ from pathlib import Path
 import pytest
 import torch
 
+from lab.training.tiny_training import compare
 from powernorm.errors import InputError
 from powernorm.inspection.modules import batch_layers
 from powernorm.lab.engine.events import DataPrepared, Event
 from powernorm.lab.settings.comparison import ComparisonSettings
 from powernorm.lab.settings.overrides import override
 from powernorm.lab.settings.training import ClassifierTrainingSettings, OptimizerSettings
-from powernorm.lab.tasks.builtin import check_norms, compare
+from powernorm.lab.tasks.builtin import check_norms
 from powernorm.lab.tasks.image.batches import ImageData, accuracy
 from powernorm.lab.tasks.image.convnet import ConvNet
 from powernorm.lab.tasks.image.encoded_images import EncodedImages, encode_images

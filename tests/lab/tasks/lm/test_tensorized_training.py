@@ -8,11 +8,11 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from lab.training.tiny_training import Configure, of_task
+from lab.training.tiny_training import Configure, compare, of_task
 from powernorm.errors import InputError
 from powernorm.lab.models.language_model import LanguageModel
 from powernorm.lab.settings.overrides import override
-from powernorm.lab.tasks.builtin import check_norms, compare
+from powernorm.lab.tasks.builtin import check_norms
 from powernorm.lab.tasks.lm.adaptive_output import AdaptiveLanguageModel
 from powernorm.lab.tasks.registry import task_of
 from powernorm.lab.tasks.run_diagnosis import diagnose_run

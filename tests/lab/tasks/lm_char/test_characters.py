@@ -12,11 +12,11 @@ import torch
 from tiny_characters import tiny_characters, write_stream
 
 from lab.training.same_runs import rows
+from lab.training.tiny_training import compare
 from powernorm.errors import InputError
 from powernorm.lab.engine.events import Event, RunStarted, StepsDone
 from powernorm.lab.settings.comparison import ComparisonSettings
 from powernorm.lab.settings.overrides import override
-from powernorm.lab.tasks.builtin import compare
 from powernorm.lab.tasks.lm_char.model import TransformerXL
 from powernorm.lab.tasks.registry import task_of
 from powernorm.lab.tasks.run_diagnosis import diagnose_run

@@ -9,10 +9,10 @@ import pytest
 import torch
 from tiny_characters import tiny_characters, write_stream
 
+from lab.training.tiny_training import compare
 from norms.processes import run_processes
 from powernorm.lab.engine.events import Event, StepsDone
 from powernorm.lab.settings.comparison import ComparisonSettings
-from powernorm.lab.tasks.builtin import compare
 
 pytestmark = pytest.mark.distributed
 

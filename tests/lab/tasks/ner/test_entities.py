@@ -9,9 +9,9 @@ from tiny_entities import TRAINING, tiny_entities, write_entities
 
 import powernorm
 from lab.training.minimized import training_losses
+from lab.training.tiny_training import compare
 from powernorm.errors import InputError
 from powernorm.lab.settings.comparison import ComparisonSettings
-from powernorm.lab.tasks.builtin import compare
 from powernorm.lab.tasks.ner.encoding import NUM_MARKS, EncodedEntities
 from powernorm.lab.tasks.ner.model import EntityTagger
 from powernorm.lab.tasks.ner.scores import span_scores

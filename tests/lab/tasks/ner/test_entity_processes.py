@@ -8,9 +8,9 @@ import pytest
 import torch
 from tiny_entities import TRAINING, tiny_entities, write_entities
 
+from lab.training.tiny_training import compare
 from norms.processes import run_processes
 from powernorm.lab.settings.comparison import ComparisonSettings
-from powernorm.lab.tasks.builtin import compare
 from powernorm.lab.tasks.trained_models import load_trained
 
 pytestmark = [pytest.mark.distributed, pytest.mark.slow]

@@ -7,13 +7,14 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from lab.training.tiny_training import compare
 from powernorm.errors import InputError
 from powernorm.lab.data.batch import IGNORED
 from powernorm.lab.engine.events import DataPrepared, Event
 from powernorm.lab.settings.comparison import ComparisonSettings
 from powernorm.lab.settings.overrides import override
 from powernorm.lab.settings.training import ClassifierTrainingSettings, OptimizerSettings
-from powernorm.lab.tasks.builtin import check_norms, compare
+from powernorm.lab.tasks.builtin import check_norms
 from powernorm.lab.tasks.parse.batches import STATES, ParsingData, parse_split
 from powernorm.lab.tasks.parse.configurations import NUM_FEATURES
 from powernorm.lab.tasks.parse.encoding import EncodedTreebank

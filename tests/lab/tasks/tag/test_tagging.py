@@ -5,12 +5,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from lab.training.tiny_training import TRAINING, Configure, of_task
+from lab.training.tiny_training import TRAINING, Configure, compare, of_task
 from powernorm.errors import InputError
 from powernorm.lab.data.treebanks import load_treebank
 from powernorm.lab.engine.events import DataPrepared, Event
 from powernorm.lab.settings.comparison import ComparisonSettings
-from powernorm.lab.tasks.builtin import compare
 from powernorm.lab.tasks.registry import task_of
 from powernorm.lab.tasks.trained_models import load_trained, run_text, training_batches
 

@@ -12,12 +12,12 @@ import pytest
 from subword_nmt.apply_bpe import BPE
 from subword_nmt.learn_bpe import learn_bpe
 
+from lab.training.tiny_training import compare
 from powernorm.errors import InputError
 from powernorm.integrations.extras import install_extra
 from powernorm.lab.data.corpus import SPLITS
 from powernorm.lab.recipes import recipe
 from powernorm.lab.settings.overrides import override
-from powernorm.lab.tasks.builtin import compare
 from powernorm.lab.tasks.registry import task_of
 from powernorm.lab.tasks.translation.imported_subwords import (
     Codes,

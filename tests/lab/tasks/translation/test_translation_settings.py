@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from lab.training.tiny_training import compare
 from lab.training.tiny_translation import tiny_translation, write_pairs
 from powernorm.errors import InputError
 from powernorm.lab.settings.training import ScheduleSettings
-from powernorm.lab.tasks.builtin import compare
 from powernorm.lab.tasks.trained_models import load_trained
 from powernorm.lab.training.optimization import rate_factor
 from powernorm.norms import BatchNorm

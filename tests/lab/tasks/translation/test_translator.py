@@ -8,13 +8,12 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from lab.training.tiny_training import tiny_config
+from lab.training.tiny_training import compare, tiny_config
 from lab.training.tiny_translation import tiny_translation, write_pairs
 from powernorm.cli.commands import app
 from powernorm.errors import InputError
 from powernorm.lab.data.subwords import Subwords
 from powernorm.lab.engine.folders import read_json
-from powernorm.lab.tasks.builtin import compare
 from powernorm.lab.tasks.translation.translator import load_translator
 
 
