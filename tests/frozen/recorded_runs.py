@@ -15,7 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -36,7 +36,6 @@ from powernorm.lab.settings.comparison import ComparisonSettings, Notes
 from powernorm.lab.settings.overrides import override
 from powernorm.lab.tasks import TASKS as TASK_NAMES
 from powernorm.lab.tasks.builtin import grid_of
-from powernorm.runs import RunResult
 
 RUNS: Final = Path(__file__).parent / "recorded"
 STEPS: Final = 20
@@ -153,12 +152,12 @@ def buffers(folder: Path) -> dict[str, list[float]]:
     }
 
 
-def measured(result: RunResult) -> dict[str, Any]:
+def measured(result: Mapping[str, Any]) -> dict[str, Any]:
     """Return a result without speeds and times."""
     speeds = ("decoding_tokens_per_second", "parsing_sentences_per_second")
-    kept: dict[str, Any] = {key: getattr(result, key) for key in ("norm", "seed", "status", "tid")}
-    metrics = {k: v for k, v in result.metrics.items() if k not in speeds}
-    return {**kept, "parameters": result.parameters, "metrics": metrics}
+    kept: dict[str, Any] = {key: result[key] for key in ("norm", "seed", "status", "tid")}
+    metrics = {k: v for k, v in result["metrics"].items() if k not in speeds}
+    return {**kept, "parameters": result["parameters"], "metrics": metrics}
 
 
 def resumable(case: str) -> str | None:

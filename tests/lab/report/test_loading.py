@@ -1,4 +1,5 @@
 import json
+import math
 import re
 import shutil
 from pathlib import Path
@@ -8,12 +9,14 @@ import pytest
 from powernorm.errors import InputError
 from powernorm.lab.report import read_comparison, write_report
 from powernorm.lab.report.comparison_tables import run_cells
+from powernorm.lab.schema import read_record, written
 from powernorm.runs import (
     METRICS_FILE,
     NORMS_COLUMNS,
     NORMS_FILE,
     RESULT_FILE,
     RESULTS_FILE,
+    RunResult,
 )
 
 BN = "bn-pre-seed0"
@@ -267,3 +270,13 @@ def test_numbers_that_nothing_can_hold(small_folder: Path) -> None:
     path.write_text('{"format": 1' + 5000 * "0" + "}", encoding="utf-8")
     with pytest.raises(InputError, match=r"results.json: holds a number of thousands of digits"):
         read_comparison(small_folder)
+
+
+def test_a_result_is_written_as_it_was_read(comparison_folder: Path) -> None:
+    """Also a number that is too large for a figure; keys that no field has are left out."""
+    path = comparison_folder / BN / RESULT_FILE
+    change(path, metrics={"loss": 1e200, "first": None})
+    values = json.loads(path.read_text())
+    change(path, steps_per_second=3.0)
+    assert written(read_record(RunResult, path, "", exact=True)) == values
+    assert read_record(RunResult, path, "").metrics["loss"] == math.inf
