@@ -288,7 +288,9 @@ COMPILED: Final = [
         model,
         surgery,
         by,
-        marks=() if (model, surgery) == (WithLengths, "masked") else pytest.mark.slow,
+        marks=()
+        if (model, surgery, by) == (WithLengths, "masked", by_inductor)
+        else pytest.mark.slow,
     )
     for model in MODELS
     for surgery in SURGERIES

@@ -49,7 +49,12 @@ def serial(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@engines
+@pytest.mark.parametrize(
+    "engine",
+    # Of submitit the default suite has the job that is requeued.
+    [ENGINES["ray"], pytest.param(ENGINES["submitit"], marks=pytest.mark.slow)],
+    ids=ENGINES,
+)
 def test_workers_come_to_what_one_process_does(
     serial: Path, tmp_path: Path, engine: dict[str, Any]
 ) -> None:

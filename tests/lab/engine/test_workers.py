@@ -20,6 +20,7 @@ import torch
 import unruly_workers
 from own_training import Classifier, train
 
+from commands import refusal
 from powernorm import lab
 from powernorm.errors import InputError
 from powernorm.lab.engine.events import Event, Notice, RunEnded, RunStarted, StepsDone
@@ -114,6 +115,7 @@ def test_a_run_whose_worker_is_lost_goes_on_in_another(tmp_path: Path) -> None:
 
 
 @needs_two_cores
+@pytest.mark.slow
 def test_a_run_that_always_ends_its_worker_is_given_up_and_the_others_go_on(
     tmp_path: Path,
 ) -> None:
@@ -142,6 +144,7 @@ def test_a_run_that_fails_is_not_tried_by_the_next_worker(tmp_path: Path) -> Non
 
 
 @needs_two_cores
+@pytest.mark.slow
 def test_what_every_worker_would_meet_is_one_error(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"returned no 'accuracy', which is the goal"):
         compared(tmp_path, unruly_workers.without_goal, jobs=2)
@@ -215,13 +218,17 @@ def test_each_worker_sees_one_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert started[-1][-2:] == ["--devices", "2"]
 
 
+def _environment() -> dict[str, str]:
+    paths = [PATHS, os.environ.get("PYTHONPATH", "")]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
 def powernorm(*arguments: str, cwd: Path, **options: Any) -> subprocess.Popen[str]:
-    environment = os.environ | {"PYTHONPATH": PATHS}
     command = [sys.executable, "-m", "powernorm", *arguments]
     return subprocess.Popen(
         command,
         cwd=cwd,
-        env=environment,
+        env=_environment(),
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -288,9 +295,7 @@ def _runs(out: Path) -> list[Mapping[str, Any]]:
 
 
 def test_a_folder_without_a_plan_is_refused(tmp_path: Path) -> None:
-    done = powernorm("work", ".", cwd=tmp_path)
-    _, error = done.communicate(timeout=60)
-    assert done.returncode == 2
+    error = refusal(tmp_path, "work", ".")
     assert "holds no work.json, which says what to train: begin it by" in error
 
 
@@ -343,6 +348,7 @@ def _is_running(pid: int) -> bool:
 
 
 @needs_two_cores
+@pytest.mark.slow
 def test_a_script_is_imported_by_its_workers(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "from own_training import Classifier\n"
@@ -354,9 +360,8 @@ def test_a_script_is_imported_by_its_workers(tmp_path: Path) -> None:
         "    lab.compare(train, 'out', norms=['bn'], seeds=2, goal={'accuracy': 'max'}, jobs=2,\n"
         "                quiet=True, device='cpu')\n"
     )
-    environment = os.environ | {"PYTHONPATH": PATHS}
     subprocess.run(
-        [sys.executable, "mine.py"], cwd=tmp_path, env=environment, check=True, timeout=300
+        [sys.executable, "mine.py"], cwd=tmp_path, env=_environment(), check=True, timeout=300
     )
     assert [run["metrics"]["accuracy"] for run in _runs(tmp_path / "out")] == [0.0, 1.0]
 

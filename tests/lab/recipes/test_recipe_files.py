@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from commands import powernorm
+from commands import powernorm, refusal
 from powernorm.errors import InputError
 from powernorm.lab.recipes import find_recipe, named_recipe, paper_records, read_recipe, recipe
 from powernorm.lab.recipes.files import task_of_path
@@ -167,11 +167,9 @@ def test_the_command_line_runs_a_file_and_prints_one(tmp_path: Path) -> None:
     assert (tmp_path / "runs" / "lm-mine" / "ln-pre-seed2" / "result.json").exists()
     shown = powernorm(tmp_path, "recipes", "show", "iwslt14-shen2020")
     assert shown.out == find_recipe("iwslt14-shen2020").read_text()
-    refused = powernorm(tmp_path, "compare", "mine.toml", "--preset", "demo").refused()
+    refused = refusal(tmp_path, "compare", "mine.toml", "--preset", "demo")
     assert "mine.toml is a recipe of your own, for which --preset means nothing" in refused
-    assert (
-        "cannot be read (No such file" in powernorm(tmp_path, "compare", "nowhere.toml").refused()
-    )
+    assert "cannot be read (No such file" in refusal(tmp_path, "compare", "nowhere.toml")
 
 
 def test_help_lists_the_settings_of_a_task_with_their_defaults(tmp_path: Path) -> None:

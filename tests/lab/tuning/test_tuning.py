@@ -137,7 +137,7 @@ SLOW = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
-    "number", [pytest.param(1, marks=SLOW), 6, pytest.param(14, marks=SLOW), 16]
+    "number", [pytest.param(1, marks=SLOW), 6, *(pytest.param(n, marks=SLOW) for n in (14, 16))]
 )
 def test_an_interrupted_tuning_goes_on_as_if_it_had_not_been(
     whole: Path, tmp_path: Path, number: int
@@ -157,7 +157,8 @@ def test_an_interrupted_tuning_goes_on_as_if_it_had_not_been(
 
 
 @pytest.mark.parametrize(
-    ("method", "number"), [("_ask", 4), pytest.param("tell", 2, marks=SLOW), ("tell", 9)]
+    ("method", "number"),
+    [("_ask", 4), *(pytest.param("tell", number, marks=SLOW) for number in (2, 9))],
 )
 def test_a_tuning_that_was_killed_between_two_trials_goes_on(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, number: int
