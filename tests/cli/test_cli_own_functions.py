@@ -283,6 +283,7 @@ def metrics_of(found: Outcome, runs: Path) -> dict[str, float]:
     return run["metrics"]
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_several_processes_train_as_one(home: Path, tmp_path: Path) -> None:
     """Each on its part of every batch, by the mean of their gradients."""

@@ -51,8 +51,7 @@ def serial(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.mark.parametrize(
     "engine",
-    # Of submitit the default suite has the job that is requeued.
-    [ENGINES["ray"], pytest.param(ENGINES["submitit"], marks=pytest.mark.slow)],
+    [pytest.param(ENGINES["ray"], marks=pytest.mark.slow), ENGINES["submitit"]],
     ids=ENGINES,
 )
 def test_workers_come_to_what_one_process_does(
@@ -116,6 +115,7 @@ def test_an_interrupted_comparison_leaves_no_worker_and_goes_on(
     assert_equal(tmp_path / "serial", tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_a_job_that_is_to_be_requeued_saves_and_goes_on(
     tmp_path: Path,
 ) -> None:

@@ -135,6 +135,7 @@ def test_a_run_that_always_ends_its_worker_is_given_up_and_the_others_go_on(
 
 
 @needs_two_cores
+@pytest.mark.slow
 def test_a_run_that_fails_is_not_tried_by_the_next_worker(tmp_path: Path) -> None:
     found = compared(tmp_path, unruly_workers.failing_with_pn, jobs=2, seeds=1)
     assert {run.norm: run.status for run in found.runs} == {"bn": "finished", "pn": "failed"}
@@ -273,6 +274,7 @@ def test_a_worker_can_be_several_processes(tmp_path: Path) -> None:
     assert {place["worker"] for place in places} == {"worker-1"}
 
 
+@pytest.mark.slow
 def test_processes_started_by_hand_share_a_planned_folder(serial: Path, tmp_path: Path) -> None:
     planned = powernorm(*COMMAND, "--plan", "--threads", "1", cwd=tmp_path)
     out, error = planned.communicate(timeout=120)
@@ -300,14 +302,8 @@ def test_a_folder_without_a_plan_is_refused(tmp_path: Path) -> None:
 
 
 @needs_two_cores
-@pytest.mark.parametrize(
-    "number",
-    [
-        signal.SIGINT,
-        pytest.param(signal.SIGTERM, marks=pytest.mark.slow),
-        pytest.param(signal.SIGKILL, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_an_end_from_outside_leaves_no_process_and_goes_on(tmp_path: Path, number: int) -> None:
     settings = {"steps": 150, "checkpoint_every": 2}
     command = [*COMMAND, "--norms", "ln,bn", "--jobs", "2"]

@@ -156,10 +156,8 @@ def test_an_interrupted_tuning_goes_on_as_if_it_had_not_been(
     assert said(tmp_path) == said(whole)
 
 
-@pytest.mark.parametrize(
-    ("method", "number"),
-    [("_ask", 4), *(pytest.param("tell", number, marks=SLOW) for number in (2, 9))],
-)
+@pytest.mark.parametrize(("method", "number"), [("_ask", 4), ("tell", 2), ("tell", 9)])
+@pytest.mark.slow
 def test_a_tuning_that_was_killed_between_two_trials_goes_on(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, number: int
 ) -> None:
@@ -179,6 +177,7 @@ def test_a_tuning_that_was_killed_between_two_trials_goes_on(
     assert said(tmp_path) == said(whole)
 
 
+@pytest.mark.slow
 def test_more_trials_and_norms_join_later(whole: Path, tmp_path: Path) -> None:
     tuned(tmp_path, trials=1, seeds=2)
     first = json.loads((tmp_path / "ln-seed0" / "config.json").read_text())
