@@ -61,15 +61,18 @@ def test_sigterm_saves_the_step_at_hand(tmp_path: Path, processes: tuple[str, ..
     assert again.returncode == 75
 
 
-def test_the_second_of_two_commands_is_refused_and_the_first_is_not_harmed(tmp_path: Path) -> None:
+def test_the_second_of_two_commands_is_refused_and_the_first_is_not_harmed(
+    tmp_path: Path, text_file: Path
+) -> None:
     chosen = ("compare", "lm", "--preset", "smoke", "--norms", "ln,pn", "--out", "runs", *SMALL)
-    first = start(tmp_path, *chosen, "--set", "training.max_steps=150")
+    chosen += ("--data", str(text_file), "--set", "training.max_steps=400")
+    first = start(tmp_path, *chosen)
     deadline = time.monotonic() + SECONDS
     while not (tmp_path / "runs" / "lease.json").exists():
         assert time.monotonic() < deadline
         time.sleep(0.02)
     for option in ("", "--resume", "--force"):
-        words = [*chosen, "--set", "training.max_steps=150", *([option] if option else [])]
+        words = [*chosen, *([option] if option else [])]
         assert f"process {first.pid}" in refusal(tmp_path, *words)
     _, err = first.communicate(timeout=SECONDS)
     assert first.returncode == 0, err

@@ -49,11 +49,8 @@ def serial(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.mark.parametrize(
-    "engine",
-    [pytest.param(ENGINES["ray"], marks=pytest.mark.slow), ENGINES["submitit"]],
-    ids=ENGINES,
-)
+@pytest.mark.slow
+@engines
 def test_workers_come_to_what_one_process_does(
     serial: Path, tmp_path: Path, engine: dict[str, Any]
 ) -> None:

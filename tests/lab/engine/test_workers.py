@@ -101,17 +101,18 @@ def test_two_at_a_time_come_to_what_one_after_the_other_does(serial: Path, tmp_p
 
 
 @needs_two_cores
-def test_a_run_whose_worker_is_lost_goes_on_in_another(tmp_path: Path) -> None:
-    compared(tmp_path / "one", unruly_workers.killed_once, settings={"after": 0})
+@pytest.mark.parametrize("seeds", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_run_whose_worker_is_lost_goes_on_in_another(tmp_path: Path, seeds: int) -> None:
+    compared(tmp_path / "one", unruly_workers.killed_once, settings={"after": 0}, seeds=seeds)
     events: list[Event] = []
-    compared(tmp_path / "two", unruly_workers.killed_once, jobs=2, events=events)
+    compared(tmp_path / "two", unruly_workers.killed_once, jobs=2, events=events, seeds=seeds)
     results = [said(tmp_path / name) for name in ("one", "two")]
     assert results[0] == results[1]
     lost = [event.message for event in events if isinstance(event, Notice)]
-    assert len(lost) == 4
+    assert len(lost) == 2 * seeds
     assert all("was lost (SIGKILL; see " in message for message in lost)
     logs = "".join(path.read_text() for path in (tmp_path / "two" / "workers").glob("*.log"))
-    assert logs.count("12 steps, from step 8") == 4
+    assert logs.count("12 steps, from step 8") == 2 * seeds
 
 
 @needs_two_cores

@@ -156,13 +156,14 @@ def test_files_hold_nothing_that_is_the_default_anyway(task: str) -> None:
                 assert default is MISSING or value != default, (path.name, name)
 
 
-def test_the_command_line_runs_a_file_and_prints_one(tmp_path: Path) -> None:
+def test_the_command_line_runs_a_file_and_prints_one(tmp_path: Path, text_file: Path) -> None:
     written(
         tmp_path,
         'extends = "lm/smoke"\nnorms = ["ln"]\n[training]\nmax_steps = 5\nvalidate_every = 5\n'
         "monitor_every = 0\ntid_batches = 0\n",
     )
-    done = powernorm(tmp_path, "compare", "mine.toml", "--quiet", "--set", "seeds=2,")
+    chosen = ("--quiet", "--set", "seeds=2,", "--data", text_file)
+    done = powernorm(tmp_path, "compare", "mine.toml", *chosen)
     assert done.code == 0, done.err
     assert (tmp_path / "runs" / "lm-mine" / "ln-pre-seed2" / "result.json").exists()
     shown = powernorm(tmp_path, "recipes", "show", "iwslt14-shen2020")
