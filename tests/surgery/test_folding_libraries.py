@@ -289,7 +289,9 @@ def adapted(**options: Any) -> Any:
     return model.eval().double()
 
 
-@pytest.mark.parametrize("options", [{}, {"use_dora": True}, {"lora_bias": True}])
+@pytest.mark.parametrize(
+    "options", some_default([{}, {"use_dora": True}, {"lora_bias": True}], {"use_dora": True})
+)
 def test_adapters_merge_and_switch_off_after_a_fold(options: dict[str, Any]) -> None:
     model, inputs = adapted(**options), {"input_ids": IDS}
     expected = run(model, inputs)
