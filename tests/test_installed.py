@@ -189,16 +189,24 @@ def in_plain_environment(python: Path, folder: Path, *command: str | Path) -> st
 
 
 def test_a_plain_install_is_usable(installed: Path, tmp_path: Path) -> None:
-    """Layers, surgery, diagnosis, saved models and the commands for them need no extra."""
+    """Layers, surgery, diagnosis and saved models need no extra."""
     python = plain_environment(installed, tmp_path / "plain")
-    said = in_plain_environment(python, tmp_path / "empty", SCRIPTS / "plain_install.py")
+    said = in_plain_environment(python, tmp_path / "empty", SCRIPTS / "plain_install.py", "--few")
     assert str(tmp_path) in said
-    assert "the wheel for all platforms has none" in said
     snippet = README_BLOCK.search((ROOT / "README.md").read_text(encoding="utf-8"))
     assert snippet is not None
     shown = in_plain_environment(python, tmp_path / "snippet", "-c", snippet[1])
     assert "verdict: " in shown
     assert (tmp_path / "snippet" / "folded" / "powernorm.safetensors").is_file()
+
+
+@pytest.mark.slow
+def test_all_commands_of_a_plain_install(installed: Path, tmp_path: Path) -> None:
+    """Those for layers, surgery, diagnosis and saved models need no extra; others name theirs."""
+    python = plain_environment(installed, tmp_path / "plain")
+    said = in_plain_environment(python, tmp_path / "empty", SCRIPTS / "plain_install.py")
+    assert str(tmp_path) in said
+    assert "the wheel for all platforms has none" in said
 
 
 @pytest.mark.slow

@@ -40,7 +40,7 @@ def test_tables_of_modules_are_plain_text(tmp_path: Path) -> None:
         "model = torch.nn.Sequential()\n"
         f"model.add_module({'norm' + ESCAPE!r}, torch.nn.LayerNorm(4))\n"
     )
-    swapped = powernorm(tmp_path, "swap", "theirs:model", fresh=True)
+    swapped = powernorm(tmp_path, "swap", "theirs:model")
     assert swapped.code == 0, swapped.err
     assert "norm�[2J" in swapped.out
     assert ESCAPE not in swapped.out

@@ -58,6 +58,7 @@ def test_an_untested_torch_warns_once(monkeypatch: pytest.MonkeyPatch) -> None:
     powernorm.BatchNorm(2)
 
 
+@pytest.mark.slow
 def test_doctor_knows_a_forced_backend(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("POWERNORM_BACKEND", "eager")
     outcome = powernorm(tmp_path, "doctor", fresh=True)

@@ -105,7 +105,7 @@ def test_bad_input_of_swap(home: Path, arguments: list[str], match: str) -> None
     assert match in refusal(home, "swap", *arguments)
 
 
-@pytest.mark.parametrize("norm", ["bn", "pn-static"])
+@pytest.mark.parametrize("norm", ["bn", pytest.param("pn-static", marks=pytest.mark.slow)])
 def test_fold(runs: Path, tmp_path: Path, norm: str) -> None:
     run = runs / f"{norm}-pre-seed0"
     shown = powernorm(tmp_path, "fold", run)
@@ -221,7 +221,7 @@ def test_what_cannot_be_diagnosed(
 
 def test_scores_of_all_runs_of_a_comparison(runs: Path) -> None:
     more = ("--scores", "valid", "--batches", "2")
-    outcome = powernorm(runs.parent, "diagnose", runs.name, *more, fresh=True)
+    outcome = powernorm(runs.parent, "diagnose", runs.name, *more)
     assert outcome.code == 0, outcome.err
     assert "valid perplexity by running and re-estimated statistics" in outcome.out
     assert "valid perplexity by batch statistics" in outcome.out

@@ -283,11 +283,12 @@ def metrics_of(found: Outcome, runs: Path) -> dict[str, float]:
     return run["metrics"]
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_several_processes_train_as_one(home: Path, tmp_path: Path) -> None:
     """Each on its part of every batch, by the mean of their gradients."""
     shutil.copy(home / "mine.py", tmp_path)
-    one = powernorm(tmp_path, *SHARED, "--out", "one", fresh=True)
+    one = powernorm(tmp_path, *SHARED, "--out", "one")
     two = powernorm(tmp_path, *SHARED, "--out", "two", "--devices", "2", fresh=True)
     alone, together = (metrics_of(one, tmp_path / "one"), metrics_of(two, tmp_path / "two"))
     assert (alone["rows"], together["rows"]) == (16, 8)
@@ -295,16 +296,13 @@ def test_several_processes_train_as_one(home: Path, tmp_path: Path) -> None:
     assert len((tmp_path / "two/rbn-seed0/metrics.csv").read_text().splitlines()) == 7
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
         (("wrap=false",), "differs between the 2 processes.*call run.wrap"),
-        pytest.param(
-            ("rows=1",),
-            "batch of 1 rows cannot be divided among 2 processes",
-            marks=pytest.mark.slow,
-        ),
+        (("rows=1",), "batch of 1 rows cannot be divided among 2 processes"),
     ],
 )
 def test_several_processes_that_would_not_train_as_one(

@@ -63,6 +63,7 @@ def test_what_does_not_fit_is_one_line(home: Path) -> None:
         assert not (home / "out").exists()
 
 
+@pytest.mark.slow
 def test_interrupted_it_says_how_to_go_on_and_does(home: Path) -> None:
     chosen = ("remove", "my_models:build", "--out", "out", *FEW[2:], "--steps", "4000")
     process = start(home, *chosen)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from commands import SECONDS, SMALL, powernorm, start
+from commands import SECONDS, SMALL, powernorm, refusal, start
 
 LONG = (
     *("compare", "lm", "--preset", "smoke", "--norms", "pn", "--out", "runs", *SMALL),
@@ -29,13 +29,11 @@ def last_step(log: Path) -> int:
     return int(log.read_text().splitlines()[-1].partition(",")[0])
 
 
+# In one process the test of a user's function does it, too.
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "processes",
-    [
-        # In one process the test of a user's function does it, too.
-        pytest.param((), marks=pytest.mark.slow),
-        pytest.param(("--devices", "2"), marks=pytest.mark.distributed),
-    ],
+    [(), pytest.param(("--devices", "2"), marks=pytest.mark.distributed)],
     ids=["one process", "two processes"],
 )
 def test_sigterm_saves_the_step_at_hand(tmp_path: Path, processes: tuple[str, ...]) -> None:
@@ -63,23 +61,26 @@ def test_sigterm_saves_the_step_at_hand(tmp_path: Path, processes: tuple[str, ..
     assert again.returncode == 75
 
 
-def test_the_second_of_two_commands_is_refused_and_the_first_is_not_harmed(tmp_path: Path) -> None:
+def test_the_second_of_two_commands_is_refused_and_the_first_is_not_harmed(
+    tmp_path: Path, text_file: Path
+) -> None:
     chosen = ("compare", "lm", "--preset", "smoke", "--norms", "ln,pn", "--out", "runs", *SMALL)
-    first = start(tmp_path, *chosen, "--set", "training.max_steps=300")
+    chosen += ("--data", str(text_file), "--set", "training.max_steps=400")
+    first = start(tmp_path, *chosen)
     deadline = time.monotonic() + SECONDS
     while not (tmp_path / "runs" / "lease.json").exists():
         assert time.monotonic() < deadline
         time.sleep(0.02)
     for option in ("", "--resume", "--force"):
-        words = [*chosen, "--set", "training.max_steps=300", *([option] if option else [])]
-        refused = powernorm(tmp_path, *words).refused()
-        assert f"process {first.pid}" in refused
+        words = [*chosen, *([option] if option else [])]
+        assert f"process {first.pid}" in refusal(tmp_path, *words)
     _, err = first.communicate(timeout=SECONDS)
     assert first.returncode == 0, err
     runs = json.loads((tmp_path / "runs" / "results.json").read_text())["runs"]
     assert [run["status"] for run in runs] == ["finished"] * 2
 
 
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize("raised", ["KeyboardInterrupt", "ImportError('half')", "SystemError"])
 @pytest.mark.parametrize("command", ["norms", "compare", "tune", "remove", "work"])
 def test_ctrl_c_while_torch_is_imported(tmp_path: Path, raised: str, command: str) -> None:

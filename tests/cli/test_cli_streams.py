@@ -8,7 +8,6 @@ from pathlib import Path
 import pytest
 
 from commands import SECONDS, arguments, environment, powernorm
-from covering import some_default
 from lab.report.synthetic import write_comparison
 
 
@@ -61,7 +60,8 @@ def statuses(folder: Path) -> list[str]:
     return [run["status"] for run in runs]
 
 
-@pytest.mark.parametrize("encoding", some_default(["ascii", "latin-1"], "ascii"))
+@pytest.mark.slow
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_what_an_encoding_has_no_letters_for_is_escaped(tmp_path: Path, encoding: str) -> None:
     """The table has a dash that neither has; JSON stays what it was."""
     (tmp_path / "mine.py").write_text(MODULE, "utf-8")
@@ -74,6 +74,7 @@ def test_what_an_encoding_has_no_letters_for_is_escaped(tmp_path: Path, encoding
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
+@pytest.mark.slow
 @pytest.mark.parametrize(("stream", "code"), [(">", 2), ("2>", 0)])
 def test_a_comparison_whose_output_finds_no_room_is_whole(
     tmp_path: Path, stream: str, code: int

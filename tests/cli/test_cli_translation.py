@@ -89,6 +89,7 @@ def start(folder: Path, command: list[str], fault: str = "") -> subprocess.Popen
     )
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_a_lost_process_ends_all(pairs: Path, tmp_path: Path) -> None:
     command = comparison(pairs, "--devices", "2")

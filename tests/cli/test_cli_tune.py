@@ -73,6 +73,7 @@ def test_a_trial_can_be_trained_by_several_processes(home: Path) -> None:
         assert run["ran_on"]["processes"] == 2
 
 
+@pytest.mark.slow
 def test_interrupted_it_says_how_to_go_on_and_does(home: Path, tmp_path: Path) -> None:
     shutil.copy(home / "mine.py", tmp_path)
     command = (*COMMAND, *SEARCH, "--trials", "2", "--set", "seconds=0.5")

@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from covering import some_default
 from integrations.tiny_encoder import TEXTS, write_encoder
 from powernorm.errors import InputError
 from powernorm.integrations.extras import EXTRAS
@@ -88,7 +89,7 @@ def outputs(file: str, *inputs: Any) -> Any:
     return session.run(["output"], dict(zip(names, inputs, strict=True)))[0]
 
 
-@pytest.mark.parametrize("kind", ["dynamic", "matmul", "all"])
+@pytest.mark.parametrize("kind", some_default(["dynamic", "matmul", "all"], "all"))
 def test_norms_folded_on_the_stream_leave_int8_usable(kind: str, home: Path) -> None:
     import numpy
 

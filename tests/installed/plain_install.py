@@ -1,7 +1,8 @@
 """Use an installed powernorm without its extras; a script, not a test.
 
 `tests/test_installed.py` runs it in an environment of the required packages, the wheels' workflow
-in a fresh one. With `--kernels` it wants the compiled library, too.
+in a fresh one. With `--kernels` it wants the compiled library, too; with `--few` it starts few
+processes.
 """
 
 import subprocess
@@ -72,8 +73,11 @@ def check_diagnosis() -> None:
     assert powernorm.diagnose(model, batches).rows
 
 
-def check_extras_are_named() -> None:
-    for module in ("lab", "lab.report", "integrations.huggingface", "integrations.lightning"):
+LIBRARIES = ("lab", "lab.report", "integrations.huggingface", "integrations.lightning")
+
+
+def check_extras_are_named(*modules: str) -> None:
+    for module in modules:
         code = f"import powernorm.{module}"
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
         last = done.stderr.strip().splitlines()[-1]
@@ -140,9 +144,13 @@ if __name__ == "__main__":
     check_layers()
     check_surgery()
     check_diagnosis()
-    check_extras_are_named()
-    with TemporaryDirectory() as folder, chdir(folder):
-        check_commands()
-        check_refusals()
-    check_doctor("--kernels" in sys.argv[1:])
+    if "--few" in sys.argv[1:]:
+        check_extras_are_named("lab")
+        assert "RegularizedBatchNorm" in said("norms")
+    else:
+        check_extras_are_named(*LIBRARIES)
+        with TemporaryDirectory() as folder, chdir(folder):
+            check_commands()
+            check_refusals()
+        check_doctor("--kernels" in sys.argv[1:])
     print(f"powernorm {powernorm.__version__} from {powernorm.__path__[0]}: all is well")

@@ -283,20 +283,10 @@ def test_exports(
     check(model, surgery, by, tmp_path)
 
 
-COMPILED: Final = [
-    pytest.param(
-        model,
-        surgery,
-        by,
-        marks=() if (model, surgery) == (WithLengths, "masked") else pytest.mark.slow,
-    )
-    for model in MODELS
-    for surgery in SURGERIES
-    for by in (by_aotinductor, by_inductor)
-]
-
-
-@pytest.mark.parametrize(("model", "surgery", "by"), COMPILED)
+@pytest.mark.slow
+@pytest.mark.parametrize("by", [by_aotinductor, by_inductor])
+@pytest.mark.parametrize("surgery", SURGERIES)
+@pytest.mark.parametrize("model", MODELS)
 def test_compilers(
     model: type[nn.Module], surgery: str, by: Callable[..., Run], tmp_path: Path
 ) -> None:

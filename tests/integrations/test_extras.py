@@ -17,12 +17,13 @@ ROOT = Path(__file__).parents[2]
 CALLS = [
     ("transformers", "hf", "import powernorm.integrations.huggingface"),
     ("lightning", "lightning", "import powernorm.integrations.lightning"),
-    (
+    pytest.param(
         "transformers",
         "hf",
         "from pathlib import Path\n"
         "from powernorm.integrations.pretrained import load_pretrained\n"
         "load_pretrained(Path('.'))",
+        marks=pytest.mark.slow,
     ),
     (
         "onnxscript",

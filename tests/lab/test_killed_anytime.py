@@ -44,7 +44,8 @@ def check(folder: Path, subject: str, kills: int) -> dict[str, int]:
     return counts
 
 
-@pytest.mark.parametrize("subject", ["own", pytest.param("lm", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("subject", ["own", "lm"])
 def test_killed_at_random_moments(tmp_path: Path, subject: str) -> None:
     check(tmp_path, subject, 3)
 

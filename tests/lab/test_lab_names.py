@@ -28,7 +28,7 @@ def test_unknown_name() -> None:
 @pytest.mark.parametrize(
     ("arguments", "folders"),
     [
-        (("mine:train", "--goal", "loss:min"), set()),
+        pytest.param(("mine:train", "--goal", "loss:min"), set(), marks=pytest.mark.slow),
         (("lm", "--preset", "smoke", "--set", "training.max_steps=2"), {"lm"}),
     ],
 )

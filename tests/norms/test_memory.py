@@ -110,7 +110,6 @@ def test_a_layer_goes_with_its_last_name(case: Case) -> None:
     """It is part of no cycle of references, which would keep its memory until a collection."""
     trained(case)  # what torch keeps from the first time on
     is_enabled = gc.isenabled()
-    gc.collect()
     gc.disable()
     try:
         norm = trained(case)

@@ -13,6 +13,8 @@ import torch
 
 from norms.missing_names import ALL, names
 
+pytestmark = pytest.mark.slow
+
 PROGRAM = Path(__file__).with_name("missing_names.py")
 NEEDS_NONE = ("plain", "evaluated", "batched")
 """Scenarios that need no private name."""

@@ -92,7 +92,7 @@ def averages_over_padding(case: Case) -> bool:
     return case.name in ("pn", "un") and case.options.get("variant") == "released"
 
 
-@pytest.mark.thinned
+@pytest.mark.thinned(1)
 @pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize(
@@ -104,6 +104,7 @@ def test_nothing_reaches_a_gradient(case: Case, residual: bool) -> None:
     torch.testing.assert_close(got, expected)
 
 
+@pytest.mark.thinned(1)
 @pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize(

@@ -99,16 +99,11 @@ def test_equals_one_process(world_size: int, tmp_path: Path) -> None:
         compare(case, whole(case, world_size), [rank[index] for rank in ranks])
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize(
     "names",
-    [
-        ("bn", "pn"),
-        pytest.param(
-            ("brn", "mabn", "un", "prepbn", "taper", "pn-static", "pnv", "rbn"),
-            marks=pytest.mark.slow,
-        ),
-    ],
+    [("bn", "pn"), ("brn", "mabn", "un", "prepbn", "taper", "pn-static", "pnv", "rbn")],
     ids=", ".join,
 )
 def test_compiled_equals_one_process(tmp_path: Path, names: tuple[str, ...]) -> None:

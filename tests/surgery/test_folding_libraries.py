@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 import powernorm
+from covering import some_default
 from powernorm.norms import Norm
 from surgery.foreign_models import output_of, run, seeded, transformers
 from surgery.static_models import left_of, settle
@@ -158,7 +159,7 @@ FOLDING = {
 }
 
 
-@pytest.mark.parametrize("name", FOLDING)
+@pytest.mark.parametrize("name", some_default(FOLDING, "falcon", "xlnet", "conformer"))
 def test_folds_wholly(name: str) -> None:
     build, count = FOLDING[name]
     model, inputs = build()
@@ -167,6 +168,7 @@ def test_folds_wholly(name: str) -> None:
     assert left == ["fold"] * count
 
 
+@pytest.mark.slow
 def test_images_of_other_sizes_that_swin_pads() -> None:
     model, inputs = swin()
     other = {"pixel_values": images(20)}  # 10 patches, then 5: no multiple of the window
@@ -175,7 +177,7 @@ def test_images_of_other_sizes_that_swin_pads() -> None:
     assert (run(model, other) - expected).abs().max() <= 1e-12 * expected.abs().max()
 
 
-@pytest.mark.parametrize("verify", [True, False])
+@pytest.mark.parametrize("verify", some_default([True, False], True))
 def test_mamba_reads_the_type_of_its_norms(verify: bool) -> None:
     config = transformers().MambaConfig(
         vocab_size=VOCABULARY, hidden_size=8, state_size=4, num_hidden_layers=2
@@ -224,7 +226,7 @@ def t5gemma() -> nn.Module:
     return transformers().T5GemmaForConditionalGeneration(config)
 
 
-@pytest.mark.parametrize("build", [umt5, switch, t5gemma])
+@pytest.mark.parametrize("build", some_default([umt5, switch, t5gemma], umt5))
 def test_untied_models_stay_so_and_keep_their_configuration(
     build: Callable[[], nn.Module], tmp_path: Path
 ) -> None:
@@ -287,7 +289,9 @@ def adapted(**options: Any) -> Any:
     return model.eval().double()
 
 
-@pytest.mark.parametrize("options", [{}, {"use_dora": True}, {"lora_bias": True}])
+@pytest.mark.parametrize(
+    "options", some_default([{}, {"use_dora": True}, {"lora_bias": True}], {"use_dora": True})
+)
 def test_adapters_merge_and_switch_off_after_a_fold(options: dict[str, Any]) -> None:
     model, inputs = adapted(**options), {"input_ids": IDS}
     expected = run(model, inputs)

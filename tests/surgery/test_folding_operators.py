@@ -52,6 +52,7 @@ def check(model: nn.Module, x: Tensor, *others: Tensor) -> str:
 # Convolutions in groups: each row reads the channels of its own group.
 
 
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize("groups", [1, 2, 3, C])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("out", [C, 2 * C])

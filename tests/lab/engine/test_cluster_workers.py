@@ -49,6 +49,7 @@ def serial(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
+@pytest.mark.slow
 @engines
 def test_workers_come_to_what_one_process_does(
     serial: Path, tmp_path: Path, engine: dict[str, Any]
@@ -111,6 +112,7 @@ def test_an_interrupted_comparison_leaves_no_worker_and_goes_on(
     assert_equal(tmp_path / "serial", tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_a_job_that_is_to_be_requeued_saves_and_goes_on(
     tmp_path: Path,
 ) -> None:

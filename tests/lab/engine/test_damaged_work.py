@@ -56,7 +56,7 @@ def own(tmp_path: Path) -> Path:
     return tmp_path
 
 
-@pytest.mark.parametrize("kind", ["own", "built in"])
+@pytest.mark.parametrize("kind", ["own", pytest.param("built in", marks=pytest.mark.slow)])
 def test_any_part_of_it(kind: str, own: Path, tmp_path: Path) -> None:
     path = own / "work.json"
     record = read_json(path)

@@ -288,6 +288,7 @@ def test_a_race_that_was_interrupted_comes_to_the_same(whole: Path, tmp_path: Pa
 
 
 @needs_two_cores
+@pytest.mark.slow
 def test_a_race_of_two_at_a_time_comes_to_the_same(whole: Path, tmp_path: Path) -> None:
     compared(tmp_path, jobs=2)
     assert said(tmp_path) == said(whole)

@@ -20,6 +20,7 @@ import torch
 import unruly_workers
 from own_training import Classifier, train
 
+from commands import refusal
 from powernorm import lab
 from powernorm.errors import InputError
 from powernorm.lab.engine.events import Event, Notice, RunEnded, RunStarted, StepsDone
@@ -100,20 +101,22 @@ def test_two_at_a_time_come_to_what_one_after_the_other_does(serial: Path, tmp_p
 
 
 @needs_two_cores
-def test_a_run_whose_worker_is_lost_goes_on_in_another(tmp_path: Path) -> None:
-    compared(tmp_path / "one", unruly_workers.killed_once, settings={"after": 0})
+@pytest.mark.parametrize("seeds", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_run_whose_worker_is_lost_goes_on_in_another(tmp_path: Path, seeds: int) -> None:
+    compared(tmp_path / "one", unruly_workers.killed_once, settings={"after": 0}, seeds=seeds)
     events: list[Event] = []
-    compared(tmp_path / "two", unruly_workers.killed_once, jobs=2, events=events)
+    compared(tmp_path / "two", unruly_workers.killed_once, jobs=2, events=events, seeds=seeds)
     results = [said(tmp_path / name) for name in ("one", "two")]
     assert results[0] == results[1]
     lost = [event.message for event in events if isinstance(event, Notice)]
-    assert len(lost) == 4
+    assert len(lost) == 2 * seeds
     assert all("was lost (SIGKILL; see " in message for message in lost)
     logs = "".join(path.read_text() for path in (tmp_path / "two" / "workers").glob("*.log"))
-    assert logs.count("12 steps, from step 8") == 4
+    assert logs.count("12 steps, from step 8") == 2 * seeds
 
 
 @needs_two_cores
+@pytest.mark.slow
 def test_a_run_that_always_ends_its_worker_is_given_up_and_the_others_go_on(
     tmp_path: Path,
 ) -> None:
@@ -133,6 +136,7 @@ def test_a_run_that_always_ends_its_worker_is_given_up_and_the_others_go_on(
 
 
 @needs_two_cores
+@pytest.mark.slow
 def test_a_run_that_fails_is_not_tried_by_the_next_worker(tmp_path: Path) -> None:
     found = compared(tmp_path, unruly_workers.failing_with_pn, jobs=2, seeds=1)
     assert {run.norm: run.status for run in found.runs} == {"bn": "finished", "pn": "failed"}
@@ -142,6 +146,7 @@ def test_a_run_that_fails_is_not_tried_by_the_next_worker(tmp_path: Path) -> Non
 
 
 @needs_two_cores
+@pytest.mark.slow
 def test_what_every_worker_would_meet_is_one_error(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"returned no 'accuracy', which is the goal"):
         compared(tmp_path, unruly_workers.without_goal, jobs=2)
@@ -215,13 +220,17 @@ def test_each_worker_sees_one_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     assert started[-1][-2:] == ["--devices", "2"]
 
 
+def _environment() -> dict[str, str]:
+    paths = [PATHS, os.environ.get("PYTHONPATH", "")]
+    return os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, paths))}
+
+
 def powernorm(*arguments: str, cwd: Path, **options: Any) -> subprocess.Popen[str]:
-    environment = os.environ | {"PYTHONPATH": PATHS}
     command = [sys.executable, "-m", "powernorm", *arguments]
     return subprocess.Popen(
         command,
         cwd=cwd,
-        env=environment,
+        env=_environment(),
         text=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -266,6 +275,7 @@ def test_a_worker_can_be_several_processes(tmp_path: Path) -> None:
     assert {place["worker"] for place in places} == {"worker-1"}
 
 
+@pytest.mark.slow
 def test_processes_started_by_hand_share_a_planned_folder(serial: Path, tmp_path: Path) -> None:
     planned = powernorm(*COMMAND, "--plan", "--threads", "1", cwd=tmp_path)
     out, error = planned.communicate(timeout=120)
@@ -288,21 +298,13 @@ def _runs(out: Path) -> list[Mapping[str, Any]]:
 
 
 def test_a_folder_without_a_plan_is_refused(tmp_path: Path) -> None:
-    done = powernorm("work", ".", cwd=tmp_path)
-    _, error = done.communicate(timeout=60)
-    assert done.returncode == 2
+    error = refusal(tmp_path, "work", ".")
     assert "holds no work.json, which says what to train: begin it by" in error
 
 
 @needs_two_cores
-@pytest.mark.parametrize(
-    "number",
-    [
-        signal.SIGINT,
-        pytest.param(signal.SIGTERM, marks=pytest.mark.slow),
-        pytest.param(signal.SIGKILL, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_an_end_from_outside_leaves_no_process_and_goes_on(tmp_path: Path, number: int) -> None:
     settings = {"steps": 150, "checkpoint_every": 2}
     command = [*COMMAND, "--norms", "ln,bn", "--jobs", "2"]
@@ -343,6 +345,7 @@ def _is_running(pid: int) -> bool:
 
 
 @needs_two_cores
+@pytest.mark.slow
 def test_a_script_is_imported_by_its_workers(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "from own_training import Classifier\n"
@@ -354,9 +357,8 @@ def test_a_script_is_imported_by_its_workers(tmp_path: Path) -> None:
         "    lab.compare(train, 'out', norms=['bn'], seeds=2, goal={'accuracy': 'max'}, jobs=2,\n"
         "                quiet=True, device='cpu')\n"
     )
-    environment = os.environ | {"PYTHONPATH": PATHS}
     subprocess.run(
-        [sys.executable, "mine.py"], cwd=tmp_path, env=environment, check=True, timeout=300
+        [sys.executable, "mine.py"], cwd=tmp_path, env=_environment(), check=True, timeout=300
     )
     assert [run["metrics"]["accuracy"] for run in _runs(tmp_path / "out")] == [0.0, 1.0]
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from commands import powernorm
+from commands import powernorm, refusal
 from powernorm.errors import InputError
 from powernorm.lab.recipes import find_recipe, named_recipe, paper_records, read_recipe, recipe
 from powernorm.lab.recipes.files import task_of_path
@@ -156,22 +156,21 @@ def test_files_hold_nothing_that_is_the_default_anyway(task: str) -> None:
                 assert default is MISSING or value != default, (path.name, name)
 
 
-def test_the_command_line_runs_a_file_and_prints_one(tmp_path: Path) -> None:
+def test_the_command_line_runs_a_file_and_prints_one(tmp_path: Path, text_file: Path) -> None:
     written(
         tmp_path,
         'extends = "lm/smoke"\nnorms = ["ln"]\n[training]\nmax_steps = 5\nvalidate_every = 5\n'
         "monitor_every = 0\ntid_batches = 0\n",
     )
-    done = powernorm(tmp_path, "compare", "mine.toml", "--quiet", "--set", "seeds=2,")
+    chosen = ("--quiet", "--set", "seeds=2,", "--data", text_file)
+    done = powernorm(tmp_path, "compare", "mine.toml", *chosen)
     assert done.code == 0, done.err
     assert (tmp_path / "runs" / "lm-mine" / "ln-pre-seed2" / "result.json").exists()
     shown = powernorm(tmp_path, "recipes", "show", "iwslt14-shen2020")
     assert shown.out == find_recipe("iwslt14-shen2020").read_text()
-    refused = powernorm(tmp_path, "compare", "mine.toml", "--preset", "demo").refused()
+    refused = refusal(tmp_path, "compare", "mine.toml", "--preset", "demo")
     assert "mine.toml is a recipe of your own, for which --preset means nothing" in refused
-    assert (
-        "cannot be read (No such file" in powernorm(tmp_path, "compare", "nowhere.toml").refused()
-    )
+    assert "cannot be read (No such file" in refusal(tmp_path, "compare", "nowhere.toml")
 
 
 def test_help_lists_the_settings_of_a_task_with_their_defaults(tmp_path: Path) -> None:

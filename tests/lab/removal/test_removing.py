@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 import powernorm
+from covering import some_default
 from integrations.tiny_encoder import TEXTS, WORDS, write_encoder
 from lab.training.tiny_training import Configure, compare
 from powernorm.errors import InputError
@@ -87,7 +88,7 @@ def stop_at(step: int, error: BaseException) -> Callable[[Event], None]:
     return listen
 
 
-@pytest.mark.parametrize("method", ["match", "freeze-in-turn"])
+@pytest.mark.parametrize("method", some_default(["match", "freeze-in-turn"], "match"))
 def test_goes_on_exactly_as_if_it_had_not_been_interrupted(
     run: Path, tmp_path: Path, method: str
 ) -> None:
@@ -249,7 +250,9 @@ HEADS = (
 )
 
 
-@pytest.mark.parametrize("head", HEADS)
+@pytest.mark.parametrize(
+    "head", some_default(HEADS, "BertModel", "GPT2LMHeadModel", "BertForSequenceClassification")
+)
 def test_hugging_face_folder_becomes_one_that_load_reads(head: str, tmp_path: Path) -> None:
     folder, text = pretrained(tmp_path, head)
     small = ["data.batch_size=4", "data.sequence_length=8", "training.validation_tokens=64"]
@@ -268,7 +271,7 @@ def test_hugging_face_folder_becomes_one_that_load_reads(head: str, tmp_path: Pa
     assert ("valid_divergence" in removed.metrics) == has_logits
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", some_default([torch.bfloat16, torch.float16], torch.bfloat16))
 def test_folder_in_half_precision_is_trained_in_float32(dtype: torch.dtype, tmp_path: Path) -> None:
     import transformers
 

@@ -10,6 +10,7 @@ from same_runs import assert_same_run
 from tiny_training import compare, of_task, tiny_config
 from tiny_translation import tiny_translation, write_pairs
 
+from covering import some_default
 from lab.tasks.lm_char.tiny_characters import tiny_characters
 from powernorm.errors import InputError
 from powernorm.lab.settings.comparison import ComparisonSettings
@@ -51,7 +52,10 @@ def few_batches(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize(
     "case",
-    ["lm bn", "lm rbn", "lm pn", "translation pn", "translation mabn", "lm-char bn", "mlm brn"],
+    some_default(
+        ["lm bn", "lm rbn", "lm pn", "translation pn", "translation mabn", "lm-char bn", "mlm brn"],
+        *("lm bn", "translation pn", "lm-char bn", "mlm brn"),
+    ),
 )
 def test_a_run_trains_as_it_would_without(case: str, text: Path, tmp_path: Path) -> None:
     """The same logs, weights and random numbers to the bit."""

@@ -137,7 +137,7 @@ SLOW = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
-    "number", [pytest.param(1, marks=SLOW), 6, pytest.param(14, marks=SLOW), 16]
+    "number", [pytest.param(1, marks=SLOW), 6, *(pytest.param(n, marks=SLOW) for n in (14, 16))]
 )
 def test_an_interrupted_tuning_goes_on_as_if_it_had_not_been(
     whole: Path, tmp_path: Path, number: int
@@ -156,9 +156,8 @@ def test_an_interrupted_tuning_goes_on_as_if_it_had_not_been(
     assert said(tmp_path) == said(whole)
 
 
-@pytest.mark.parametrize(
-    ("method", "number"), [("_ask", 4), pytest.param("tell", 2, marks=SLOW), ("tell", 9)]
-)
+@pytest.mark.parametrize(("method", "number"), [("_ask", 4), ("tell", 2), ("tell", 9)])
+@pytest.mark.slow
 def test_a_tuning_that_was_killed_between_two_trials_goes_on(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, number: int
 ) -> None:
@@ -178,6 +177,7 @@ def test_a_tuning_that_was_killed_between_two_trials_goes_on(
     assert said(tmp_path) == said(whole)
 
 
+@pytest.mark.slow
 def test_more_trials_and_norms_join_later(whole: Path, tmp_path: Path) -> None:
     tuned(tmp_path, trials=1, seeds=2)
     first = json.loads((tmp_path / "ln-seed0" / "config.json").read_text())

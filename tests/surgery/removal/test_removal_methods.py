@@ -40,6 +40,7 @@ def removed(name: MethodName, original: nn.Module, num_steps: int = 30) -> Remov
     return removal
 
 
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize("name", METHODS)
 @pytest.mark.parametrize("norm", [nn.LayerNorm, nn.RMSNorm])
 def test_ends_in_a_model_that_folds_and_is_near_the_original(

@@ -58,6 +58,7 @@ def memory(out: Path) -> list[dict[str, torch.Tensor]]:
     return lanes
 
 
+@pytest.mark.slow
 def test_two_processes_equal_one(tmp_path: Path) -> None:
     stream = write_stream(tmp_path / "stream")
     two, one = tmp_path / "two", tmp_path / "one"

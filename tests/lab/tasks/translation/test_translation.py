@@ -357,6 +357,7 @@ def test_dropout_of_activations_is_that_of_the_rest_where_not_given() -> None:
     assert found == {0.1: 4, 0.3: 1 + 2 * 2 + 2 * 3}
 
 
+@pytest.mark.slow
 def test_compiled_model_equals_the_eager_one() -> None:
     model = build("bn", num_layers=1)
     compiled = torch.compile(
