@@ -202,7 +202,7 @@ def test_a_plain_install_is_usable(installed: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_all_commands_of_a_plain_install(installed: Path, tmp_path: Path) -> None:
-    """Those for layers, surgery, diagnosis and saved models need no extra; others name theirs."""
+    """Commands for layers, surgery and diagnosis need no extra; others name theirs."""
     python = plain_environment(installed, tmp_path / "plain")
     said = in_plain_environment(python, tmp_path / "empty", SCRIPTS / "plain_install.py")
     assert str(tmp_path) in said

@@ -16,7 +16,10 @@ ROOT = Path(__file__).parents[2]
 
 CALLS = [
     ("transformers", "hf", "import powernorm.integrations.huggingface"),
-    ("lightning", "lightning", "import powernorm.integrations.lightning"),
+    pytest.param(
+        *("lightning", "lightning", "import powernorm.integrations.lightning"),
+        marks=pytest.mark.slow,
+    ),
     pytest.param(
         "transformers",
         "hf",

@@ -33,11 +33,13 @@ def test_unknown_name() -> None:
     ],
 )
 def test_a_comparison_imports_no_other_task(
-    tmp_path: Path, arguments: tuple[str, ...], folders: set[str]
+    tmp_path: Path, text_file: Path, arguments: tuple[str, ...], folders: set[str]
 ) -> None:
     """Each brings libraries of its own."""
     (tmp_path / "mine.py").write_text("def train(run):\n    return {'loss': len(run.norm)}\n")
     command = ["powernorm", "compare", *arguments, "--norms", "ln", "--out", "out", "--quiet"]
+    if folders:
+        command += ["--data", str(text_file)]
     code = (
         f"import sys, contextlib\nsys.argv = {command}\nfrom powernorm.cli import main\n"
         "with contextlib.suppress(SystemExit): main()\nprint(*sys.modules)"

@@ -155,6 +155,7 @@ def test_called_once_no_hook_is_left() -> None:
     assert not has_hooks(Net())
 
 
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 @pytest.mark.parametrize("to", ["ln", "rbn"])
 def test_compiled_in_one_graph(to: str, backend: str) -> None:

@@ -42,7 +42,6 @@ def folded_small() -> nn.Module:
         ["bert", "gpt2", "language-model", "torch-encoder", "bart", "t5", "timm-vit", "patchtst"],
         "gpt2",
         "torch-encoder",
-        "t5",
     ),
 )
 def test_a_folded_model_comes_back(name: str, tmp_path: Path) -> None:
