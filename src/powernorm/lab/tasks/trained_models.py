@@ -79,6 +79,10 @@ def load_trained(path: Path) -> TrainedModel:
             f"{config.parent} is a run of {own['task']}, a function of your own, whose model is "
             "not known: powernorm.lab.saved_states reads what it tracked"
         )
+    if checkpoint.is_symlink() and not checkpoint.exists():
+        raise InputError(f"{checkpoint} is a link that leads nowhere: restore the file")
+    if checkpoint != path and checkpoint.is_dir():
+        raise InputError(f"{checkpoint} is a folder, and no checkpoint: restore the file")
     if not checkpoint.is_file() or not config.is_file():
         runs = [str(run) for run in find_runs(path)]
         example = " or ".join(runs[:3]) or "runs/lm-demo/bn-pre-seed0, or a checkpoint in it"
