@@ -49,6 +49,14 @@ def test_what_is_no_file_of_ours_is_refused_by_name(tmp_path: Path, kind: str) -
     assert not victim.exists() or victim.read_text() == "precious"
 
 
+def test_a_folder_in_place_of_a_file_stays(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
+    path.mkdir()
+    with pytest.raises(InputError, match=r"metrics\.csv is a folder, and a file has to be there"):
+        write(path, "x")
+    assert list(tmp_path.iterdir()) == [path]
+
+
 def test_a_folder_goes_without_what_its_links_lead_to(tmp_path: Path) -> None:
     victim = victim_in(tmp_path)
     (tmp_path / "run").mkdir()

@@ -30,10 +30,12 @@ def replacing(path: Path) -> Iterator[BinaryIO]:
     Where the block raises, what was there stays.
 
     Raises:
-        InputError: a link or something else that is no file is in its place.
+        InputError: a link, a folder or something else that is no file is in its place.
         OSError: the folder cannot be written.
     """
     check_own(path)
+    if path.is_dir():
+        raise InputError(f"{path} is a folder, and a file has to be there: remove it")
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")  # see _DRAFT
     try:
         with draft.open("x+b") as file:  # which follows no link

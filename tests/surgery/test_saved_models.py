@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable
@@ -350,6 +351,9 @@ def test_an_edited_configuration_is_noticed(tmp_path: Path) -> None:
         powernorm.load(tmp_path, small())
     (tmp_path / CONFIG).unlink()
     with pytest.raises(InputError, match="cannot be read"):
+        powernorm.load(tmp_path, small())
+    os.mkfifo(tmp_path / CONFIG)
+    with pytest.raises(InputError, match="is no regular file"):
         powernorm.load(tmp_path, small())
 
 

@@ -84,7 +84,13 @@ def read_work(out: Path) -> Grid:
         )
     record = _checked(_Work, path, read_json(path))
     trial = None if record.trial is None else _trial(path, record.trial)
-    return replace(_recorded_grid(out, record), race=record.race, trial=trial, log_to=record.log_to)
+    try:
+        grid = _recorded_grid(out, record)
+    except InputError as error:
+        if str(out) in str(error):
+            raise
+        raise InputError(f"{path}: {error}") from error
+    return replace(grid, race=record.race, trial=trial, log_to=record.log_to)
 
 
 def named_code(out: Path) -> list[str]:

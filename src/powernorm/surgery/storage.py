@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from powernorm.checksums import check_seal, save_sealed_tensors
 from powernorm.errors import InputError
-from powernorm.files import replacing
+from powernorm.files import check_regular, replacing
 from powernorm.json_reading import parse_json
 from powernorm.norms import Norm
 from powernorm.runs import COMPARISON_FILE, CONFIG_FILE, MODEL_FILE, RESULTS_FILE
@@ -195,6 +195,7 @@ def read_config(folder: Path) -> dict[str, Any]:
     """
     file = folder / CONFIG_FILE
     try:
+        check_regular(file)
         # As transformers writes it, which is not quite JSON: there may be an Infinity.
         found = json.loads(file.read_bytes())
     except OSError as error:

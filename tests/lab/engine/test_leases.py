@@ -138,7 +138,16 @@ def test_a_stopped_process_is_not_taken_for_a_dead_one(tmp_path: Path) -> None:
         process.communicate()
 
 
-@pytest.mark.parametrize("content", ["", "[]", '{"key": 1}', "nonsense"])
+OWNER = {"key": "k", "host": "h", "machine": "m", "pid": 1, "since": "now", "released": True}
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *("", "[]", '{"key": 1}', "nonsense"),
+        *(json.dumps({**OWNER, "number": number}) for number in ("1", None, True)),
+    ],
+)
 def test_a_damaged_lease_is_named(tmp_path: Path, content: str) -> None:
     (tmp_path / LEASE_FILE).write_text(content)
     with pytest.raises(InputError, match=f"{LEASE_FILE}.*remove it"):

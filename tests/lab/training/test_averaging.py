@@ -120,6 +120,10 @@ def test_the_average_of_the_last_one_is_the_last(tmp_path: Path) -> None:
     last = load_file(folder / "checkpoints" / "step-16.safetensors")
     average = load_file(folder / "checkpoints" / "average.safetensors")
     assert all(torch.equal(average[name], last[name]) for name in last)
+    (folder / "checkpoints" / "average.safetensors").unlink()
+    with pytest.raises(InputError, match=r"average\.safetensors is missing, .*best\.ckpt"):
+        load_trained(folder)
+    assert load_trained(folder / "checkpoints" / "best.ckpt").step
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import threading
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Final
@@ -234,8 +234,9 @@ def _check_free(folder: Path, owner: Owner | None, lifetime: float) -> None:
 def _age(folder: Path) -> float:
     """Return the seconds since the last sign of life, both by the clock of the file system."""
     now = folder / LOCK_FILE
-    now.touch()
     lease = folder / LEASE_FILE
+    check_own(now, lease)
+    now.touch()
     age = now.stat().st_mtime - lease.stat().st_mtime
     if age < 0:
         # By a clock that is ahead. From here on it ages; an owner that lives gives another sign.
@@ -254,9 +255,13 @@ def read_owner(folder: Path) -> Owner | None:
             return None
         raise
     try:
-        return Owner(**values)
+        owner = Owner(**values)
     except TypeError as error:
         raise InputError(f"{path} is no lease ({error}): {fix}") from error
+    wrong = [one.name for one in fields(Owner) if type(getattr(owner, one.name)) is not one.type]
+    if wrong:
+        raise InputError(f"{path} is no lease ({wrong[0]} is of another type): {fix}")
+    return owner
 
 
 def _write(path: Path, owner: Owner) -> None:
@@ -278,7 +283,7 @@ def _is_running(pid: int) -> bool:
         return True
     try:
         os.kill(pid, 0)
-    except ProcessLookupError:
+    except (ProcessLookupError, OverflowError):  # no process has a number so large
         return False
     except OSError:
         return True

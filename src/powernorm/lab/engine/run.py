@@ -308,10 +308,11 @@ class Run:
             self._tracked.add(name, thing)
         checkpoint = self._tracked.checkpoint
         if checkpoint is not None:
-            self.step = self._saved_step = int(checkpoint["step"])
-            self._lost_rows = int(checkpoint["lost_rows"])
-            self.is_nonfinite = self._lost_rows >= LOST_ROWS
-            self._best_of_trial, self.is_pruned = checkpoint["trial"]
+            with self._tracked.naming():
+                self.step = self._saved_step = int(checkpoint["step"])
+                self._lost_rows = int(checkpoint["lost_rows"])
+                self.is_nonfinite = self._lost_rows >= LOST_ROWS
+                self._best_of_trial, self.is_pruned = checkpoint["trial"]
             # For loops of the user's own; `steps` does it again, just before the first batch.
             self._tracked.set_random_states()
 
@@ -738,7 +739,8 @@ class Run:
     def seconds(self) -> float:
         """Seconds that the run took so far, over all its sittings."""
         checkpoint = self._tracked.checkpoint
-        before = 0.0 if checkpoint is None else float(checkpoint["seconds"])
+        with self._tracked.naming():
+            before = 0.0 if checkpoint is None else float(checkpoint["seconds"])
         return before + time.perf_counter() - self._started
 
     @property
@@ -788,7 +790,8 @@ class Run:
         if self.num_steps is None and hasattr(batches, "__len__"):
             self.num_steps = len(batches)
         if self._tracked.checkpoint is not None:
-            self._go_on(self._tracked.checkpoint)
+            with self._tracked.naming():
+                self._go_on(self._tracked.checkpoint)
         elif self._snapshots is not None and is_main():
             self._snapshots.forget_after(0)
         self.listener(

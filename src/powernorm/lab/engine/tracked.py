@@ -1,11 +1,11 @@
 """What a run tracks, and the checkpoint that its states are kept in."""
 
 import shutil
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +24,7 @@ from powernorm.lab.engine.folders import LAST, owner_of
 from powernorm.lab.engine.logs import Writing
 from powernorm.lab.engine.processes import gather, is_main, num_processes, on_main, rank
 from powernorm.lab.engine.state import (
+    FIX,
     Stateful,
     gradients_of,
     random_states,
@@ -35,6 +36,9 @@ from powernorm.lab.engine.state import (
     write_checkpoint,
 )
 from powernorm.runs import CHECKPOINTS_FOLDER
+
+_WRONG: Final = (AttributeError, LookupError, OverflowError, RuntimeError, TypeError, ValueError)
+"""What a part of a checkpoint raises that is of another type than it was written with."""
 
 
 class Tracked:
@@ -62,7 +66,10 @@ class Tracked:
     @property
     def step(self) -> int | None:
         """Number of steps that were done at the checkpoint; None without one."""
-        return None if self.checkpoint is None else int(self.checkpoint["step"])
+        if self.checkpoint is None:
+            return None
+        with self.naming():
+            return int(self.checkpoint["step"])
 
     def add(self, name: str, thing: Any) -> None:
         """Track an object, and set it to its state in the checkpoint, if there is one.
@@ -80,14 +87,33 @@ class Tracked:
         self._things[name] = thing
         if self.checkpoint is None:
             return
-        states = self.checkpoint["states"]
-        if name not in states:
-            raise InputError(
-                f"the checkpoint of {self._folder} holds {', '.join(states)} and no {name!r}: "
-                "track the same things as before, or use --force to begin anew"
-            )
-        restore(name, self._kept(thing), states[name])
-        restore_gradients(thing, self.checkpoint["gradients"].get(name, {}))
+        with self.naming():
+            states = self.checkpoint["states"]
+            if name not in states:
+                raise InputError(
+                    f"the checkpoint of {self._folder} holds {', '.join(states)} and no {name!r}: "
+                    "track the same things as before, or use --force to begin anew"
+                )
+            restore(name, self._kept(thing), states[name])
+            restore_gradients(thing, self.checkpoint["gradients"].get(name, {}))
+
+    @contextmanager
+    def naming(self) -> Iterator[None]:
+        """Let errors of what is taken from the checkpoint name its file.
+
+        Raises:
+            InputError: something in it is not as `save` wrote it, or does not fit.
+        """
+        path = self._folder / CHECKPOINTS_FOLDER / LAST
+        try:
+            yield
+        except InputError as error:
+            if str(self._folder) in str(error):
+                raise
+            raise InputError(f"{path}: {error}") from error
+        except _WRONG as error:
+            reason = f"{type(error).__name__} {str(error).partition(chr(10))[0]}"
+            raise InputError(f"{path} is not a checkpoint of this run ({reason}): {FIX}") from error
 
     def check_complete(self) -> None:
         """Raise an InputError where the checkpoint has states of objects that are not tracked."""
@@ -104,9 +130,12 @@ class Tracked:
 
         With another number of processes than then, each goes on with numbers of its own.
         """
-        states = self.checkpoint["random"] if self.checkpoint is not None else []
-        if len(states) == num_processes():
-            set_random_states(states[rank()])
+        if self.checkpoint is None:
+            return
+        with self.naming():
+            states = self.checkpoint["random"]
+            if len(states) == num_processes():
+                set_random_states(states[rank()])
 
     def save(self, content: Mapping[str, Any], copies: Sequence[str] = ()) -> None:
         """Write last.ckpt: all states, those of the generators of every process, and `content`.

@@ -1,6 +1,7 @@
 """Models out of the run folders of a comparison, as they were trained or folded."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
@@ -13,7 +14,7 @@ from powernorm.integrations.model_sources import check_folder
 from powernorm.lab.data.sets.catalog import check_known_set
 from powernorm.lab.engine.averaging import AVERAGE, read_weights, step_of
 from powernorm.lab.engine.folders import BEST, EARLY, LAST, find_runs, read_json
-from powernorm.lab.engine.state import read_checkpoint
+from powernorm.lab.engine.state import FIX, read_checkpoint
 from powernorm.lab.settings.comparison import ComparisonSettings
 from powernorm.lab.tasks.registry import task_of
 from powernorm.lab.tasks.settings import settings_from
@@ -22,7 +23,7 @@ from powernorm.lab.training.batches import RunData
 from powernorm.lab.training.losses import TaskModel
 from powernorm.lab.training.task import Sizes
 from powernorm.norms.named_layers import names_of_files
-from powernorm.runs import CHECKPOINTS_FOLDER, CONFIG_FILE, MODEL_FILE
+from powernorm.runs import CHECKPOINTS_FOLDER, CONFIG_FILE, MODEL_FILE, RESULT_FILE
 from powernorm.surgery.records import KEY
 
 _OF_THE_RUN: Final = (
@@ -72,13 +73,17 @@ def load_trained(path: Path) -> TrainedModel:
             f"{path} does not exist: give the folder of a trained model, such as "
             "runs/lm-demo/bn-pre-seed0"
         )
-    checkpoint = _scored(path / CHECKPOINTS_FOLDER) if path.is_dir() else path
+    checkpoint = _scored(path) if path.is_dir() else path
     config = checkpoint.parent.parent / CONFIG_FILE
     if config.is_file() and "function" in (own := read_json(config)):
         raise InputError(
             f"{config.parent} is a run of {own['task']}, a function of your own, whose model is "
             "not known: powernorm.lab.saved_states reads what it tracked"
         )
+    if checkpoint.is_symlink() and not checkpoint.exists():
+        raise InputError(f"{checkpoint} is a link that leads nowhere: restore the file")
+    if checkpoint != path and checkpoint.is_dir():
+        raise InputError(f"{checkpoint} is a folder, and no checkpoint: restore the file")
     if not checkpoint.is_file() or not config.is_file():
         runs = [str(run) for run in find_runs(path)]
         example = " or ".join(runs[:3]) or "runs/lm-demo/bn-pre-seed0, or a checkpoint in it"
@@ -86,14 +91,16 @@ def load_trained(path: Path) -> TrainedModel:
             f"{path} is no run of `powernorm compare`: give a run's folder, such as {example}"
         )
     weights, step = _read(checkpoint)
+    read = read_json(config)
     try:
-        read = read_json(config)
         sizes = list(task_of(run_config(read)).sizes_of_weights(weights))
         # One number where there is one vocabulary, as files from before the second one have it.
         settings = {**read, "vocabulary_size": sizes if len(sizes) > 1 else sizes[0]}
         model = _build(settings)
         model.load_state_dict(weights)
-    except (KeyError, RuntimeError) as error:
+    except InputError as error:
+        raise InputError(f"{config}: {error}") from error
+    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise InputError(f"{checkpoint} and {config} do not fit each other: {error}") from error
     return TrainedModel(model, settings, step)
 
@@ -104,7 +111,7 @@ def scored_step(path: Path) -> int | None:
     Raises:
         InputError: they are damaged or missing.
     """
-    return _read(_scored(path / CHECKPOINTS_FOLDER))[1]
+    return _read(_scored(path))[1]
 
 
 def is_checkpoint(path: Path) -> bool:
@@ -112,9 +119,24 @@ def is_checkpoint(path: Path) -> bool:
     return path.name in (LAST, BEST, EARLY, AVERAGE) or step_of(path) is not None
 
 
-def _scored(folder: Path) -> Path:
-    average = folder / AVERAGE
-    return average if average.exists() else folder / BEST
+def _scored(run: Path) -> Path:
+    """Return the file of the weights of a run that were scored.
+
+    Raises:
+        InputError: they were the average, which is gone.
+    """
+    average, best = (run / CHECKPOINTS_FOLDER / name for name in (AVERAGE, BEST))
+    if average.exists() or average.is_symlink():
+        return average
+    result: Mapping[str, Any] = {}
+    with suppress(InputError):  # of a run that is not over, or that has lost more
+        result = read_json(run / RESULT_FILE)
+    if str(result.get("scored")).startswith("average of"):
+        raise InputError(
+            f"{average} is missing, whose weights were scored: restore it, or name another "
+            f"checkpoint, such as {best}"
+        )
+    return best
 
 
 def _read(checkpoint: Path) -> tuple[dict[str, Tensor], int | None]:
@@ -123,7 +145,12 @@ def _read(checkpoint: Path) -> tuple[dict[str, Tensor], int | None]:
         found = read_weights(checkpoint)
         return {key.removeprefix("model."): found[key] for key in found}, step_of(checkpoint)
     content = read_checkpoint(checkpoint)
-    return content["states"]["model"], int(content["step"])
+    try:
+        return dict(content["states"]["model"]), int(content["step"])
+    except (KeyError, OverflowError, TypeError, ValueError) as error:
+        raise InputError(
+            f"{checkpoint} is not a checkpoint of a run ({type(error).__name__} {error}): {FIX}"
+        ) from error
 
 
 @names_of_files()
