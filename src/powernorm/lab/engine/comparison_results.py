@@ -5,7 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from powernorm.errors import InputError
-from powernorm.lab.engine.folders import find_runs, read_result, write_json
+from powernorm.lab.engine.folders import find_runs, read_own_result, write_json
 from powernorm.lab.engine.grid import Grid
 from powernorm.lab.engine.leases import Lease
 from powernorm.lab.engine.outcomes import unmade_result
@@ -55,7 +55,7 @@ class Results:
         if known is not None:
             return known
         try:
-            result = read_result(folder)
+            result = read_own_result(folder)
         except InputError:
             if not (folder / RESULT_FILE).exists():  # another worker begins the run anew
                 return None

@@ -299,6 +299,21 @@ def read_result(folder: Path) -> RunResult | None:
     return read_record(RunResult, path, f"remove {folder}", exact=True)
 
 
+def read_own_result(folder: Path) -> RunResult | None:
+    """Return the result of a run that goes on or enters results.json, as `read_result`.
+
+    Raises:
+        InputError: the file is damaged, or is of another run.
+    """
+    result = read_result(folder)
+    if result is not None and result.folder != folder.name:
+        raise InputError(
+            f"{folder / RESULT_FILE} is the result of {result.folder}: put the run's own there, or "
+            f"remove {folder}"
+        )
+    return result
+
+
 def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Return nested dictionaries as one, by dotted keys."""
     flat: dict[str, Any] = {}

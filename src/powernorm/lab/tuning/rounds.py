@@ -12,7 +12,7 @@ from powernorm.errors import InputError
 from powernorm.lab.engine.coordination import Executor
 from powernorm.lab.engine.events import Listener, Notice
 from powernorm.lab.engine.executors.choice import Workers
-from powernorm.lab.engine.folders import delete_run, find_runs, read_json, read_result
+from powernorm.lab.engine.folders import delete_run, find_runs, read_json, read_own_result
 from powernorm.lab.engine.grid import Grid
 from powernorm.lab.engine.grid_training import compare_grid
 from powernorm.lab.engine.leases import Lease, check_free
@@ -138,7 +138,7 @@ class Tuning:
                     f"{self._out} has {most} trials of a norm already: give --trials {most} or "
                     "more, or another --out"
                 )
-        self._read_results()
+        self._read_own_results()
         with naming_storage(self._out):
             storage = open_storage(self._out)
             self._studies = [
@@ -204,7 +204,7 @@ class Tuning:
             announces=is_first,
             executor=executor,
         )
-        self._read_results()
+        self._read_own_results()
         self._check_that_some_train(asked)
         for one in asked:
             study = next(study for study in self._studies if study.norm == one.norm)
@@ -217,8 +217,8 @@ class Tuning:
         self._write()
         self._listener(Notice(self._progress()))
 
-    def _read_results(self) -> None:
-        found = ((folder.name, read_result(folder)) for folder in find_runs(self._trials))
+    def _read_own_results(self) -> None:
+        found = ((folder.name, read_own_result(folder)) for folder in find_runs(self._trials))
         self._results = {name: result for name, result in found if result is not None}
 
     def _check_that_some_train(self, asked: Sequence[Asked]) -> None:
