@@ -109,6 +109,8 @@ def _explained(error: Any, trail: tuple[str | int, ...]) -> str:
     if error["type"] == "missing":
         return f"{name} is missing"
     value = error["input"]
+    if error["type"] == "value_error":  # of a class of ours
+        return f"{name}: {error['ctx']['error']}"
     found = f"{name} is {'null' if value is None else _SHORT.repr(value)}"
     if error["type"] != "literal_error":
         return f"{found}, expected {_WORDS.get(error['type'], error['msg'])}"

@@ -10,14 +10,12 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Annotated, Any, Final, Literal, TypeVar
+from typing import Annotated, Any, Final, Literal
 
 from annotated_types import Len
 from pydantic import (
     NonNegativeInt,
     PositiveInt,
-    TypeAdapter,
-    ValidationError,
 )
 
 from powernorm.errors import InputError
@@ -42,7 +40,7 @@ from powernorm.lab.engine.tasks import SCRIPT, Task, TrainingFunction, task_of
 from powernorm.lab.engine.trackers import TRACKERS, check_trackers
 from powernorm.lab.engine.trials import TrialRules
 from powernorm.lab.own_grid import OwnVariant, own_grid
-from powernorm.lab.schema import read_record
+from powernorm.lab.schema import read_record, record_of
 from powernorm.lab.settings.comparison import ComparisonSettings, Notes
 from powernorm.runs import (
     COMPARISON_FILE,
@@ -82,15 +80,14 @@ def read_work(out: Path) -> Grid:
             f"{out} holds no {WORK_FILE}, which says what to train: begin it by "
             "`powernorm compare … --plan`"
         )
-    record = _checked(_Work, path, read_json(path))
-    trial = None if record.trial is None else _trial(path, record.trial)
+    record = read_record(_Work, path, PLAN_AGAIN, exact=True)
     try:
         grid = _recorded_grid(out, record)
     except InputError as error:
         if str(out) in str(error):
             raise
         raise InputError(f"{path}: {error}") from error
-    return replace(grid, race=record.race, trial=trial, log_to=record.log_to)
+    return replace(grid, race=record.race, trial=record.trial, log_to=record.log_to)
 
 
 def named_code(out: Path) -> list[str]:
@@ -99,7 +96,7 @@ def named_code(out: Path) -> list[str]:
     if not path.exists():
         return []
     record = read_json(path)
-    own = _checked(_Work, path, record).own
+    own = record_of(_Work, record, str(path), PLAN_AGAIN, exact=True).own
     function = [] if own is None else [own.function]
     names = [f"{one.module or one.script}:{one.name}" for one in function]
     return [*names, *dict.fromkeys(_named_norms(record))]
@@ -114,13 +111,6 @@ def _named_norms(value: object, key: str = "") -> Iterator[str]:
             yield from _named_norms(item, key)
     elif isinstance(value, str) and "norm" in key and ":" in value:
         yield value
-
-
-def _trial(path: Path, value: Any) -> TrialRules:
-    try:
-        return TrialRules.from_json(value)
-    except (KeyError, TypeError, AttributeError, ValueError) as error:
-        raise _damaged(path, f"trial: {type(error).__name__} {error}") from error
 
 
 @dataclass(frozen=True)
@@ -162,7 +152,7 @@ class _Work:
     path: list[str] = field(default_factory=list)
     """Where modules are imported from."""
     race: Race | None = None
-    trial: Any = None
+    trial: TrialRules | None = None
     log_to: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -171,27 +161,6 @@ class _Work:
         unknown = [name for name in self.log_to if name not in TRACKERS]
         if unknown:
             raise ValueError(f"there is no tracker {unknown[0]!r}")
-
-
-_Read = TypeVar("_Read")
-
-
-def _checked(kind: type[_Read], path: Path, value: Any) -> _Read:
-    """Return what a JSON file holds as a dataclass.
-
-    Raises:
-        InputError: something is missing or of another type.
-    """
-    try:
-        return TypeAdapter(kind).validate_python(value)
-    except ValidationError as error:
-        first = error.errors(include_url=False)[0]
-        where = ".".join(map(str, first["loc"]))
-        raise _damaged(path, f"{where}: {first['msg']}" if where else first["msg"]) from error
-
-
-def _damaged(path: Path, what: str) -> InputError:
-    return InputError(f"{path} is damaged ({what}): {PLAN_AGAIN}")
 
 
 def _recorded_grid(out: Path, record: _Work) -> Grid:

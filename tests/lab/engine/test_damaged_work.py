@@ -81,10 +81,10 @@ def test_any_part_of_it(kind: str, own: Path, tmp_path: Path) -> None:
     ("change", "words"),
     [
         ({"own": None}, "neither a built-in task nor a function"),
-        ({"format": 7}, "format: Input should be 1"),
-        ({"race": {"confidence": 3}}, "race: Value error, a race with confidence 3"),
+        ({"format": 7}, "format is 7, this version reads 1"),
+        ({"race": {"confidence": 3}}, "race: a race with confidence 3"),
         ({"log_to": ["paper"]}, "there is no tracker 'paper'"),
-        ({"trial": {"goal": {}}}, "trial: KeyError 'direction'"),
+        ({"trial": {"goal": {}}}, "trial.goal.metric is missing"),
     ],
 )
 def test_the_message_names_the_file_the_place_and_the_mend(
@@ -95,6 +95,6 @@ def test_the_message_names_the_file_the_place_and_the_mend(
     with pytest.raises(InputError) as caught:
         read_work(own)
     said = str(caught.value)
-    assert said.startswith(f"{path} is damaged (")
+    assert said.startswith(f"{path}: ")
     assert words in said
     assert said.endswith("write it again by `powernorm compare … --plan --resume`")

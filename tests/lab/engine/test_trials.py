@@ -1,5 +1,6 @@
 """When a trial is given up: as Optuna's MedianPruner would, by limits that are fixed beforehand."""
 
+import json
 import random
 import warnings
 from dataclasses import replace
@@ -17,6 +18,7 @@ from powernorm.lab.engine.grid_training import compare_grid
 from powernorm.lab.engine.run import Run
 from powernorm.lab.engine.trials import Limits, TrialRules, median_limits
 from powernorm.lab.own_grid import own_grid
+from powernorm.lab.schema import record_of
 from powernorm.lab.settings.comparison import Notes
 from powernorm.lab.tasks.builtin import grid_of
 from powernorm.runs import Goal, RunResult
@@ -31,7 +33,8 @@ def test_the_rule_is_optunas_median_pruner(direction: str) -> None:
     goal = Goal(metric="valid", direction=direction)  # type: ignore[typeddict-item]
     limits = median_limits(histories[:5], at_least=4, first_step=20)
     assert min(limits) == 20
-    rules = TrialRules.from_json(TrialRules(goal, {"ln": limits}).to_json())
+    stored = json.loads(json.dumps(TrialRules(goal, {"ln": limits}).to_json()))
+    rules = record_of(TrialRules, stored, "work.json", "", exact=True)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     with warnings.catch_warnings():
         study = optuna.create_study(

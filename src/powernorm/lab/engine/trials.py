@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import median
-from typing import Any, Self
+from typing import Any
 
 from powernorm.runs import Goal
 
@@ -46,22 +46,6 @@ class TrialRules:
     def to_json(self) -> dict[str, Any]:
         """Return the rules for the file that tells workers what to train."""
         return {"goal": dict(self.goal), "limits": {n: {**one} for n, one in self.limits.items()}}
-
-    @classmethod
-    def from_json(cls, record: Mapping[str, Any]) -> Self:
-        """Return the rules of what `to_json` returned, also from a JSON file.
-
-        Raises:
-            KeyError, TypeError, AttributeError, ValueError: it is something else.
-        """
-        if record["goal"]["direction"] not in ("min", "max"):
-            raise ValueError(f"direction {record['goal']['direction']}")
-        goal = Goal(metric=record["goal"]["metric"], direction=record["goal"]["direction"])
-        limits = {
-            norm: {int(step): float(limit) for step, limit in one.items()}
-            for norm, one in record["limits"].items()
-        }
-        return cls(goal, limits)
 
 
 def median_limits(histories: Sequence[Limits], *, at_least: int, first_step: int) -> Limits:
