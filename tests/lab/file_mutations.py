@@ -23,7 +23,7 @@ Change = Callable[[random.Random, Path, "Place"], bool]
 
 
 class Place:
-    """What a change may take from elsewhere: the same files of others, and a folder outside."""
+    """A change may take this from elsewhere: the same files of others, and a folder outside."""
 
     def __init__(self, others: Sequence[Path], outside: Path) -> None:
         self.others, self.outside = others, outside
@@ -244,7 +244,7 @@ def _seal_spoiled_tensors(chance: random.Random, path: Path, place: Place) -> bo
 
 
 def _spoil_cell(chance: random.Random, path: Path, place: Place) -> bool:
-    """Of a table."""
+    """Spoil a cell of a table."""
     if path.suffix not in (".csv", ".tsv"):
         return False
     mark = "," if path.suffix == ".csv" else "\t"

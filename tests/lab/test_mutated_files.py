@@ -12,8 +12,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from file_fuzzer import Fuzzer
 from file_mutations import CHANGES, Place
-from mutated_samples import Fuzzer, make, samples
+from mutated_samples import make, samples
 
 from powernorm.json_reading import seal_json
 

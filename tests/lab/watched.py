@@ -34,7 +34,7 @@ class Outcome:
         self.raised = raised
         """The traceback of what nothing has caught."""
         self.outside = outside
-        """What was written outside of what is allowed, or started."""
+        """Names that were written outside of what is allowed, or started."""
 
     @property
     def error(self) -> str:
@@ -163,7 +163,7 @@ def run_watched(
 
 
 def _forget_modules(before: set[str], folder: Path) -> None:
-    """Those of the folder, so that a copy of it has its own."""
+    """Modules of the folder, so that a copy of it has its own."""
     for name in sys.modules.keys() - before:
         module = sys.modules[name]
         places = [getattr(module, "__file__", None), *getattr(module, "__path__", ())]

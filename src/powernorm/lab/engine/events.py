@@ -13,7 +13,7 @@ class DataPrepared:
     name: str
     num_train: int
     unit: str
-    """What is counted in the train split, such as words."""
+    """Words, texts, …: counted in the train split."""
     vocabulary_size: int
     left_out: Mapping[str, int] = field(default_factory=dict)
     """Of `unit`, by reason."""

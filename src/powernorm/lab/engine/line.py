@@ -1,4 +1,4 @@
-"""What a comparison trains with every seed, a row of its table."""
+"""A line of a comparison: it is trained with every seed, and a row of the table."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -14,7 +14,7 @@ class Line:
     norm: str
     """Short name, or `module:Class`."""
     settings: Any
-    """Of these runs, as the task has them."""
+    """Settings of these runs, as the task has them."""
     norm_options: Mapping[str, Any] = field(default_factory=dict)
     label: str | None = None
     """Name of a variant; None is the norm's."""

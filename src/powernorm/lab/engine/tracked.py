@@ -38,7 +38,7 @@ from powernorm.lab.engine.state import (
 from powernorm.runs import CHECKPOINTS_FOLDER
 
 _WRONG: Final = (AttributeError, LookupError, OverflowError, RuntimeError, TypeError, ValueError)
-"""What a part of a checkpoint raises that is of another type than it was written with."""
+"""Errors that a part of a checkpoint raises that is of another type than it was written with."""
 
 
 class Tracked:

@@ -41,7 +41,7 @@ class Likelihood:
 
 @dataclass(frozen=True)
 class Scores:
-    """What the test split says beyond its likelihood."""
+    """Scores of the test split beyond its likelihood."""
 
     metrics: dict[str, float | None] = field(default_factory=dict)
     signatures: dict[str, str] = field(default_factory=dict)
