@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from powernorm.errors import InputError
+from powernorm.files import check_own
 from powernorm.integrations.pretrained import load_model, named_first
 from powernorm.integrations.saved_models import save
 from powernorm.json_reading import read_json
@@ -99,9 +100,11 @@ def copy_companions(source: Path, out: Path) -> None:
     The parts that sentence-transformers puts behind the model go along, too.
 
     Raises:
-        InputError: the list of these parts cannot be read.
+        InputError: the list of these parts cannot be read, or a link is where a file goes.
     """
-    for file in filter(_goes_along, source.iterdir()):
+    files = list(filter(_goes_along, source.iterdir()))
+    check_own(*(out / file.name for file in files))
+    for file in files:
         shutil.copy2(file, out / file.name)
     for name in _following_parts(source):
         shutil.copytree(source / name, out / name, dirs_exist_ok=True)

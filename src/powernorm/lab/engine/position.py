@@ -141,3 +141,13 @@ class Position:
         self._taken, self._start = int(state["taken"]), state["start"]
         self._numbers, self._generator_states = state["numbers"], state["generators"]
         self._loader_state = state["loader"]
+        start = self._start or {"random": None, "generators": {}}
+        if not isinstance(start["generators"], dict) or not isinstance(
+            self._generator_states, dict
+        ):
+            raise TypeError("the states of its generators are no dict")
+        before = random_states()
+        for numbers in (start["random"], self._numbers):
+            if numbers is not None:
+                set_random_states(numbers)  # which raises where they are none
+        set_random_states(before)

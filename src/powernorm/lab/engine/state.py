@@ -154,6 +154,8 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
         raise InputError(f"{path} is not a checkpoint of a run ({reason}): {FIX}") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT or "states" not in content:
         raise InputError(f"{path} is not a checkpoint of a run (it holds something else): {FIX}")
+    if not isinstance(content["states"], dict) or not isinstance(content.get("run"), dict | None):
+        raise InputError(f"{path} is not a checkpoint of a run (it holds something else): {FIX}")
     check_owner(path, content.get("run"))
     return content
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import dataclass
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 import powernorm
 from powernorm.errors import InputError
 from powernorm.files import remove as remove_files
+from powernorm.files import write
 from powernorm.inspection.devices import Device, checked_device
 from powernorm.inspection.examples import as_call
 from powernorm.integrations.folded_pretrained import copy_companions, load_whole
@@ -326,7 +326,7 @@ class _Job:
         """Put the original's tokenizer beside a model, and what the removal was made of."""
         if self._original.folder is not None:
             copy_companions(self._original.folder, folder)
-        shutil.copyfile(self._folder / REMOVAL_FILE, folder / REMOVAL_FILE)
+        write(folder / REMOVAL_FILE, (self._folder / REMOVAL_FILE).read_bytes())
 
     def _write_result(
         self,

@@ -162,7 +162,15 @@ class Removal(ABC):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from what `state_dict` returned; load the model's own state before."""
-        self.rows = tuple(RemovalRow(**{**row, "into": ()}) for row in state["rows"])
+        rows = tuple(RemovalRow(**{**row, "into": ()}) for row in state["rows"])
+        for row in rows:
+            texts = (row.name, row.kind, row.role)
+            numbers = (row.step, row.explained, row.deviation)
+            if not all(isinstance(value, str) for value in texts) or not all(
+                isinstance(value, int | float | None) for value in numbers
+            ):
+                raise TypeError(f"{row} has a value of another type")
+        self.rows = rows
 
     @property
     def layers(self) -> dict[str, nn.Module]:
