@@ -94,6 +94,8 @@ TRANSLATIONS_FILE: Final = "translations.tsv"
 TRANSLATIONS_COLUMNS: Final = ("source", "reference", "translation")
 BEST_SCORED: Final = "best checkpoint"
 """What a result says of its scores where they are those of the best checkpoint."""
+LAST_SCORED: Final = "last checkpoint"
+AVERAGE_SCORED: Final = "average of the last"
 CHECKPOINTS_FOLDER: Final = "checkpoints"
 MODEL_FILE: Final = "powernorm.safetensors"
 """Of a folder of `powernorm.save`, which has a `config.json` as a run has, and is none."""
@@ -153,7 +155,8 @@ Status = Literal[
 ]
 """How a run ended.
 
-`diverged`: its loss rose above the first baseline (the unigram) for good, where there is one;
+`diverged`: of a built-in task, its loss rose above the first baseline (the unigram) for good; of an
+own one, its goal is worse than the first baseline's, or the function says so;
 `nonfinite`: its loss became NaN or infinite; `interrupted`: stopped by the user, `--resume`
 continues it; `failed`: an exception; `dropped`: not trained, or not to the end, because the race
 was decided; `pruned`: a trial of a tuning that fell behind the earlier ones; `unfinished`: in no
@@ -568,7 +571,7 @@ class ComparisonHead:
     data: dict[str, Any] = field(default_factory=dict)
     """Name, source, licence and sizes of the corpus; empty for an own function."""
     baselines: list[Baseline] = field(default_factory=list)
-    """Empty where the task has none; then no run is `diverged`."""
+    """Empty where the task has none."""
 
 
 class SeedStatistics(TypedDict):

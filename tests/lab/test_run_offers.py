@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,9 +18,13 @@ from lab.own_training import Classifier, tiny_grid
 from norms.processes import run_processes
 from powernorm import lab
 from powernorm.errors import InputError
+from powernorm.lab.comparing import show_comparison
 from powernorm.lab.engine.grid_training import compare_grid
+from powernorm.lab.engine.leases import Lease
 from powernorm.lab.engine.run import Run
-from powernorm.runs import RunResult
+from powernorm.lab.engine.state import random_states, set_random_states
+from powernorm.lab.working import work
+from powernorm.runs import TID, RunResult
 
 
 def trained(
@@ -262,3 +267,85 @@ def test_processes_of_torchrun_start_no_workers(
     with pytest.raises(InputError, match="leave out --jobs and --executor"):
         compare_grid(grid, tmp_path / "out", executor=mock.Mock())
     assert not (tmp_path / "out").exists()
+
+
+def alone_without_a_goal(number: int, out: Path) -> str:
+    def function(run: Run) -> dict[str, float]:
+        run.track(model=run.swap(Classifier()))
+        run.checkpoint(1)
+        return {"loss": float("nan") if number else 1.0}
+
+    grid = tiny_grid(function, norms=["bn"], goal={"loss": "min"})
+    (result,) = compare_grid(grid, out).runs
+    return result.status
+
+
+@pytest.mark.distributed
+def test_a_goal_that_one_process_lacks_leaves_nobody_waiting(tmp_path: Path) -> None:
+    assert run_processes(alone_without_a_goal, 2, tmp_path, tmp_path / "out")[0] == "finished"
+
+
+def test_a_discrepancy_that_is_not_finite_is_left_out(tmp_path: Path) -> None:
+    def function(run: Run) -> dict[str, float]:
+        run.swap(Classifier())
+        values = {"mean_last": 0.1, "mean_avg": None, "var_avg": 0.1}
+        run.record(tid=TID(**values, var_last=float("inf")))  # type: ignore[typeddict-item]
+        return {"loss": 1.0}
+
+    assert trained(function, tmp_path)["bn"].tid is None
+
+
+def test_facts_that_cannot_be_stored_are_named(tmp_path: Path) -> None:
+    class Mine(lab.Task):
+        name = "mine"
+
+        def facts(self, data: object) -> dict[str, Any]:
+            return {"mean": float("nan")}
+
+        def train(self, run: Run) -> dict[str, float]:
+            raise AssertionError
+
+    with pytest.raises(InputError, match="facts or baselines of mine cannot be stored"):
+        trained(Mine, tmp_path)
+
+
+def plain(run: Run) -> dict[str, float]:
+    run.swap(Classifier())
+    return {"loss": 1.0}
+
+
+def test_a_worker_by_hand_keeps_the_statistics_of_a_comparison(tmp_path: Path) -> None:
+    for seeds in (2, 3):
+        lab.compare(
+            plain,
+            tmp_path,
+            norms=["bn", "ln"],
+            seeds=seeds,
+            goal={"loss": "min"},
+            quiet=True,
+            resume=seeds == 3,
+        )
+        before = (tmp_path / "results.json").read_text()
+        assert '"statistics"' in before
+        assert work(tmp_path) == 0
+        assert (tmp_path / "results.json").read_text() == before
+        assert not (tmp_path / "lease.json").exists()
+
+
+def test_a_comparison_waits_for_a_worker_that_writes_its_results(tmp_path: Path) -> None:
+    grid = tiny_grid(plain, norms=["bn", "ln"], goal={"loss": "min"})
+    compare_grid(grid, tmp_path)
+    lease = Lease(tmp_path)
+    threading.Timer(0.3, lease.release, kwargs={"forget": True}).start()
+    show_comparison(tmp_path, table=False)
+    assert '"statistics"' in (tmp_path / "results.json").read_text()
+
+
+def test_generators_of_more_gpus_than_there_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    given: list[Tensor] = []
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setattr(torch.cuda, "get_rng_state_all", list)
+    monkeypatch.setattr(torch.cuda, "set_rng_state_all", given.extend)
+    set_random_states({**random_states(), "cuda": [torch.zeros(1), torch.ones(1)]})
+    assert [int(state) for state in given] == [0]

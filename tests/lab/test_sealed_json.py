@@ -8,7 +8,10 @@ from pathlib import Path
 import pytest
 
 from commands import powernorm, refusal
+from powernorm.errors import InputError
 from powernorm.json_reading import SEAL, read_json_object, seal_json
+from powernorm.lab.engine.grid import Race
+from powernorm.lab.schema import record_of
 
 MODULE = """
 def train(run, *, steps: int = 2):
@@ -84,3 +87,9 @@ def test_without_a_seal_and_in_another_order(tmp_path: Path) -> None:
     for written in (read, sealed):
         path.write_text(json.dumps(written))
         assert read_json_object(path, "") == read
+
+
+def test_a_number_that_no_file_of_ours_has_is_refused() -> None:
+    race = {"confidence": float("inf"), "margin": None}
+    with pytest.raises(InputError, match=r"work.json: a number is infinite or NaN; write it again"):
+        record_of(Race, race, "work.json", "write it again", exact=True)

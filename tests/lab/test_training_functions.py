@@ -468,6 +468,11 @@ WRONG: list[tuple[Callable[[Run], Any], str]] = [
     (lambda run: run.diagnose_every("epoch", Classifier(), []), "needs epochs"),
     (lambda run: run.path("../other"), "no place of yours"),
     (lambda run: run.path("checkpoints/mine"), "no place of yours"),
+    (lambda run: run.path("result.json"), "no place of yours"),
+    (lambda run: run.path("lease.json"), "no place of yours"),
+    (lambda run: run.record(remark=3), "remark=3, expected text"),  # type: ignore[arg-type]
+    (lambda run: run.record(signatures={"bleu": 3}), "bleu=3, expected text"),  # type: ignore[dict-item]
+    (lambda run: run.record(status="failed"), "expected finished, diverged, nonfinite"),
     (lambda run: run.log(1, train_loss="low"), "expected a number"),  # type: ignore[arg-type]
     (lambda run: run.log(1, **{"a,b": 1.0}), "give it another name"),
     (lambda run: run.log(1, step=1.0), "give it another name"),

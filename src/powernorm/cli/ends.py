@@ -43,9 +43,10 @@ def end_with_failures(folder: Path, command: str = "the same command") -> None:
         folder: of the comparison.
         command: that tries them again, without `--resume`.
     """
+    from powernorm.lab.engine.folders import READ_ANEW
     from powernorm.lab.schema import read_record
 
-    runs = read_record(ComparisonResults, folder / RESULTS_FILE, f"remove {folder}").runs
+    runs = read_record(ComparisonResults, folder / RESULTS_FILE, READ_ANEW).runs
     failed = [run for run in runs if run.status == "failed"]
     if not failed:
         return

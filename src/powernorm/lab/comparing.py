@@ -1,21 +1,22 @@
 """`powernorm.lab.compare`: norms in a user's training function, or on a built-in task."""
 
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 from rich.console import Console
 
 from powernorm.errors import InputError
 from powernorm.lab.engine.events import Listener
 from powernorm.lab.engine.executors.choice import Workers
-from powernorm.lab.engine.folders import write_json
+from powernorm.lab.engine.folders import READ_ANEW, write_json
 from powernorm.lab.engine.grid import Grid, Race
 from powernorm.lab.engine.grid_training import compare_grid
-from powernorm.lab.engine.leases import Lease
+from powernorm.lab.engine.leases import Lease, LeaseHeldError
 from powernorm.lab.engine.processes import is_first_process
 from powernorm.lab.engine.progress import ComparisonProgress
 from powernorm.lab.engine.stopping import Stop, Stopped
@@ -41,6 +42,9 @@ from powernorm.lab.schema import read_record, written
 from powernorm.lab.settings.comparison import ComparisonSettings, Notes
 from powernorm.lab.working import with_threads
 from powernorm.runs import RESULTS_FILE, ComparisonResults
+
+LEASE_SECONDS: Final = 10.0
+"""A worker that writes results.json has its lease for less."""
 
 
 def compare(
@@ -231,15 +235,27 @@ def show_comparison(folder: Path, *, table: bool) -> Comparison:
 
 def _add_statistics(folder: Path, comparison: Comparison) -> None:
     """Write into results.json what the seeds say."""
-    lease = Lease(folder)
+    lease = _lease_of(folder)
     try:
         with lease.writing():
             path = folder / RESULTS_FILE
-            results = read_record(ComparisonResults, path, f"remove {folder}", exact=True)
+            results = read_record(ComparisonResults, path, READ_ANEW, exact=True)
             results = replace(results, statistics=seed_records(comparison))
             write_json(path, written(results))
     finally:
         lease.release(forget=True)
+
+
+def _lease_of(folder: Path) -> Lease:
+    """Take a folder's lease; a worker that was started by hand may have it for a moment."""
+    deadline = time.monotonic() + LEASE_SECONDS
+    while True:
+        try:
+            return Lease(folder)
+        except LeaseHeldError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(LEASE_SECONDS / 100)
 
 
 def notes_of(config: ComparisonSettings, recipe: Recipe | None = None) -> Notes:

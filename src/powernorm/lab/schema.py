@@ -1,4 +1,4 @@
-"""Reading the records of `powernorm.runs` from JSON, by the classes that write them."""
+"""Records as JSON files hold them: those of `powernorm.runs`, work.json and parts of settings."""
 
 from __future__ import annotations
 
@@ -86,9 +86,13 @@ def record_of(
     """
     values = values if exact else _bounded(values)
     try:
-        # From Python values, strict validation takes no dict for a dataclass. Halves of letters,
-        # which escapes in an edited file may stand for, become question marks.
-        text = json.dumps(values, ensure_ascii=False).encode(errors="replace")
+        # Halves of letters, which escapes in an edited file may stand for, become question marks.
+        dumped = json.dumps(values, ensure_ascii=False, allow_nan=not exact)
+        text = dumped.encode(errors="replace")
+    except ValueError as error:
+        raise InputError(f"{place}: a number is infinite or NaN; {mend}") from error
+    try:
+        # From Python values, strict validation takes no dict for a dataclass.
         return cast(Record, _adapter(cast(Any, kind)).validate_json(text, strict=True))
     except ValidationError as error:
         details = error.errors(include_url=False)

@@ -237,7 +237,7 @@ def work(
     grid = read_work(out)
     check_trackers(grid.log_to)
     # Not only at the end, when results.json is written.
-    head = read_record(ComparisonHead, out / COMPARISON_FILE, PLAN_AGAIN, exact=True)
+    read_record(ComparisonHead, out / COMPARISON_FILE, PLAN_AGAIN, exact=True)
     stop = Stop()
     with (
         stop.watching(),
@@ -247,7 +247,7 @@ def work(
     ):
         listener = (on_event or ignore) if is_main() else ignore
         results = Results(grid, out)
-        write_results = partial(_write_shared_results, results, head)
+        write_results = partial(_write_shared_results, results)
         data = locally_first(lambda: grid.task.prepare(grid.settings))
         training = RunTraining(
             results,
@@ -278,18 +278,19 @@ def _here(worker: str | None) -> dict[str, Any]:
     return place if gpu is None else {**place, "gpu": gpu}
 
 
-def _write_shared_results(results: Results, head: ComparisonHead, *, is_last: bool = False) -> None:
+def _write_shared_results(results: Results, *, is_last: bool = False) -> None:
     """Write results.json of a folder in which several processes work, each in its turn.
 
     Where a `compare` has the folder, it does so.
 
     Args:
         results: of the comparison.
-        head: contents of `comparison.json`.
         is_last: leave no lease behind.
     """
     out = results.out
     while True:
+        # Read again each time: a `compare --resume` may have added norms or seeds.
+        head = read_record(ComparisonHead, out / COMPARISON_FILE, PLAN_AGAIN, exact=True)
         try:
             lease = Lease(out)
             try:

@@ -28,6 +28,7 @@ from powernorm.lab.schema import read_record, written
 from powernorm.lab.settings.comparison import ComparisonSettings, Notes, to_json
 from powernorm.lab.settings.training import OptimizerSettings
 from powernorm.lab.tasks.builtin import grid_of
+from powernorm.lab.tasks.trained_models import scored_step
 from powernorm.lab.training import norms, training
 from powernorm.runs import (
     METRICS_COLUMNS,
@@ -298,6 +299,7 @@ def test_a_run_with_a_huge_learning_rate_is_marked(configure: Configure, tmp_pat
     last = rows(tmp_path / "ln-pre-seed0" / "metrics.csv")[-1]
     assert float(last["valid_loss"]) == pytest.approx(loss, rel=1e-4)
     assert "unigram" in run.message
+    assert scored_step(tmp_path / "ln-pre-seed0") == int(last["step"])
 
 
 def test_a_run_that_raises_is_marked_and_the_others_go_on(

@@ -1,16 +1,17 @@
 """What the runs in a comparison's folder came to, whoever trained them, and results.json."""
 
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
 from powernorm.errors import InputError
-from powernorm.lab.engine.folders import find_runs, read_own_result, write_json
+from powernorm.lab.engine.folders import READ_ANEW, find_runs, read_own_result, write_json
 from powernorm.lab.engine.grid import Grid
 from powernorm.lab.engine.leases import Lease
 from powernorm.lab.engine.outcomes import unmade_result
 from powernorm.lab.engine.race import standing
-from powernorm.lab.schema import written
+from powernorm.lab.schema import read_record, written
 from powernorm.runs import RESULT_FILE, RESULTS_FILE, ComparisonHead, ComparisonResults, RunResult
 
 
@@ -65,16 +66,21 @@ class Results:
         return result
 
     def write(self, head: ComparisonHead, lease: Lease) -> ComparisonResults:
-        """Write results.json, where it says something new, and return its contents.
+        """Write results.json, where the runs say something new, and return its contents.
 
         Args:
             head: contents of `comparison.json`.
             lease: of the comparison's folder.
         """
+        path = self.out / RESULTS_FILE
         with lease.writing():
             results = self.told(head)
+            if self._written is None and path.exists():
+                with suppress(InputError):
+                    there = read_record(ComparisonResults, path, READ_ANEW, exact=True)
+                    self._written = replace(there, statistics=None)
             if results != self._written:
-                write_json(self.out / RESULTS_FILE, written(results))
+                write_json(path, written(results))
                 self._written = results
         return results
 

@@ -68,6 +68,10 @@ def write_rows(path: Path, rows: Sequence[Sequence[str]]) -> None:
     write(path, "\n".join(lines) + "\n")
 
 
+READ_ANEW: Final = "remove this file, and run the same command again with --resume"
+"""How results.json comes back, which is put together of the runs' own results."""
+
+
 def read_json(path: Path) -> dict[str, Any]:
     """Return the contents of a JSON file that `write_json` wrote.
 

@@ -235,7 +235,15 @@ class _Comparison:
             data=grid.task.facts(self._data) or {},
             baselines=list(self._baselines),
         )
-        write_json(self._out / COMPARISON_FILE, written(head))
+        try:
+            write_json(self._out / COMPARISON_FILE, written(head))
+        except InputError:
+            raise
+        except (TypeError, ValueError) as error:
+            raise InputError(
+                f"facts or baselines of {grid.task.name} cannot be stored ({error}): return "
+                "numbers that are finite, texts, and lists and dicts of them"
+            ) from error
         return head
 
     def write_results(self) -> ComparisonResults:

@@ -153,13 +153,13 @@ def own_device(device: torch.device) -> torch.device:
     return torch.device("cuda", torch.cuda.current_device())
 
 
-def any_process(flag: bool) -> bool:
-    """Return whether a flag is set in any of the processes, all of which call this."""
+def any_process(*flags: bool) -> list[bool]:
+    """Return of each flag whether it is set in any of the processes, all of which call this."""
     if num_processes() == 1:
-        return flag
-    raised = torch.tensor(int(flag), device=_device())
+        return list(flags)
+    raised = torch.tensor([int(flag) for flag in flags], device=_device())
     dist.all_reduce(raised, dist.ReduceOp.MAX)
-    return bool(raised)
+    return [bool(flag) for flag in raised.tolist()]
 
 
 def _device() -> torch.device:

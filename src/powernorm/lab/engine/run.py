@@ -23,7 +23,7 @@ from powernorm.lab.engine.diagnosing import EPOCH, Diagnosing, Epochs
 from powernorm.lab.engine.distribution import divide_weights, synchronized
 from powernorm.lab.engine.events import Listener, Measured, Notice, RunStarted, StepsDone
 from powernorm.lab.engine.folders import BEST, LAST
-from powernorm.lab.engine.leases import Lease
+from powernorm.lab.engine.leases import LEASE_FILE, LOCK_FILE, Lease
 from powernorm.lab.engine.position import Position
 from powernorm.lab.engine.processes import (
     any_process,
@@ -46,11 +46,18 @@ from powernorm.lab.engine.watching import Monitoring, evaluating
 from powernorm.norms import Norm
 from powernorm.norms.models import Reduction
 from powernorm.runs import (
+    AVERAGE_SCORED,
     BEST_SCORED,
     CHECKPOINTS_FOLDER,
+    CONFIG_FILE,
     DIAGNOSES_FILE,
+    DIAGNOSIS_FILE,
+    DIAGNOSIS_PAGE,
+    LAST_SCORED,
     METRICS_FILE,
     NORMS_FILE,
+    RESULT_FILE,
+    SCALES_FILE,
     TID,
     Baseline,
     Status,
@@ -60,7 +67,16 @@ CHECKPOINT_SECONDS: Final = 300.0
 """At the latest after so long a checkpoint is written, where the steps between are not given."""
 LOST_ROWS: Final = 2
 """Rows of the log in a row with a training loss that is not finite, after which a run is lost."""
-RESERVED: Final = frozenset({METRICS_FILE, NORMS_FILE, DIAGNOSES_FILE, CHECKPOINTS_FOLDER})
+RESERVED: Final = frozenset(
+    {
+        *(CONFIG_FILE, RESULT_FILE, METRICS_FILE, NORMS_FILE, SCALES_FILE, CHECKPOINTS_FOLDER),
+        *(DIAGNOSES_FILE, DIAGNOSIS_FILE, DIAGNOSIS_PAGE, LEASE_FILE, LOCK_FILE),
+    }
+)
+"""The engine's own in a run's folder."""
+
+RECORDED: Final = ("finished", "diverged", "nonfinite")
+"""Statuses that a function may say of its run."""
 
 _Model = TypeVar("_Model", bound=nn.Module)
 _Batch = TypeVar("_Batch")
@@ -302,7 +318,10 @@ class Run:
         Raises:
             InputError: an object has no state, a name is taken, or the checkpoint does not fit.
         """
-        for name, thing in things.items():
+        # Weights of modules before what trains them: an optimizer follows how these are divided.
+        for name, thing in sorted(
+            things.items(), key=lambda one: not isinstance(one[1], nn.Module)
+        ):
             if self._is_started:
                 raise InputError(f"run.track({name}=…) comes after run.steps: track before it")
             self._tracked.add(name, thing)
@@ -345,7 +364,7 @@ class Run:
                 "step": self.step,
                 "position": gather(self._position.state_dict()),
                 "seconds": self.seconds,
-                "lost_rows": self._lost_rows,
+                "lost_rows": LOST_ROWS if self.is_nonfinite else self._lost_rows,
                 "evaluated_at": self._evaluated_at,
                 "trial": (self._best_of_trial, self.is_pruned),
                 "best": None if self._best is None else self._best.state_dict(),
@@ -366,16 +385,18 @@ class Run:
         True, call `checkpoint` and return. Every process reads it equally often.
         """
         self.stop.defer(until_asked=True)
-        self._agree()
-        if self.stop.is_requested():
-            self._stop_was_seen = True
+        self._stop_was_seen |= self._agree()
         return self._stop_was_seen or self._ends_early
 
-    def _agree(self) -> None:
-        """Let what ends the run in one process end it in all: each may have logged its own loss."""
-        self.is_nonfinite = any_process(self.is_nonfinite)
-        if self.trial is not None:
-            self.is_pruned = any_process(self.is_pruned)
+    def _agree(self) -> bool:
+        """Return whether any process was asked to stop.
+
+        What ends the run in one of them ends it in all: each may have logged its own loss.
+        """
+        is_asked, self.is_nonfinite, self.is_pruned = any_process(
+            self.stop.was_asked, self.is_nonfinite, self.is_pruned
+        )
+        return is_asked
 
     @property
     def _ends_early(self) -> bool:
@@ -491,7 +512,7 @@ class Run:
         if loss is not None:
             if not isinstance(losses, list):
                 self._lost_rows = 0 if math.isfinite(loss) else self._lost_rows + 1
-            self.is_nonfinite = self._lost_rows >= LOST_ROWS
+            self.is_nonfinite |= self._lost_rows >= LOST_ROWS
         self._judge(step, numbers)
         self._logs.add(step, {"seconds": round(self.seconds, 3), **numbers})
         if loss is not None:
@@ -629,7 +650,7 @@ class Run:
                 raise InputError("run.load('average') has nothing: call run.keep_last before")
             weights = on_main(self._snapshots.average)
             number = len(on_main(self._snapshots.paths))
-            scored = f"average of the last {number} checkpoints"
+            scored = f"{AVERAGE_SCORED} {number} checkpoints"
         else:
             path = folder / (BEST if which == "best" else LAST)
             if not on_main(path.exists):
@@ -639,7 +660,7 @@ class Run:
                 )
             names = list(modules or self._tracked.modules())
             weights = on_main(lambda: weights_in(path, names))
-            scored = self._best_scored() if which == "best" else "last checkpoint"
+            scored = self._best_scored() if which == "best" else LAST_SCORED
         try:
             self._tracked.load_weights(weights, modules)
         except RuntimeError as error:
@@ -669,6 +690,8 @@ class Run:
         epochs: Epochs | None = None,
     ) -> None:
         """Diagnose the norms before the first step, after every so many and after `num_steps`.
+
+        A run that ends early is not diagnosed at its end.
 
         A row each goes to diagnoses.jsonl; nothing changes in the training.
 
@@ -702,14 +725,21 @@ class Run:
         """Add to the run's result what is no metric.
 
         Args:
-            tid: `powernorm.training_inference_discrepancy(…).summary()`.
+            tid: `powernorm.training_inference_discrepancy(…).summary()`; left out where a value is
+                NaN or infinite.
             remark: what has to stand beside every number of the run, such as `sees the future`.
             scored: which weights the metrics are of, such as `best checkpoint`.
             signatures: how scores were computed, by metric.
             status: what the run came to, where the goal alone does not say it: `finished`,
                 `diverged` or `nonfinite`.
             message: why.
+
+        Raises:
+            InputError: a value is of another type.
         """
+        numbers = [] if tid is None else [one for one in tid.values() if isinstance(one, float)]
+        if not all(map(math.isfinite, numbers)):
+            tid = None
         given = {
             "tid": tid,
             "remark": remark,
@@ -718,6 +748,14 @@ class Run:
             "status": status,
             "message": message,
         }
+        texts = {**given, **(signatures or {}), "signatures": None, "tid": None}
+        wrong = [name for name, text in texts.items() if not isinstance(text, str | None)]
+        if wrong:
+            raise InputError(f"run.record got {wrong[0]}={texts[wrong[0]]!r:.80}, expected text")
+        if status not in (None, *RECORDED):
+            raise InputError(
+                f"run.record got status={status!r:.80}, expected {', '.join(RECORDED)}"
+            )
         self.recorded |= {name: value for name, value in given.items() if value is not None}
 
     def path(self, name: str) -> Path:
@@ -868,7 +906,6 @@ class Run:
         # Again at 2, 4, 8, …: the first steps of a warm-up, or of an accumulation, change nothing.
         if num_processes() > 1 and self.step & (self.step - 1) == 0:
             check_equal_weights((*self._tracked.modules().values(), *self._built))
-        self._agree()
         for monitoring in self._monitors:
             monitoring.finish(self.step)
         is_last = self.step == self.num_steps
@@ -876,7 +913,7 @@ class Run:
         is_best = self._evaluate(is_last=is_last)
         if is_best:
             self._kept_names.append(BEST)
-        is_stopping = self.stop.is_requested()
+        is_stopping = self._agree()
         is_due = self.step % every == 0 or is_last or self._wants_checkpoint
         is_due |= is_best or self._ends_early
         if by_time and not is_due and num_processes() == 1:

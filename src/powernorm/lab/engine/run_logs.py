@@ -70,9 +70,9 @@ class RunLogs:
         last = self._last_step()
         if not is_main():
             return
-        if self._diagnoses is None:
-            self._diagnoses = JsonLinesLog(self._folder / DIAGNOSES_FILE, last)
         with self._writing():
+            if self._diagnoses is None:
+                self._diagnoses = JsonLinesLog(self._folder / DIAGNOSES_FILE, last)
             self._diagnoses.write(record)
 
     def _show(self, step: int, cells: Mapping[str, Any]) -> None:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
-from powernorm.errors import InputError
+from powernorm.errors import InputError, printable
 from powernorm.files import check_own, remove
 from powernorm.lab.engine.comparison_results import Results
 from powernorm.lab.engine.events import Listener, Notice, RunEnded
@@ -205,7 +205,8 @@ class RunTraining:
         except (Exception, SystemExit) as error:
             result = self._failed(run, line, error)
         result = self._keep(run, result)
-        if result.status == "finished":
+        # The first process decides: a goal may be a number in some of them only.
+        if on_main(lambda: result.status) == "finished":
             run.keep_end()
         return result
 
@@ -231,7 +232,7 @@ class RunTraining:
             # The others may be waiting for this process: only an end sets them free.
             raise error
         LOGGER.error("The run %s failed.", run.folder.name, exc_info=error)
-        return result_of(run, line, "failed", message=f"{type(error).__name__}: {error}")
+        return result_of(run, line, "failed", message=printable(f"{type(error).__name__}: {error}"))
 
     def _keep(self, run: Run, result: RunResult) -> RunResult:
         """Write a run's result, and return it as it was written."""

@@ -59,7 +59,8 @@ def set_random_states(states: Mapping[str, Any]) -> None:
     random.setstate((version, numbers, gauss))
     torch.set_rng_state(states["torch"].cpu())
     if states["cuda"] and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all([state.cpu() for state in states["cuda"]])
+        known = states["cuda"][: torch.cuda.device_count()]  # there may be fewer GPUs now
+        torch.cuda.set_rng_state_all([state.cpu() for state in known])
     if "numpy" in states:
         import numpy
 

@@ -46,7 +46,8 @@ class Stop:
     """
 
     def __init__(self) -> None:
-        self._requested = False
+        self.was_asked = False
+        """Whether this process was."""
         self._deferring = False
         self._ignores = False
         self._raised: BaseException | None = None
@@ -90,7 +91,7 @@ class Stop:
 
     def is_requested(self) -> bool:
         """Return whether any of the processes was asked to stop; all of them call this."""
-        return any_process(self._requested)
+        return any_process(self.was_asked)[0]
 
     @contextmanager
     def never_hidden(self) -> Iterator[None]:
@@ -106,7 +107,7 @@ class Stop:
         except (Exception, SystemExit) as error:
             if self._raised is not None:
                 raise self._raised from error
-            if self._requested:
+            if self.was_asked:
                 raise Stopped("asked to stop by the scheduler") from error
             raise
         if self._raised is not None:
@@ -120,12 +121,12 @@ class Stop:
             os.kill(os.getpid(), number)
         elif self._ignores:
             pass
-        elif self._requested or not self._deferring:
-            self._requested = True
+        elif self.was_asked or not self._deferring:
+            self.was_asked = True
             self._raised = Stopped(signal.Signals(number).name)
             raise self._raised
         else:
-            self._requested = True
+            self.was_asked = True
 
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
         if os.getpid() == self._process:

@@ -111,6 +111,8 @@ class Tracked:
             if str(self._folder) in str(error):
                 raise
             raise InputError(f"{path}: {error}") from error
+        except torch.OutOfMemoryError:
+            raise
         except _WRONG as error:
             reason = f"{type(error).__name__} {str(error).partition(chr(10))[0]}"
             raise InputError(f"{path} is not a checkpoint of this run ({reason}): {FIX}") from error

@@ -56,7 +56,7 @@ class Run(RunResult):
 
     @property
     def shown_status(self) -> Status:
-        """The status, where a "finished" run with a perplexity that is no number is not one."""
+        """The status, where a "finished" run with a metric that is no number is not one."""
         numbers = (value for value in self.metrics.values() if value is not None)
         if self.status == "finished" and not all(isfinite(value) for value in numbers):
             return "nonfinite"

@@ -13,7 +13,7 @@ from powernorm.errors import InputError
 from powernorm.integrations.model_sources import check_folder
 from powernorm.lab.data.sets.catalog import check_known_set
 from powernorm.lab.engine.averaging import AVERAGE, read_weights, step_of
-from powernorm.lab.engine.folders import BEST, EARLY, LAST, find_runs, read_json
+from powernorm.lab.engine.folders import BEST, EARLY, LAST, find_runs, read_json, read_result
 from powernorm.lab.engine.state import FIX, read_checkpoint
 from powernorm.lab.settings.comparison import ComparisonSettings
 from powernorm.lab.tasks.registry import task_of
@@ -23,7 +23,13 @@ from powernorm.lab.training.batches import RunData
 from powernorm.lab.training.losses import TaskModel
 from powernorm.lab.training.task import Sizes
 from powernorm.norms.named_layers import names_of_files
-from powernorm.runs import CHECKPOINTS_FOLDER, CONFIG_FILE, MODEL_FILE, RESULT_FILE
+from powernorm.runs import (
+    AVERAGE_SCORED,
+    CHECKPOINTS_FOLDER,
+    CONFIG_FILE,
+    LAST_SCORED,
+    MODEL_FILE,
+)
 from powernorm.surgery.records import KEY
 
 _OF_THE_RUN: Final = (
@@ -125,13 +131,16 @@ def _scored(run: Path) -> Path:
     Raises:
         InputError: they were the average, which is gone.
     """
-    average, best = (run / CHECKPOINTS_FOLDER / name for name in (AVERAGE, BEST))
+    average, best, last = (run / CHECKPOINTS_FOLDER / name for name in (AVERAGE, BEST, LAST))
     if average.exists() or average.is_symlink():
         return average
-    result: Mapping[str, Any] = {}
+    scored = ""
     with suppress(InputError):  # of a run that is not over, or that has lost more
-        result = read_json(run / RESULT_FILE)
-    if str(result.get("scored")).startswith("average of"):
+        result = read_result(run)
+        scored = "" if result is None else result.scored
+    if scored == LAST_SCORED:
+        return last
+    if scored.startswith(AVERAGE_SCORED):
         raise InputError(
             f"{average} is missing, whose weights were scored: restore it, or name another "
             f"checkpoint, such as {best}"

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from powernorm.lab.engine import tasks
 from powernorm.lab.engine.events import DataPrepared, Listener
+from powernorm.lab.engine.processes import is_main
 from powernorm.lab.engine.run import Run
 from powernorm.lab.settings.comparison import ComparisonSettings, to_json
 from powernorm.lab.settings.variants import lines_of
@@ -138,7 +139,8 @@ class BuiltinTask(tasks.Task, ABC, Generic[Encoded, Settings]):
 
     def start(self, run: Run) -> tasks.Metrics:
         """Train, evaluate and diagnose a run."""
-        self.keep(run.data, run.folder)
+        if is_main():
+            self.keep(run.data, run.folder)
         return train(run, self)
 
     def work(self, grid: "Grid") -> dict[str, Any]:

@@ -300,8 +300,7 @@ class _Measuring:
         batches = self._first_batches(self._config.training.tid_batches)
         if not batches:
             return None
-        tid = training_inference_discrepancy(self._model, batches, forward_features).summary()
-        return tid if tid is not None and _is_finite(tid) else None
+        return training_inference_discrepancy(self._model, batches, forward_features).summary()
 
     def _first_batches(self, num_batches: int) -> list[Batch]:
         """Return training batches, in every process those of all."""
@@ -333,11 +332,6 @@ def choose_device(config: ComparisonSettings) -> torch.device:
             "training.accelerator=gpu, but torch finds no CUDA device: use auto or cpu"
         )
     return torch.device("cuda", torch.cuda.current_device())
-
-
-def _is_finite(tid: TID) -> bool:
-    values = (tid["mean_last"], tid["var_last"], tid["mean_avg"], tid["var_avg"])
-    return all(math.isfinite(value) for value in values if value is not None)
 
 
 def forward_features(model: Any, batch: Any) -> object:
