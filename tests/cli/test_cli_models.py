@@ -219,6 +219,7 @@ def test_what_cannot_be_diagnosed(
         diagnose(**{"sources": [str(run)], "batches": 2, **given})
 
 
+@pytest.mark.slow
 def test_scores_of_all_runs_of_a_comparison(runs: Path) -> None:
     more = ("--scores", "valid", "--batches", "2")
     outcome = powernorm(runs.parent, "diagnose", runs.name, *more)
@@ -306,6 +307,7 @@ def test_errors_are_one_line(runs: Path) -> None:
     assert len(outcome.err.strip().splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_several_runs_in_one_picture(runs: Path, tmp_path: Path) -> None:
     """Each is diagnosed once; a page and a table of all of them."""
     (runs / "bn-pre-seed0" / "diagnosis.json").unlink(missing_ok=True)

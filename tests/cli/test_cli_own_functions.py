@@ -137,6 +137,7 @@ def test_a_race_and_its_continuation(home: Path, tmp_path: Path) -> None:
     assert [run["seed"] for run in results["runs"]] == [0, 1, 2] * 2
 
 
+@pytest.mark.slow
 def test_json_and_quiet(home: Path, tmp_path: Path) -> None:
     shutil.copy(home / "mine.py", tmp_path)
     chosen = (*COMMAND, "--norms", "ln", "--seeds", "3,7")
@@ -214,6 +215,7 @@ def wait_for(path: Path) -> None:
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", some_default([signal.SIGTERM, signal.SIGUSR1], signal.SIGTERM))
 def test_a_schedulers_signal_saves_and_says_how_to_go_on(
     home: Path, tmp_path: Path, number: signal.Signals

@@ -95,6 +95,7 @@ def test_resumed_and_reported(
     assert page.read_bytes() == before
 
 
+@pytest.mark.slow
 def test_diagnosed_and_folded_in_a_new_process(
     compared: tuple[Path, Path, Outcome], tmp_path: Path
 ) -> None:

@@ -61,6 +61,7 @@ def test_sigterm_saves_the_step_at_hand(tmp_path: Path, processes: tuple[str, ..
     assert again.returncode == 75
 
 
+@pytest.mark.slow
 def test_the_second_of_two_commands_is_refused_and_the_first_is_not_harmed(
     tmp_path: Path, text_file: Path
 ) -> None:

@@ -291,6 +291,7 @@ class CheckpointedInside(nn.Module):
         return y
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(
     torch.__version__ < (2, 12), reason="torch 2.11 compiles no hook inside a checkpointed region"
 )

@@ -182,6 +182,7 @@ class Layer(nn.Module):
         return x + self.linear(self.norm(x))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 def test_layers_that_are_compiled_one_by_one_share_their_code() -> None:
     torch.compiler.reset()

@@ -89,6 +89,7 @@ def outputs(file: str, *inputs: Any) -> Any:
     return session.run(["output"], dict(zip(names, inputs, strict=True)))[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", some_default(["dynamic", "matmul", "all"], "all"))
 def test_norms_folded_on_the_stream_leave_int8_usable(kind: str, home: Path) -> None:
     import numpy
@@ -109,6 +110,7 @@ def test_norms_folded_on_the_stream_leave_int8_usable(kind: str, home: Path) -> 
     assert [file for file in home.iterdir() if file.is_dir() and file.name != "__pycache__"] == []
 
 
+@pytest.mark.slow
 def test_a_run_gives_the_numbers_that_the_command_gave() -> None:
     """Those of the command that this example replaced, on a stored run."""
     found = MAIN([str(RUN), "--int8", "matmul", "--out", "lm.onnx"])

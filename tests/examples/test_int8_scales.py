@@ -88,6 +88,7 @@ def test_outputs_stay_and_scales_are_moved(tmp_path: Path, shape: tuple[int, ...
                 assert (logs.max() - logs.min()).exp() < UNLIKE
 
 
+@pytest.mark.slow
 @pytest.mark.thinned(1)
 @pytest.mark.parametrize("shape", [(8, 6), (40,)])
 @pytest.mark.parametrize("quantization", ["dynamic", "matmul", "all"])

@@ -109,6 +109,7 @@ def side_effects_once() -> Iterator[None]:
         yield
 
 
+@pytest.mark.slow
 def test_norms_of_each_mechanism_in_one_graph() -> None:
     """State that moves in the forward, in the backward, and by the step of a schedule."""
     names = ("rbn", "pn", "taper")
@@ -120,6 +121,7 @@ def test_all_stateful_norms_in_one_graph() -> None:
     check([case for case in first_of_each_name() if case in KEEPING_STATE], False)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("side_effects_once")
 def test_norms_of_each_mechanism_checkpointed() -> None:
     """State that moves in the forward, that the penalty reads, and that moves in the backward."""
@@ -146,6 +148,7 @@ def test_penalty_in_a_compiled_and_checkpointed_region_raises_without_the_switch
         train(net, torch.compile(net, fullgraph=True))
 
 
+@pytest.mark.slow
 def test_some_token_norms_in_one_graph() -> None:
     """A norm over all features, one over groups, one without a statistic."""
     check([case for case in first_of_each_name() if case.name in ("ln", "gn", "dyt")], True)
@@ -193,6 +196,7 @@ def train_on_images(
 LAYOUTS_OF_IMAGES = (torch.contiguous_format, torch.channels_last)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layout", "names"),
     [
@@ -214,6 +218,7 @@ def test_norms_over_channels_in_one_graph(
         torch.testing.assert_close(state[name], value, rtol=1e-7, atol=1e-8, msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", some_default(["bn", "ln"], "bn"))
 def test_output_over_channels_lies_as_the_input(name: str) -> None:
     compiled = torch.compile(powernorm.build_norm(name, 8, feature_dim=1), fullgraph=True)
@@ -240,6 +245,7 @@ def test_permuted_input_of_any_size(order: tuple[int, ...]) -> None:
         torch.testing.assert_close(*gradients)
 
 
+@pytest.mark.slow
 def test_layers_of_many_classes_compiled_one_by_one() -> None:
     """Each class has code of its own, or they would use up each other's recompilations."""
     codes = {type(case.build()).forward.__code__.co_qualname for case in CASES}
@@ -306,6 +312,7 @@ def gradients(model: nn.Module) -> list[Tensor | None]:
     return [parameter.grad for parameter in model.parameters()]
 
 
+@pytest.mark.slow
 def test_a_step_with_its_penalty_in_one_graph() -> None:
     eager, net = Penalized(), Penalized()
     compiled = torch.compile(net, fullgraph=True)
@@ -359,6 +366,7 @@ def test_forwards_before_their_backwards(asks: bool, order: tuple[int, int], bac
     torch.testing.assert_close(*results)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dynamic", [None, False])
 def test_compiled_forwards_without_a_backward_do_not_pile_up(dynamic: bool | None) -> None:
     model = nn.Sequential(nn.Linear(8, 8), powernorm.RegularizedBatchNorm(8))

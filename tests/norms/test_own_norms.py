@@ -105,6 +105,7 @@ def test_a_repeated_forward_sees_the_mask_of_the_first(
     torch.testing.assert_close(found, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layer", some_default(PLAIN, PLAIN[0]))
 def test_compiled_is_eager(layer: type[nn.Module]) -> None:
     torch._dynamo.reset()

@@ -353,6 +353,7 @@ def four(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     return run_processes(on_four, 4, tmp_path_factory.mktemp("four"))
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 @pytest.mark.parametrize("name", ["both", "replicated"])
 def test_mesh_of_two_dimensions(four: list[dict[str, Any]], name: str) -> None:

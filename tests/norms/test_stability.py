@@ -11,6 +11,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -62,6 +63,7 @@ def train(name: str, **options: Any) -> Outcome:
     return Outcome(sum(losses[:20]) / 20, sum(losses[-50:]) / 50, largest)
 
 
+@pytest.mark.slow
 def test_plain_diverges_and_stabilized_trains() -> None:
     plain = train("pn-only", warmup_steps=50)
     stabilized = train("pn-static", warmup_steps=50)

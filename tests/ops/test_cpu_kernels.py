@@ -172,6 +172,7 @@ def test_an_outlier_in_the_first_row_costs_no_precision() -> None:
     torch.testing.assert_close(out.statistics[1].double(), expected, rtol=1e-4, atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("threads", [1, 2, 3, 7])
 def test_threads_do_not_change_the_result(threads: int) -> None:
     problem = Problem(2000, 65, torch.float64, options={})

@@ -36,6 +36,7 @@ def one_rank(rank: int, norms: list[str]) -> list[Any]:
     return results
 
 
+@pytest.mark.slow
 @pytest.mark.distributed
 def test_processes_equal_one_process(tmp_path: Path) -> None:
     norms = ["bn", "pn"]

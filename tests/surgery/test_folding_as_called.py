@@ -218,6 +218,7 @@ QUICK = (
 )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "given"),
     [*QUICK, *(pytest.param(*one, marks=pytest.mark.slow) for one in GIVEN if one not in QUICK)],

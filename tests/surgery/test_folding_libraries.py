@@ -159,6 +159,7 @@ FOLDING = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", some_default(FOLDING, "falcon", "xlnet", "conformer"))
 def test_folds_wholly(name: str) -> None:
     build, count = FOLDING[name]
@@ -348,6 +349,7 @@ def sentence_model(folder: Path) -> Any:
     return sentences.SentenceTransformer(modules=[*parts, modules.Normalize()], device="cpu")
 
 
+@pytest.mark.slow
 def test_sentence_transformers(tmp_path: Path) -> None:
     model = sentence_model(tmp_path).double()
     powernorm.swap(model, to="bn", where="*")

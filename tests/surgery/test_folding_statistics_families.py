@@ -115,6 +115,7 @@ def test_families_fold_exactly(name: str) -> None:
             assert (after - before).nan_to_num().abs().max() <= 1e-12 * scale
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", grid(GENERATING))
 def test_the_stock_class_loads_it_and_generates_the_same_tokens(name: str, tmp_path: Path) -> None:
     model, inputs = built(name)

@@ -92,6 +92,7 @@ def test_a_pickled_model_derives_its_masks() -> None:
     assert all(torch.equal(mask, expected) for _, mask in seen.values())
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute")
 def test_derived_masks_compile_without_a_break() -> None:
     torch._dynamo.reset()

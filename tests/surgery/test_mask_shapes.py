@@ -214,6 +214,7 @@ def test_a_token_in_front_and_a_longer_mask_for_the_encoder(kind: str) -> None:
 
 
 # torch compiles the hook after a model's forward by itself, and looks at its argument's gradient.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute")
 @pytest.mark.parametrize("kind", ["own", pytest.param("torch", marks=pytest.mark.slow)])
 def test_norms_of_all_shapes_compile_without_a_break(kind: str) -> None:

@@ -122,6 +122,7 @@ def test_undo_restores_the_model(gpt: GPT) -> None:
         made.undo()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("swapped", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_compiled_and_exported_models_compute_the_same(gpt: GPT, swapped: bool) -> None:
     """Else a compiled model would skip its norms, or break the graph at each of them."""

@@ -50,6 +50,7 @@ FOLDS: dict[str, tuple[Callable[[], nn.Module], dict[str, Any]]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FOLDS)
 def test_what_a_fold_makes_is_saved(name: str, tmp_path: Path) -> None:
     build, options = FOLDS[name]

@@ -100,6 +100,7 @@ def test_two_at_a_time_come_to_what_one_after_the_other_does(serial: Path, tmp_p
     assert_equal(serial, tmp_path)
 
 
+@pytest.mark.slow
 @needs_two_cores
 @pytest.mark.parametrize("seeds", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_run_whose_worker_is_lost_goes_on_in_another(tmp_path: Path, seeds: int) -> None:

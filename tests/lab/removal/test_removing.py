@@ -106,6 +106,7 @@ def test_goes_on_exactly_as_if_it_had_not_been_interrupted(
         assert torch.equal(parts.model.state_dict()[name], value), name
 
 
+@pytest.mark.slow
 def test_norms_fade_while_the_model_learns(tmp_path: Path) -> None:
     """Step 0 is the original itself, the end is without norms and near it, interrupted or not."""
     settings = [*SHORT, "method.name=prepbn", "training.steps=40", "optimizer.learning_rate=1e-2"]
@@ -199,6 +200,7 @@ def test_a_long_fit_says_how_far_it_is(tmp_path: Path, monkeypatch: pytest.Monke
     assert len(told) > 1
 
 
+@pytest.mark.slow
 def test_layers_compute_in_bfloat16_while_they_are_trained_alone(tmp_path: Path) -> None:
     """Weights and measurements stay float32, and the result is near that of float32."""
     settings = [*SHORT, "training.steps=40", "optimizer.learning_rate=3e-3"]
@@ -228,6 +230,7 @@ def test_layers_compute_in_bfloat16_while_they_are_trained_alone(tmp_path: Path)
     assert errors["bfloat16"] != errors["float32"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("acts", [False, True])
 def test_dropout_acts_where_it_is_asked_for(acts: bool, tmp_path: Path) -> None:
     model, batches = own()
@@ -271,6 +274,7 @@ def test_hugging_face_folder_becomes_one_that_load_reads(head: str, tmp_path: Pa
     assert ("valid_divergence" in removed.metrics) == has_logits
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", some_default([torch.bfloat16, torch.float16], torch.bfloat16))
 def test_folder_in_half_precision_is_trained_in_float32(dtype: torch.dtype, tmp_path: Path) -> None:
     import transformers
@@ -317,6 +321,7 @@ def test_divergence_is_a_mean_over_positions(tmp_path: Path) -> None:
     assert removed.metrics["test_divergence"] == pytest.approx(total / number, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_embeddings_are_compared_on_this_text_and_another(tmp_path: Path) -> None:
     """Mean over the tokens of a row, padding left out; of the whole test split."""
     folder, text = pretrained(tmp_path, "BertModel")

@@ -64,6 +64,7 @@ def test_what_the_class_cannot_hold_is_refused_before_the_training(tmp_path: Pat
     assert "is no model of transformers, whose class could load the result" in message
 
 
+@pytest.mark.slow
 def test_exported_graph_has_no_operator_of_a_norm(tmp_path: Path) -> None:
     """The folded model, as ONNX: what LayerNorm is made of is gone, whole or in parts."""
     for package in ("onnx", "onnxscript", "onnxruntime"):
