@@ -42,7 +42,7 @@ def shown(*events: Event, terminal: bool) -> str:
 
 BASELINES = (Baseline(name="unigram", metrics={"valid_perplexity": 31996.5}),)
 EVENTS = (
-    DataPrepared("lm_sotu", 1_619_562, 2000, BASELINES),
+    DataPrepared("lm_sotu", 1_619_562, "words", 2000, baselines=BASELINES),
     RunStarted("pn", 1, 2, 5, 400, 100),
     StepsDone("pn", 1, 110, 4.25),
     Measured("pn", 1, 200, {"valid_loss": 4.0, "valid_perplexity": 1234.5}),

@@ -11,6 +11,7 @@ from torch import Tensor
 import powernorm
 from powernorm.errors import InputError
 from powernorm.integrations.model_sources import check_folder
+from powernorm.json_reading import SEAL
 from powernorm.lab.data.sets.catalog import check_known_set
 from powernorm.lab.engine.averaging import AVERAGE, read_weights, step_of
 from powernorm.lab.engine.folders import BEST, EARLY, LAST, find_runs, read_json, read_result
@@ -250,7 +251,7 @@ def training_batches(
 def run_config(settings: Mapping[str, Any]) -> ComparisonSettings:
     """Return the configuration of a run, as a comparison of one norm and seed."""
     seed, norm = settings["seed"], str(settings["norm"])
-    others = (*_OF_THE_RUN, KEY)
+    others = (*_OF_THE_RUN, KEY, SEAL)  # the last of a file that was read as plain JSON
     shared = {key: value for key, value in settings.items() if key not in others}
     options = {norm: settings["norm_options"]}
     return settings_from({**shared, "norm_options": options, "norms": [norm], "seeds": [seed]})
