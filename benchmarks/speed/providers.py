@@ -19,7 +19,7 @@ from powernorm.ops.dispatch import missing_reason, use_functions
 from powernorm.ops.running_stats import Update
 
 BASELINE: Final = "torch LayerNorm"
-DTYPES: Final = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES: Final = {n: getattr(torch, n) for n in ("float32", "bfloat16", "float16")}
 NORMS: Final[dict[str, dict[str, Any]]] = {
     **{name: {"warmup_steps": 0} for name in ("pn-only", "pn", "pn-static")},
     **{name: {} for name in ("pnv", "bn", "rbn", "adanorm", "ln-simple", "rms")},

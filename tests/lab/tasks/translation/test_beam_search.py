@@ -87,11 +87,13 @@ def by_hand(
     return sorted(ended, key=lambda hypothesis: -hypothesis.score)[: search.num_best]
 
 
-def assert_same(got: list[Hypothesis], expected: list[Hypothesis]) -> None:
+def assert_same(
+    got: list[Hypothesis], expected: list[Hypothesis], tolerance: float = 1e-10
+) -> None:
     assert [hypothesis.tokens for hypothesis in got] == [h.tokens for h in expected]
     for ours, theirs in zip(got, expected, strict=True):
-        assert ours.log_probability == pytest.approx(theirs.log_probability, abs=1e-10)
-        assert ours.score == pytest.approx(theirs.score, abs=1e-10)
+        assert ours.log_probability == pytest.approx(theirs.log_probability, abs=tolerance)
+        assert ours.score == pytest.approx(theirs.score, abs=tolerance)
 
 
 @pytest.mark.parametrize("normalization", ["power", "wu2016"])
@@ -264,8 +266,9 @@ def test_a_gpu_finds_what_the_cpu_finds() -> None:
     source, mask = tokens(6, 7), padding(7, 7, 5, 3, 2, 1)
     expected = beam_search(model, source, mask, search)
     found = beam_search(model.cuda(), source.cuda(), mask.cuda(), search)
+    # Positions are float32, and a GPU's sine may differ in their last bit: here by 2e-7 in all.
     for ours, theirs in zip(found, expected, strict=True):
-        assert_same(ours, theirs)
+        assert_same(ours, theirs, 5e-6)
 
 
 def test_no_sentences() -> None:
