@@ -39,6 +39,7 @@ fields are in the order of the files.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final, Literal, NotRequired, get_args
 
 from typing_extensions import TypedDict  # which pydantic reads in Python 3.11, too
@@ -99,6 +100,12 @@ AVERAGE_SCORED: Final = "average of the last"
 CHECKPOINTS_FOLDER: Final = "checkpoints"
 MODEL_FILE: Final = "powernorm.safetensors"
 """Of a folder of `powernorm.save`, which has a `config.json` as a run has, and is none."""
+
+
+def is_run_folder(path: Path) -> bool:
+    """Return whether a folder is a run's, over or not."""
+    return (path / CONFIG_FILE).is_file() and not (path / MODEL_FILE).is_file()
+
 
 METRICS_COLUMNS: Final = (
     "step",
@@ -395,6 +402,12 @@ class RunResult:
     `compare` trained it itself."""
     study: StudyInfo | None = None
     """Of which it is a variant; in the run's own file only, should `results.json` be lost."""
+
+    @classmethod
+    def empty(cls, **known: Any) -> "RunResult":
+        """Return the result of a run that nobody has trained to an end."""
+        known |= {"metrics": {}, "seconds": 0.0}
+        return cls(tid=None, tokens_per_second=None, parameters=None, **known)
 
     @property
     def name(self) -> str:

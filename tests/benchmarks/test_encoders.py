@@ -108,6 +108,7 @@ def test_torch_runs_every_precision() -> None:
         assert all(row["peak_bytes"] and row["num_samples"] == 10 for row in rows)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("engine", "precision"),
     [

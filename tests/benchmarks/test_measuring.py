@@ -260,6 +260,7 @@ def test_padding_of_the_source_does_not_matter(batch: training_step.Batch) -> No
     torch.testing.assert_close(model(batch._replace(source=other)), model(batch), rtol=1e-5, atol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("batch")
 def test_steps_are_measured_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training_step, "STEP_NORMS", ("rbn", "pn"))
@@ -273,6 +274,7 @@ def test_steps_are_measured_in_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     assert list(training_step.measure_steps(0.0, known, lambda _: None)) == []
 
 
+@pytest.mark.slow
 def test_memory_of_a_training_step(batch: training_step.Batch) -> None:
     """A copy in each norm; and gradients, without which a step's peak would be too small."""
     steps: dict[str, Step] = {

@@ -152,6 +152,7 @@ def test_training_is_the_same_with_a_monitor(norm: str) -> None:
         assert torch.equal(tensor, states[1][0][name]), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [2_800, pytest.param(9_800, marks=pytest.mark.slow)])
 def test_memory_stays_the_same_over_many_steps(steps: int) -> None:
     model = nn.Sequential(nn.Linear(2, 2), BatchNorm(2), nn.LayerNorm(2))

@@ -213,10 +213,10 @@ def shifted(weight: Any) -> Any:
         ("llama", shifted(over_all_tokens), None),
         ("llama", shifted(mean_of_means), False),
         # The Trainer takes it for a model that does not shift, and counts the first of each row.
-        ("gpt2", over_all_tokens, None),
+        pytest.param("gpt2", over_all_tokens, None, marks=pytest.mark.slow),
         # These take the number of items and ignore it: the Trainer adds up their means.
         ("bert", undivided_mean, None),
-        ("t5", undivided_mean, None),
+        pytest.param("t5", undivided_mean, None, marks=pytest.mark.slow),
     ],
 )
 def test_models_of_the_library(

@@ -67,6 +67,7 @@ def test_a_folded_model(tmp_path: Path) -> None:
     assert [given.name for given in session.get_inputs()] == ["x", "shift"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", some_default(["gpt2", "bert", "vit", "llama", "torch-encoder"], "gpt2")
 )

@@ -91,6 +91,7 @@ CASES: dict[str, tuple[Callable[[Path, Path], Any], dict[int, int]]] = {
 }
 """Settings by name, with steps to stop at and those from which a resumed run goes on."""
 
+RARE = ("muon", "module:Norm", "characters, ln", "early checkpoint", "rbn")
 IN_DEFAULT = (" pn, float32", " bn, bfloat16", " mabn, float16")
 
 
@@ -108,7 +109,7 @@ def stop_at(step: int) -> Callable[[Event], None]:
         pytest.param(
             case,
             marks=pytest.mark.slow
-            if case.startswith("translation") and not case.endswith(IN_DEFAULT)
+            if (case.startswith("translation") and not case.endswith(IN_DEFAULT)) or case in RARE
             else (),
         )
         for case in CASES

@@ -464,6 +464,7 @@ def test_a_forward_without_gradients_records_nothing() -> None:
     assert num_masks() == before
 
 
+@pytest.mark.slow
 def test_hooks_that_are_opened_again_and_again_keep_little() -> None:
     """As those of a trainer that offloads what is saved; regions inside are told apart."""
 

@@ -95,6 +95,7 @@ def compare(
     close(ours(values), twin(values.movedim(dim, -1)).movedim(-1, dim), "evaluation")
 
 
+@pytest.mark.thinned(1)
 @every_case
 @layouts
 def test_equals_the_layer_over_the_last_dimension(
@@ -104,6 +105,7 @@ def test_equals_the_layer_over_the_last_dimension(
     compare(case, shape, dim, masked=True)
 
 
+@pytest.mark.thinned(1)
 @every_case
 @pytest.mark.parametrize("memory_format", ["channels_last", "turned"])
 def test_equals_it_in_every_memory_format(case: Case, memory_format: str) -> None:

@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import powernorm
 from cases import CASES, KEEPING_STATE, Case
+from covering import some_default
 from norms.processes import run_processes
 
 STEPS = 5
@@ -91,7 +92,7 @@ def compare(case: Case, expected: dict[str, Any], ranks: list[dict[str, Any]]) -
 
 
 @pytest.mark.distributed
-@pytest.mark.parametrize("world_size", [2, 3])
+@pytest.mark.parametrize("world_size", some_default([2, 3], 3))
 def test_equals_one_process(world_size: int, tmp_path: Path) -> None:
     cases = list(KEEPING_STATE)
     ranks = run_processes(one_rank, world_size, tmp_path, world_size, cases, False)

@@ -136,6 +136,7 @@ def test_tensors_without_values_have_no_count() -> None:
     assert int(meta.num_nonfinite_batches) == 0
 
 
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize("case", STATEFUL, ids=case_id)
 @pytest.mark.parametrize("scope", [FakeTensorMode, lambda: torch.device("meta")])
 def test_a_step_of_tensors_without_values(case: Case, scope: Any) -> None:

@@ -57,6 +57,7 @@ def near(found: Any) -> Any:
     return pytest.approx(found, abs=1e-12) if isinstance(found, float) else found
 
 
+@pytest.mark.slow
 def test_stored_scores_and_tables_are_those_of_the_stored_settings(tmp_path: Path) -> None:
     python(tmp_path, STUDY / "run.py", "--scores-of", STUDY / "verdict.json", "--out", tmp_path)
     stored = json.loads((STUDY / "verdict.json").read_text(encoding="utf-8"))

@@ -151,9 +151,7 @@ def compare(
         foreign = {"--placement": placement, "--preset": preset, "--study": study, "--data": data}
         refuse(foreign, f"{task} is a function of your own")
         folder = out or Path("runs") / task.replace(":", "-")
-        grid = _own(
-            task, norms, seeds, goal, changes, device, num_threads or workers.default_threads
-        )
+        grid = _own(task, norms, seeds, goal, changes, device, workers.threads(num_threads))
     else:
         refuse({"--goal": goal}, f"{task} has a measure of its own")
         chosen = named_settings(norms, placement, seeds, data, device)

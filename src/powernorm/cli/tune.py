@@ -154,7 +154,7 @@ def tune(
             judged,
             assignments or [],
             device,
-            num_threads or workers.default_threads,
+            workers.threads(num_threads),
         )
     else:
         refuse({"--goal": goal}, f"{task} has a measure of its own")

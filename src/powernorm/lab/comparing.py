@@ -37,7 +37,7 @@ from powernorm.lab.report import (
     seed_records,
     write_report,
 )
-from powernorm.lab.report.measures import MEASURES
+from powernorm.lab.report.measures import goal_of
 from powernorm.lab.schema import read_record, written
 from powernorm.lab.settings.comparison import ComparisonSettings, Notes
 from powernorm.lab.working import with_threads
@@ -144,7 +144,7 @@ def compare(
             settings=settings or {},
             norm_options=norm_options or {},
             device=device,
-            num_threads=num_threads or workers.default_threads,
+            num_threads=workers.threads(num_threads),
         )
     grid = replace(grid, race=race, log_to=tuple(log_to))
     try:
@@ -175,13 +175,9 @@ def compare_and_show(
     table: bool,
 ) -> Comparison:
     """Train, show what happens, write the page and print the table; see `compare`."""
-    if workers.are_used:
-        grid.work_record()  # raises where other processes could not train it
     stop = Stop()
     with stop.watching():
-        executor = None
-        if workers.are_used:
-            executor = workers.start_executor(folder, grid.num_threads or 1, grid.device)
+        executor = workers.start_executor(folder, grid) if workers.are_used else None
         stop.install()  # Ray takes the signals, too
         try:
             with shown(folder, progress) as listener:
@@ -265,10 +261,8 @@ def notes_of(config: ComparisonSettings, recipe: Recipe | None = None) -> Notes:
         config: of the comparison.
         recipe: it was made of; None means the one of its name.
     """
-    measure = measure_of(config.task)
     return Notes(
-        measure,
-        "max" if MEASURES[measure].higher_is_better else "min",
+        goal_of(measure_of(config.task)),
         tuple(paper_records(config, recipe)),
         reduced_note(config, recipe),
         changes_of(config, recipe),

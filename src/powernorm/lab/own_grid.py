@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, cast, get_args
 
 import torch
 
@@ -12,9 +12,10 @@ from powernorm.errors import InputError
 from powernorm.lab.engine.environment import environment
 from powernorm.lab.engine.grid import Grid
 from powernorm.lab.engine.line import Line
-from powernorm.lab.engine.processes import local_rank, num_processes
+from powernorm.lab.engine.processes import are_several, local_rank
 from powernorm.lab.engine.tasks import Task, TrainingFunction, task_of
 from powernorm.norms.registry import check_norm_options
+from powernorm.runs import Goal
 
 NORM_OPTIONS: Final = "norm_options"
 NORMS: Final = ("ln", "bn", "rbn", "pn")
@@ -66,7 +67,7 @@ def own_grid(
         InputError: one of them cannot be used; the message names it.
     """
     task = task_of(train)
-    metric, direction = _checked_goal(goal, task.name)
+    checked_goal = _checked_goal(goal, task.name)
     checked = task.settings(settings)
     for norm in (*norms, *norm_options):
         check_norm_options(norm, norm_options.get(norm, {}))
@@ -86,11 +87,10 @@ def own_grid(
         task=task,
         lines=[lines[label] for label in (lines if labels is None else labels)],
         seeds=seeds,
-        goal=metric,
-        direction=direction,
+        goal=checked_goal,
         settings=checked,
         head=partial(_head, task, checked, options, list(seeds)),
-        config=partial(_config, task, {"metric": metric, "direction": direction}, num_threads),
+        config=partial(_config, task, checked_goal, num_threads),
         line_of=partial(_line_of, checked, norm_options, lines if variants else {}),
         device=_chosen_device(device),
         num_threads=num_threads,
@@ -122,7 +122,7 @@ def _chosen_device(device: str) -> torch.device:
     try:
         chosen = torch.device(device)
         if device == "cuda" and torch.cuda.is_available():
-            chosen = torch.device("cuda", local_rank() if num_processes() > 1 else 0)
+            chosen = torch.device("cuda", local_rank() if are_several() else 0)
         torch.empty(0, device=chosen)
     except (RuntimeError, AssertionError, NotImplementedError) as error:
         first_line = str(error).partition("\n")[0]
@@ -132,8 +132,8 @@ def _chosen_device(device: str) -> torch.device:
     return chosen
 
 
-def _checked_goal(goal: Mapping[str, str], task: str) -> tuple[str, Direction]:
-    """Return metric and direction of a goal.
+def _checked_goal(goal: Mapping[str, str], task: str) -> Goal:
+    """Return the metric and its direction.
 
     Raises:
         InputError: there is not exactly one, or its direction is unknown.
@@ -144,11 +144,9 @@ def _checked_goal(goal: Mapping[str, str], task: str) -> tuple[str, Direction]:
             "compared, and which way it is better, e.g. {'valid_loss': 'min'}"
         )
     ((metric, direction),) = goal.items()
-    if direction == "min":
-        return metric, "min"
-    if direction == "max":
-        return metric, "max"
-    raise InputError(f"the goal {metric} has the direction {direction!r}, expected min or max")
+    if direction not in get_args(Direction):
+        raise InputError(f"the goal {metric} has the direction {direction!r}, expected min or max")
+    return Goal(metric=metric, direction=cast("Direction", direction))
 
 
 def checked_seeds(seeds: int | Sequence[int]) -> list[int]:
@@ -195,7 +193,7 @@ def _head(
 
 def _config(
     task: Task,
-    goal: Mapping[str, str],
+    goal: Goal,
     num_threads: int | None,
     line: Line,
     seed: int,

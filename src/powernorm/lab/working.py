@@ -64,7 +64,7 @@ def with_threads(
         workers: that train.
         num_threads: of each; None is what the settings say, else what the workers have by default.
     """
-    chosen = num_threads or config.training.num_threads or workers.default_threads
+    chosen = workers.threads(num_threads or config.training.num_threads)
     return replace(config, training=replace(config.training, num_threads=chosen))
 
 
@@ -81,8 +81,9 @@ def read_work(out: Path) -> Grid:
             "`powernorm compare … --plan`"
         )
     record = read_record(_Work, path, PLAN_AGAIN, exact=True)
+    head = _read_head(out)
     try:
-        grid = _recorded_grid(out, record)
+        grid = _recorded_grid(record, head)
     except InputError as error:
         if str(out) in str(error):
             raise
@@ -111,6 +112,10 @@ def _named_norms(value: object, key: str = "") -> Iterator[str]:
             yield from _named_norms(item, key)
     elif isinstance(value, str) and "norm" in key and ":" in value:
         yield value
+
+
+def _read_head(out: Path) -> ComparisonHead:
+    return read_record(ComparisonHead, out / COMPARISON_FILE, PLAN_AGAIN, exact=True)
 
 
 @dataclass(frozen=True)
@@ -163,16 +168,13 @@ class _Work:
             raise ValueError(f"there is no tracker {unknown[0]!r}")
 
 
-def _recorded_grid(out: Path, record: _Work) -> Grid:
+def _recorded_grid(record: _Work, head: ComparisonHead) -> Grid:
     if record.own is None:
         # Workers of a user's own function need none of the built-in tasks.
         from powernorm.lab.tasks.builtin import grid_of
         from powernorm.lab.tasks.settings import settings_from
 
-        path = out / COMPARISON_FILE
-        goal = read_record(ComparisonHead, path, PLAN_AGAIN).goal
-        notes = Notes(goal["metric"], goal["direction"])
-        return grid_of(settings_from(record.comparison or {}), notes)
+        return grid_of(settings_from(record.comparison or {}), Notes(head.goal))
     own = record.own
     sys.path += [part for part in record.path if part not in sys.path and Path(part).exists()]
     return own_grid(
@@ -236,8 +238,6 @@ def work(
     out = out.absolute()
     grid = read_work(out)
     check_trackers(grid.log_to)
-    # Not only at the end, when results.json is written.
-    read_record(ComparisonHead, out / COMPARISON_FILE, PLAN_AGAIN, exact=True)
     stop = Stop()
     with (
         stop.watching(),
@@ -290,7 +290,7 @@ def _write_shared_results(results: Results, *, is_last: bool = False) -> None:
     out = results.out
     while True:
         # Read again each time: a `compare --resume` may have added norms or seeds.
-        head = read_record(ComparisonHead, out / COMPARISON_FILE, PLAN_AGAIN, exact=True)
+        head = _read_head(out)
         try:
             lease = Lease(out)
             try:

@@ -30,7 +30,7 @@ from powernorm.lab.engine.race import (
     shared_scatter,
     standing,
 )
-from powernorm.runs import RunResult, Status
+from powernorm.runs import Goal, RunResult, Status
 
 NORMS = ("ln", "bn", "rbn", "pn")
 needs_two_cores = pytest.mark.skipif(available_cores() < 2, reason="one core")
@@ -39,7 +39,7 @@ needs_two_cores = pytest.mark.skipif(available_cores() < 2, reason="one core")
 def grid_of(
     num_seeds: int, race: lab.Race | None = None, norms: Sequence[str] = NORMS, **changes: Any
 ) -> Grid:
-    values = {"goal": "loss", "direction": "min", **changes}
+    goal = Goal(**{"metric": "loss", "direction": "min", **changes})
     return Grid(
         task=cast(Any, SimpleNamespace()),
         lines=[Line(norm, {}) for norm in norms],
@@ -50,7 +50,7 @@ def grid_of(
         line_of=lambda *_: Line("ln", {}),
         device=cast(Any, None),
         race=race or lab.Race(),
-        **values,
+        goal=goal,
     )
 
 
@@ -172,7 +172,7 @@ def test_more_is_better_where_the_goal_says_so() -> None:
 
 def test_the_test_split_has_no_part_in_the_choice() -> None:
     values = {"ln": [1.0, 2.0, 3.0], "bn": [2.0, 3.01, 4.0]}
-    grid = grid_of(5, norms=list(values), goal="test_loss")
+    grid = grid_of(5, norms=list(values), metric="test_loss")
     found = results_of(values, "valid_loss")
     for name, result in found.items():
         result.metrics["test_loss"] = 0.0 if name.startswith("bn") else 9.0

@@ -22,9 +22,10 @@ def test_a_signal_in_a_step_waits_until_it_is_asked_for(number: signal.Signals) 
     stop = Stop()
     with stop.watching():
         stop.defer(until_asked=True)
-        assert not stop.is_requested()
+        stop.check()
         os.kill(os.getpid(), number)
-        assert stop.is_requested()
+        with pytest.raises(Stopped, match="by the scheduler"):
+            stop.check()
         with pytest.raises(Stopped):  # a second one does not wait
             os.kill(os.getpid(), number)
 

@@ -140,8 +140,8 @@ def test_what_was_reached_before_an_interruption_counts_after_it(tmp_path: Path)
 def test_a_trial_of_a_built_in_task_ends_at_the_validation_where_it_is_behind(
     configure: Configure, tmp_path: Path
 ) -> None:
-    grid = grid_of(configure(norms=("bn",)), Notes("valid_loss", "min"))
     goal = Goal(metric="valid_loss", direction="min")
+    grid = grid_of(configure(norms=("bn",)), Notes(goal))
     ended = {}
     for name, limit in (("behind", 0.0), ("before", 1e9)):
         rules = TrialRules(goal, {"bn": {8: limit}})

@@ -202,10 +202,10 @@ def test_each_worker_sees_one_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(subprocess, "Popen", start)
     device = torch.device("cuda")
     with pytest.raises(InputError, match="--jobs 3, but this machine has 2 GPUs"):
-        LocalExecutor(tmp_path, 3, size=RunSize(1), device=device)
+        LocalExecutor(tmp_path, 3, size=RunSize(1), device=device, retries=0)
     with pytest.raises(InputError, match="of which each run takes 2: give at most --jobs 1, or"):
-        LocalExecutor(tmp_path, 2, size=RunSize(1, 2), device=device)
-    executor = LocalExecutor(tmp_path, 2, size=RunSize(3), device=device)
+        LocalExecutor(tmp_path, 2, size=RunSize(1, 2), device=device, retries=0)
+    executor = LocalExecutor(tmp_path, 2, size=RunSize(3), device=device, retries=0)
     for turn in range(2):
         workers = executor.start([f"w{turn}{number}" for number in range(2)])
         for worker in workers:
@@ -214,7 +214,9 @@ def test_each_worker_sees_one_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         said = sorted((tmp_path / "workers" / f"{w.name}.log").read_text() for w in workers)
         assert said == ["4 3\n", "7 3\n"]
     assert started[0][1:4] == ["-m", "powernorm", "work"]
-    (worker,) = LocalExecutor(tmp_path, 1, size=RunSize(2, 2), device=device).start(["pair"])
+    (worker,) = LocalExecutor(tmp_path, 1, size=RunSize(2, 2), device=device, retries=0).start(
+        ["pair"]
+    )
     while worker.poll() is None:
         time.sleep(0.01)
     assert (tmp_path / "workers" / "pair.log").read_text() == "4,7 2\n"

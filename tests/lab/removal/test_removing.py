@@ -253,9 +253,7 @@ HEADS = (
 )
 
 
-@pytest.mark.parametrize(
-    "head", some_default(HEADS, "BertModel", "GPT2LMHeadModel", "BertForSequenceClassification")
-)
+@pytest.mark.parametrize("head", some_default(HEADS, "BertForSequenceClassification"))
 def test_hugging_face_folder_becomes_one_that_load_reads(head: str, tmp_path: Path) -> None:
     folder, text = pretrained(tmp_path, head)
     small = ["data.batch_size=4", "data.sequence_length=8", "training.validation_tokens=64"]

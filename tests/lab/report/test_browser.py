@@ -180,6 +180,7 @@ def measured(folder: Path) -> dict[str, Any]:
     return dict(json.loads(unescape(found[1])))
 
 
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("name", PAGES)
 def test_nothing_runs_out_of_the_window(measured: dict[str, Any], name: str, width: int) -> None:
@@ -290,6 +291,7 @@ def test_style_is_allowed_by_the_policy(measured: dict[str, Any]) -> None:
     assert {page["background"] for page in measured.values()} == {"rgb(255, 255, 255)"}
 
 
+@pytest.mark.slow
 def test_picture_is_not_blank(folder: Path) -> None:
     browse(folder, f"--screenshot={folder / 'shot.png'}", "--window-size=1300,1900")
     picture = matplotlib.image.imread(folder / "shot.png")[..., :3]

@@ -16,6 +16,7 @@ import torch.distributed as dist
 from tiny_training import compare, of_task, tiny_config
 from tiny_translation import tiny_translation, write_pairs
 
+from covering import some_default
 from norms.processes import run_processes
 from powernorm.errors import InputError
 from powernorm.lab.engine.processes import RepeatedInputError, gather, on_main, summed
@@ -127,6 +128,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 SAME = ("ln-ddp", "pn-ddp", "rbn-fsdp2")
+EQUAL = (*SAME, "lm", "tag", "average", "average-fsdp2", "diagnosed")
 MORE = ("bn-ddp", "rbn-ddp", "mabn-ddp", "ln-fsdp2", "bn-fsdp2", "pn-fsdp2")
 
 
@@ -262,7 +264,7 @@ def measured(run: Mapping[str, Any]) -> dict[str, float]:
     return {name: value for name, value in numbers.items() if value is not None}
 
 
-@pytest.mark.parametrize("name", [*SAME, "lm", "tag", "average", "average-fsdp2", "diagnosed"])
+@pytest.mark.parametrize("name", some_default(EQUAL, "pn-ddp", "rbn-fsdp2", "average", "diagnosed"))
 def test_two_processes_equal_one(
     name: str, jobs: dict[str, Job], two: tuple[Path, list[dict[str, Any]]], tmp_path: Path
 ) -> None:

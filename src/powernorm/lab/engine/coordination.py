@@ -150,8 +150,7 @@ class _Coordination:
     def run(self, stop: Stop) -> None:
         """Start workers and replace lost ones until every run has its result."""
         while self._open:
-            if stop.is_requested():
-                raise Stopped("asked to stop by the scheduler")
+            stop.check()
             self._look_at_workers()
             self._look_at_runs()
             self._look_at_race()

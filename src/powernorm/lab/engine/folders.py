@@ -16,7 +16,6 @@ from powernorm.runs import (
     CHECKPOINTS_FOLDER,
     COMPARISON_FILE,
     CONFIG_FILE,
-    MODEL_FILE,
     REPORT_FILE,
     RESULT_FILE,
     RESULTS_FILE,
@@ -24,11 +23,11 @@ from powernorm.runs import (
     TUNING_FILE,
     WORK_FILE,
     RunResult,
+    is_run_folder,
 )
 
 MAX_DIFFERENCES: Final = 5
 LAST: Final = "last.ckpt"
-"""The checkpoint that a run goes on from."""
 BEST: Final = "best.ckpt"
 """Checkpoint of the best evaluation."""
 EARLY: Final = "early.ckpt"
@@ -93,7 +92,7 @@ def accept_edits(folder: Path) -> list[Path]:
     """
     patterns = [place + name for place in ("", "*/") for name in _SEALED]
     paths = [path for pattern in patterns for path in sorted(folder.glob(pattern))]
-    if _is_run(folder):
+    if is_run_folder(folder):
         paths += [folder.resolve().parent / name for name in _OF_COMPARISON]
     accepted = []
     for path in paths:
@@ -117,11 +116,7 @@ def find_runs(out: Path) -> list[Path]:
     """Return the run folders of a comparison, by name."""
     if not out.is_dir():
         return []
-    return sorted(path for path in out.iterdir() if _is_run(path))
-
-
-def _is_run(path: Path) -> bool:
-    return (path / CONFIG_FILE).is_file() and not (path / MODEL_FILE).is_file()
+    return sorted(path for path in out.iterdir() if is_run_folder(path))
 
 
 def check_place(folder: Path) -> None:
@@ -141,7 +136,7 @@ def check_place(folder: Path) -> None:
     # A process may have been killed between its lease and its first file.
     foreign = [p.name for p in paths if p.name not in KEPT and not is_draft(p.name)]
     # Asked last: another process may begin the run in between.
-    if foreign and not _is_run(folder):
+    if foreign and not is_run_folder(folder):
         more = "" if len(foreign) <= MAX_DIFFERENCES else " and more"
         raise InputError(
             f"{folder} is no run and holds {', '.join(foreign[:MAX_DIFFERENCES])}{more}: move that "
@@ -197,6 +192,11 @@ def _results_in(out: Path) -> list[Path]:
     return [path for path in files if path.exists()]
 
 
+def last_checkpoint(folder: Path) -> Path:
+    """Return the path of what a run goes on from, which may not be there."""
+    return folder / CHECKPOINTS_FOLDER / LAST
+
+
 def remove_unfinished(folder: Path, *, is_over: bool = False) -> None:
     """Delete what a killed process was writing in a run's folder; of one that is over its lease."""
     check_own(folder, folder / CHECKPOINTS_FOLDER)
@@ -213,7 +213,7 @@ def clear_unless_resumable(folder: Path) -> None:
         InputError: as `check_place`.
     """
     check_place(folder)
-    if folder.is_dir() and not (folder / CHECKPOINTS_FOLDER / LAST).exists():
+    if folder.is_dir() and not last_checkpoint(folder).exists():
         _empty(folder)
 
 

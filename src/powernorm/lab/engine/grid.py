@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 
@@ -11,7 +11,7 @@ from powernorm.errors import InputError
 from powernorm.lab.engine.line import Line
 from powernorm.lab.engine.tasks import Task
 from powernorm.lab.engine.trials import TrialRules
-from powernorm.runs import RaceSettings, StudyInfo
+from powernorm.runs import Goal, RaceSettings, StudyInfo
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,8 @@ class Grid:
     task: Task
     lines: Sequence[Line]
     seeds: Sequence[int]
-    goal: str
+    goal: Goal
     """The metric that the comparison is about."""
-    direction: Literal["min", "max"]
     settings: Any
     """Of all runs, for the task's `prepare`."""
     head: Callable[[], Mapping[str, Any]]

@@ -33,7 +33,7 @@ from powernorm.lab.engine.processes import (
 )
 from powernorm.lab.engine.race import Standing, check_race, standing
 from powernorm.lab.engine.run_training import RunTraining, remove_rests
-from powernorm.lab.engine.stopping import Stop, Stopped
+from powernorm.lab.engine.stopping import Stop
 from powernorm.lab.engine.trackers import check_trackers
 from powernorm.lab.schema import written
 from powernorm.runs import (
@@ -43,7 +43,6 @@ from powernorm.runs import (
     ComparisonHead,
     ComparisonResults,
     FunctionRecord,
-    Goal,
     RunResult,
 )
 
@@ -230,7 +229,7 @@ class _Comparison:
         head = ComparisonHead(
             format=2,
             **grid.head(),
-            goal=Goal(metric=grid.goal, direction=grid.direction),
+            goal=grid.goal,
             race=None if grid.race is None else grid.race.record(),
             data=grid.task.facts(self._data) or {},
             baselines=list(self._baselines),
@@ -285,8 +284,7 @@ def train_free_runs(
         known = on_main(results.read)
         still_left, later = [], []
         for run in left:
-            if stop.is_requested():
-                raise Stopped("asked to stop by the scheduler")
+            stop.check()
             turn = gate.turn_of(run)
             if turn == "later":
                 later.append(run)

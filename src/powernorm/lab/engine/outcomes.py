@@ -40,7 +40,7 @@ def measured_result(run: Run, line: Line, grid: Grid, metrics: Metrics) -> RunRe
             "norm would train the same model: build the model with one of them"
         )
     found = _checked_metrics(metrics)
-    goal = grid.goal
+    goal = grid.goal["metric"]
     if goal not in found:
         raise InputError(
             f"{grid.task.name} returned no {goal!r}, which is the goal (it returned "
@@ -52,7 +52,7 @@ def measured_result(run: Run, line: Line, grid: Grid, metrics: Metrics) -> RunRe
         message = f"{goal} is NaN, infinite or None"
         return result_of(run, line, "nonfinite", found, message)
     floor = run.baselines[0]["metrics"].get(goal) if run.baselines else None
-    if floor is not None and (value > floor if grid.direction == "min" else value < floor):
+    if floor is not None and (value > floor if grid.goal["direction"] == "min" else value < floor):
         message = f"{goal} is worse than that of {run.baselines[0]['name']}"
         return result_of(run, line, "diverged", found, message)
     return result_of(run, line, "finished", found, _reason(run, "finished"))
@@ -100,16 +100,11 @@ def unmade_result(line: Line, seed: int, folder: str, status: Status, message: s
         status: `failed` where all its workers were lost, `dropped` where the race was decided.
         message: why.
     """
-    return RunResult(
+    return RunResult.empty(
         norm=line.norm,
         seed=seed,
         placement=line.placement,
         status=status,
-        metrics={},
-        tid=None,
-        seconds=0.0,
-        tokens_per_second=None,
-        parameters=None,
         folder=folder,
         label=line.label or "",
         x=line.x,

@@ -87,7 +87,7 @@ def standing(grid: Grid, results: Mapping[str, RunResult]) -> Standing:
     """
     assert grid.race is not None
     metric = _race_metric(grid, results)
-    sign = 1 if grid.direction == "min" else -1
+    sign = 1 if grid.goal["direction"] == "min" else -1
     outcomes = {
         line.name: {
             seed: _outcome(results[name], metric, sign)
@@ -155,9 +155,10 @@ def _race_metric(grid: Grid, results: Mapping[str, RunResult]) -> str:
 
     The test split then has no part in the choice of who goes on.
     """
-    twin = grid.goal.replace("test_", "valid_", 1)
+    goal = grid.goal["metric"]
+    twin = goal.replace("test_", "valid_", 1)
     has_it = any(result.metrics.get(twin) is not None for result in results.values())
-    return twin if has_it else grid.goal
+    return twin if has_it else goal
 
 
 @dataclass(frozen=True)

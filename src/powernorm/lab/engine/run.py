@@ -152,8 +152,8 @@ class Run:
         """By what trials are judged by."""
         self._knows_norm = False
         self._built: list[nn.Module] = []
-        self._tracked = Tracked(folder, self._writing)
-        self._logs = RunLogs(folder, lambda: self._tracked.step, self._writing, log_to)
+        self._tracked = Tracked(folder, self.writing)
+        self._logs = RunLogs(folder, lambda: self._tracked.step, self.writing, log_to)
         self._started = time.perf_counter()
         self._saved_at = time.perf_counter()
         self._saved_step: int | None = None
@@ -922,7 +922,7 @@ class Run:
             self._throughput.pause()
             self.checkpoint()
         if is_stopping:
-            raise Stopped("asked to stop by the scheduler")
+            raise Stopped
 
     def _diagnose(self, *, is_last: bool) -> None:
         for diagnosing in self._diagnosing:
@@ -950,7 +950,7 @@ class Run:
         if self._snapshots is not None:
             weights = self._tracked.weights()  # of all processes, where they divide them
             if is_main():
-                with self._writing():
+                with self.writing():
                     self._snapshots.keep(self.step, weights)
         # Each process may have evaluated rows of its own: the first one decides for all.
         return self._best is not None and self._best.sees(gather(found)[0])
@@ -968,7 +968,12 @@ class Run:
             self.checkpoint()
 
     @contextmanager
-    def _writing(self) -> Iterator[None]:
+    def writing(self) -> Iterator[None]:
+        """Hold the run's folder while the block puts files into place.
+
+        Raises:
+            LeaseLostError: another process trains the run by now.
+        """
         if self.lease is None:
             yield
         else:

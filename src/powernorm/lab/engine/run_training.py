@@ -13,10 +13,10 @@ from powernorm.files import check_own, remove
 from powernorm.lab.engine.comparison_results import Results
 from powernorm.lab.engine.events import Listener, Notice, RunEnded
 from powernorm.lab.engine.folders import (
-    LAST,
     check_same_settings,
     clear_unless_resumable,
     find_runs,
+    last_checkpoint,
     read_json,
     remove_unfinished,
     write_json,
@@ -159,7 +159,7 @@ class RunTraining:
         remove_unfinished(folder)
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / CONFIG_FILE, config)
-        if self._resume and was_there and not (folder / CHECKPOINTS_FOLDER / LAST).exists():
+        if self._resume and was_there and not last_checkpoint(folder).exists():
             self._listener(Notice(f"{folder.name} has no checkpoint yet, so it begins anew"))
 
     def _run(self, line: Line, seed: int, folder: Path, lease: Lease | None, index: int) -> Run:
@@ -216,7 +216,7 @@ class RunTraining:
             with self._stop.never_hidden(), own_modes():
                 metrics = self._grid.task.start(run)
             if run.was_interrupted:
-                raise Stopped("asked to stop by the scheduler")
+                raise Stopped
             return measured_result(run, line, self._grid, metrics)
         finally:
             run.close()
@@ -238,8 +238,7 @@ class RunTraining:
         """Write a run's result, and return it as it was written."""
         result = replace(result, ran_on=dict(self._ran_on or {}), study=self._grid.study)
         if is_main():
-            assert run.lease is not None
-            with run.lease.writing():
+            with run.writing():
                 write_json(run.folder / RESULT_FILE, written(result))
         self._on_kept()
         return result

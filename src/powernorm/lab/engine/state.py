@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from powernorm.checksums import load_sealed, save_sealed
 from powernorm.errors import InputError
 from powernorm.lab.engine.distribution import is_divided
-from powernorm.lab.engine.folders import LAST, check_owner
-from powernorm.runs import CHECKPOINTS_FOLDER
+from powernorm.lab.engine.folders import check_owner, last_checkpoint
 
 FORMAT: Final = 1
 FIX: Final = "remove the run's folder to train it anew"
@@ -183,7 +182,7 @@ def saved_states(folder: Path) -> dict[str, Any]:
     Raises:
         InputError: it has no checkpoint, or a damaged one.
     """
-    path = folder / CHECKPOINTS_FOLDER / LAST
+    path = last_checkpoint(folder)
     if not path.exists():
         raise InputError(f"{folder} has no checkpoint: give the folder of a run that tracks states")
     states: dict[str, Any] = read_checkpoint(path)["states"]

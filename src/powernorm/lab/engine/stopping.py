@@ -25,7 +25,7 @@ class Stopped(SystemExit):
     not catch it ends with `EXIT_CODE`.
     """
 
-    def __init__(self, reason: str) -> None:
+    def __init__(self, reason: str = "asked to stop by the scheduler") -> None:
         super().__init__(reason)
         self.code = EXIT_CODE
 
@@ -40,7 +40,7 @@ class Stop:
     """Whether a scheduler has asked this process to stop.
 
     Inside `watching`, a signal raises `Stopped` where Python is, unless a loop has promised by
-    `defer` that it will ask `is_requested` soon. A second signal does not wait for it. Ctrl-C
+    `defer` that it will call `check` soon. A second signal does not wait for it. Ctrl-C
     raises `KeyboardInterrupt` at once, as ever. What was raised is kept, for a training function
     may swallow it or let another exception follow.
     """
@@ -86,12 +86,17 @@ class Stop:
         self._ignores = True
 
     def defer(self, *, until_asked: bool) -> None:
-        """Let the next signal wait for `is_requested`, or no longer."""
+        """Let the next signal wait for `check`, or no longer."""
         self._deferring = until_asked
 
-    def is_requested(self) -> bool:
-        """Return whether any of the processes was asked to stop; all of them call this."""
-        return any_process(self.was_asked)[0]
+    def check(self) -> None:
+        """Stop where any of the processes was asked to; all of them call this.
+
+        Raises:
+            Stopped: one was.
+        """
+        if any_process(self.was_asked)[0]:
+            raise Stopped
 
     @contextmanager
     def never_hidden(self) -> Iterator[None]:
@@ -108,7 +113,7 @@ class Stop:
             if self._raised is not None:
                 raise self._raised from error
             if self.was_asked:
-                raise Stopped("asked to stop by the scheduler") from error
+                raise Stopped from error
             raise
         if self._raised is not None:
             raise self._raised

@@ -106,7 +106,7 @@ class Task:
             "function": _importable(self),
             "norms": list(dict.fromkeys(line.norm for line in grid.lines)),
             "seeds": list(grid.seeds),
-            "goal": {grid.goal: grid.direction},
+            "goal": {grid.goal["metric"]: grid.goal["direction"]},
             "settings": self.to_json(grid.settings),
             "norm_options": {},
             "variants": [

@@ -20,7 +20,7 @@ from powernorm.lab.engine.distribution import (
     whole_state,
     whole_weights,
 )
-from powernorm.lab.engine.folders import LAST, owner_of
+from powernorm.lab.engine.folders import LAST, last_checkpoint, owner_of
 from powernorm.lab.engine.logs import Writing
 from powernorm.lab.engine.processes import gather, is_main, num_processes, on_main, rank
 from powernorm.lab.engine.state import (
@@ -60,7 +60,7 @@ class Tracked:
     @cached_property
     def checkpoint(self) -> dict[str, Any] | None:
         """What the run goes on from; read when it is first needed, by all processes."""
-        path = self._folder / CHECKPOINTS_FOLDER / LAST
+        path = last_checkpoint(self._folder)
         return on_main(lambda: read_checkpoint(path) if path.exists() else None)
 
     @property
@@ -104,7 +104,7 @@ class Tracked:
         Raises:
             InputError: something in it is not as `save` wrote it, or does not fit.
         """
-        path = self._folder / CHECKPOINTS_FOLDER / LAST
+        path = last_checkpoint(self._folder)
         try:
             yield
         except InputError as error:

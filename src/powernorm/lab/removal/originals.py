@@ -18,7 +18,6 @@ from powernorm.lab.own_models import is_own_run, load_own_run
 from powernorm.lab.removal.original import Original
 from powernorm.lab.removal.pretrained_originals import PretrainedOriginal
 from powernorm.lab.removal.settings import RemovalDataSettings
-from powernorm.lab.report.loading import is_run_folder
 from powernorm.lab.tasks.registry import task_of
 from powernorm.lab.tasks.trained_models import (
     is_checkpoint,
@@ -28,6 +27,7 @@ from powernorm.lab.tasks.trained_models import (
     run_text,
 )
 from powernorm.lab.training.losses import OwnLikelihood, outputs_nll
+from powernorm.runs import is_run_folder
 from powernorm.surgery.records import KEY
 
 _COARSE: Final = (torch.float16, torch.bfloat16)

@@ -26,8 +26,8 @@ from powernorm.lab.data.corpus import EVALUATED_SPLITS
 from powernorm.lab.engine.environment import environment
 from powernorm.lab.engine.events import Listener, Notice, ignore
 from powernorm.lab.engine.folders import (
-    LAST,
     check_same_settings,
+    last_checkpoint,
     read_json,
     remove_unfinished,
     write_json,
@@ -180,7 +180,7 @@ def remove(
                 return job.run()
         except InputError:
             # Of settings that fit everything but the model: the next try is a first.
-            if not (folder / CHECKPOINTS_FOLDER / LAST).exists():
+            if not last_checkpoint(folder).exists():
                 _delete(folder)
             raise
         finally:

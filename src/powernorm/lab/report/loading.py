@@ -22,7 +22,6 @@ from powernorm.runs import (
     DIAGNOSES_FILE,
     DIAGNOSIS_FILE,
     METRICS_FILE,
-    MODEL_FILE,
     NORMS_FILE,
     PLACEMENTS,
     RESULT_FILE,
@@ -37,6 +36,7 @@ from powernorm.runs import (
     Placement,
     RunResult,
     ScalesRecord,
+    is_run_folder,
 )
 
 _MEND: Final = "restore the file, or delete it and run the comparison again with --resume"
@@ -150,12 +150,6 @@ def _no_runs_message(folder: Path) -> str:
     return message + "of `powernorm compare`"
 
 
-def is_run_folder(path: Path) -> bool:
-    """Whether a folder is a run's, finished or not."""
-    has_file = (path / RESULT_FILE).exists() or (path / CONFIG_FILE).exists()
-    return path.is_dir() and has_file and not (path / MODEL_FILE).exists()
-
-
 def _headless(folder: Path, runs: list[Run]) -> Comparison:
     """What is known of a comparison without `results.json`: one run's settings."""
     settings: dict[str, Any] = {}
@@ -210,17 +204,12 @@ def _read_run(folder: Path) -> RunResult:
         )
     config = folder / CONFIG_FILE
     written = read_json_object(config, _MEND) if config.exists() else {}
-    return RunResult(
+    return RunResult.empty(
         norm=str(written.get("norm", match["norm"].replace("+", ":"))),
         label=str(written.get("label", "")),
         placement=cast("Placement | None", match["placement"]),
         seed=int(match["seed"]),
         status="unfinished",
-        metrics={},
-        tid=None,
-        seconds=0.0,
-        tokens_per_second=None,
-        parameters=None,
         folder=folder.name,
     )
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 from powernorm.errors import InputError
 from powernorm.lab.report.document import write_page
-from powernorm.lab.report.loading import is_run_folder, read_comparison, read_runs
+from powernorm.lab.report.loading import read_comparison, read_runs
 from powernorm.lab.report.page import render_page, render_pages
 from powernorm.lab.report.records import Comparison
-from powernorm.runs import COMPARISON_FILE, REPORT_FILE, RESULTS_FILE
+from powernorm.runs import COMPARISON_FILE, REPORT_FILE, RESULTS_FILE, is_run_folder
 
 
 def write_reports(folders: Sequence[Path], out: Path | None = None) -> Path:

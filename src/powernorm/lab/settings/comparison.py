@@ -3,7 +3,7 @@
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
-from typing import Any, ClassVar, Final, Literal
+from typing import Any, ClassVar, Final
 
 from powernorm.errors import InputError
 from powernorm.lab.engine.warmup import warmup_options
@@ -142,10 +142,10 @@ class ComparisonSettings:
 class Notes:
     """What is known of a comparison before it is made."""
 
-    goal: str = "test_perplexity"
+    goal: Goal = field(
+        default_factory=lambda: Goal(metric=ComparisonSettings.measure, direction="min")
+    )
     """The metric that it is about."""
-    direction: Literal["min", "max"] = "min"
-    """Which way it is better."""
     paper: Sequence[PaperRecord] = ()
     """What the papers print."""
     reduced: str | None = None

@@ -21,6 +21,7 @@ from powernorm.lab.tasks.registry import task_of
 from powernorm.lab.tasks.run_settings import comparison_settings, run_settings
 from powernorm.lab.training.norms import norm_options, qk_norm_factory
 from powernorm.lab.training.training import choose_device
+from powernorm.runs import Goal, StudyInfo
 
 
 def check_norms(config: ComparisonSettings) -> None:
@@ -47,20 +48,20 @@ def grid_of(config: ComparisonSettings, notes: Notes) -> Grid:
     """
     check_norms(config)
     study = None if config.study is None else study_info(config.study)
+    score = config.score if config.score_every else None
     return Grid(
         task=task_of(config),
         lines=lines_of(config),
         seeds=config.seeds,
         goal=notes.goal,
-        direction=notes.direction,
         settings=config,
-        head=partial(_head, config, notes),
+        head=partial(_head, config, notes, study, score),
         config=_run_config,
         line_of=partial(_line_of, config),
         device=choose_device(config),
         num_threads=config.training.num_threads,
         study=study,
-        score=config.score_name if config.score_every else None,
+        score=None if score is None else config.score_name,
     )
 
 
@@ -68,14 +69,16 @@ def _run_config(line: Line, seed: int, fingerprint: str | None) -> Mapping[str, 
     return run_settings(line.settings, line.norm, line.label, seed, str(fingerprint))
 
 
-def _head(config: ComparisonSettings, notes: Notes) -> dict[str, Any]:
+def _head(
+    config: ComparisonSettings, notes: Notes, study: StudyInfo | None, score: Goal | None
+) -> dict[str, Any]:
     return {
         "task": config.task,
         "preset": config.preset,
         "placement": config.placement,
         "settings": comparison_settings(config),
-        "score": config.score if config.score_every else None,
-        "study": None if config.study is None else study_info(config.study),
+        "score": score,
+        "study": study,
         "paper": list(notes.paper),
         "paper_statistics": list(notes.paper_statistics),
         "reduced": notes.reduced or "",

@@ -251,7 +251,8 @@ class _Measuring:
             run.record(scored=f"{run.recorded['scored']}, running statistics {how}d")
         if is_main():
             whole = {f"model.{key}": value for key, value in model.state_dict().items()}
-            write_weights(run.folder / CHECKPOINTS_FOLDER / AVERAGE, whole)
+            with run.writing():
+                write_weights(run.folder / CHECKPOINTS_FOLDER / AVERAGE, whole)
 
     def _likelihoods(self) -> dict[str, float | None]:
         metrics: dict[str, float | None] = {}
@@ -290,9 +291,10 @@ class _Measuring:
         return replace(scores, metrics={**own, **scores.metrics})
 
     def _write_files(self, scores: Scores) -> None:
-        folder = self._run.folder
         if scores.translations and is_main():
-            write_rows(folder / TRANSLATIONS_FILE, [TRANSLATIONS_COLUMNS, *scores.translations])
+            rows = [TRANSLATIONS_COLUMNS, *scores.translations]
+            with self._run.writing():
+                write_rows(self._run.folder / TRANSLATIONS_FILE, rows)
         if self._config.training.record_scales and not self._run.is_trial:
             self._write_scales()
 
@@ -315,7 +317,8 @@ class _Measuring:
         )
         sound = [r for r in records if all(map(math.isfinite, [*r["weight"], *r["deviation"]]))]
         if is_main():
-            write_json(self._run.folder / SCALES_FILE, ScalesRecord(format=1, layers=sound))
+            with self._run.writing():
+                write_json(self._run.folder / SCALES_FILE, ScalesRecord(format=1, layers=sound))
 
 
 def choose_device(config: ComparisonSettings) -> torch.device:

@@ -173,10 +173,7 @@ class Tuning:
                 ]
                 grid = self._grid(asked)
                 if executor is None and self._workers.are_used:
-                    grid.work_record()  # raises where other processes could not train it
-                    executor = self._workers.start_executor(
-                        self._trials, grid.num_threads or 1, grid.device
-                    )
+                    executor = self._workers.start_executor(self._trials, grid)
                 self._train(grid, asked, executor)
         finally:
             if executor is not None:
@@ -268,10 +265,8 @@ class Tuning:
         record = self._record()
         head = grid.head
         grid = replace(grid, head=lambda: {**head(), "tuning": record})
-        executor = None
-        if self._workers.are_used:
-            grid.work_record()
-            executor = self._workers.start_executor(self._out, grid.num_threads or 1, grid.device)
+        used = self._workers.are_used
+        executor = self._workers.start_executor(self._out, grid) if used else None
         try:
             compare_grid(
                 grid,

@@ -138,7 +138,7 @@ class BuiltinSubject:
         self._notes = notes or notes_of(config)
         self.norms = config.norms
         self.seeds = config.seeds
-        self.goal = Goal(metric=self._notes.goal, direction=self._notes.direction)
+        self.goal = self._notes.goal
         known = self._goals()
         if select_by is not None and select_by not in known:
             options = ", ".join(f"{one['metric']}:{one['direction']}" for one in known)
@@ -202,7 +202,7 @@ class BuiltinSubject:
     ) -> Grid:
         """Return the grid of trials, each a variant."""
         config = replace(self._with(known, (seed,)), norms=tuple(point.label for point in points))
-        notes = Notes(rules.goal["metric"], rules.goal["direction"])
+        notes = Notes(rules.goal)
         return replace(grid_of(config, notes), trial=rules)
 
     def comparison(self, points: Sequence[Point]) -> Grid:
@@ -265,7 +265,7 @@ class OwnSubject:
         self._settings = grid.settings
         self.norms = norms
         self.seeds = seeds
-        self.goal = Goal(metric=grid.goal, direction=grid.direction)
+        self.goal = grid.goal
         self._select_by = select_by
 
     def identity(self) -> dict[str, Any]:

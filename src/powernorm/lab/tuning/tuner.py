@@ -122,7 +122,7 @@ def tune(
             settings=settings or {},
             norm_options=norm_options or {},
             device=device,
-            num_threads=num_threads or workers.default_threads,
+            num_threads=workers.threads(num_threads),
         )
     try:
         return tune_and_show(

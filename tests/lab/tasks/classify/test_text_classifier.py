@@ -72,6 +72,7 @@ def trained(norm: str, pooling: Pooling, placement: Placement) -> TextClassifier
     return model
 
 
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize("pooling", ["mean", "max", "cls"])
 @pytest.mark.parametrize("placement", ["pre", "post"])
 @pytest.mark.parametrize("norm", NORMS)
@@ -90,6 +91,7 @@ def test_padding_is_deletion_with_every_placement(placement: Placement) -> None:
     test_padding_is_deletion("bn", placement, "mean")
 
 
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize("pooling", ["mean", "max", "cls"])
 @pytest.mark.parametrize("norm", NORMS)
 def test_what_stands_at_padding_changes_nothing_in_training(norm: str, pooling: Pooling) -> None:

@@ -68,6 +68,7 @@ def test_shapes(name: str, channels: int, side: int) -> None:
     assert torch.allclose(model.head(features), model(pixels), atol=1e-5)  # type: ignore[operator]
 
 
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("name", MODELS)
 def test_every_norm_learns_and_predicts_each_image_by_itself(name: str, norm: str) -> None:

@@ -57,6 +57,7 @@ def trained(norm: str, placement: Placement = "pre", *, sees_future: bool = Fals
     return learned(model, tokens, rate=0.03)
 
 
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize("placement", ["pre", "post"])
 @pytest.mark.parametrize("norm", NORMS)
 def test_no_output_depends_on_a_later_token(norm: str, placement: Placement) -> None:

@@ -47,6 +47,7 @@ def test_shift_is_what_it_says() -> None:
             assert got[0, i, j] == by_distance[0, i, keys - 1 - distance]
 
 
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize("placement", ["pre", "post"])
 @pytest.mark.parametrize("norm", NORMS)
 @torch.no_grad()
@@ -64,6 +65,7 @@ def test_no_output_depends_on_a_later_token(norm: str, placement: Placement) -> 
         assert not torch.equal(got, expected)
 
 
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize(
     ("norm", "placement"),
     [

@@ -66,6 +66,7 @@ def encoded() -> EncodedTreebank:
     return ParsingTask().encode(parsing_config())
 
 
+@pytest.mark.slow
 def test_parsers_soon_beat_the_neighbors(
     compared: tuple[Path, ComparisonResults, list[Event]],
 ) -> None:

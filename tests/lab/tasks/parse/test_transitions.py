@@ -76,6 +76,7 @@ def crossing(trees: Trees) -> Tensor:
     return torch.stack(found)
 
 
+@pytest.mark.slow
 @given(trees_of(st.one_of(projective_heads(), any_heads())), st.integers(1, 4))
 def test_the_oracle_is_the_naive_one_step_for_step(
     sentences: list[RandomTree], portion: int

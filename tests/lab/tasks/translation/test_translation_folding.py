@@ -10,6 +10,7 @@ from powernorm.lab.tasks.translation.beam_search import BeamSearch, beam_search
 from powernorm.lab.tasks.translation.settings import SharedEmbeddings
 
 
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize("placement", ["pre", "post"])
 @pytest.mark.parametrize(("decoder_norm", "shared"), [("ln", "all"), ("pn-only", "target")])
 def test_folded_model_translates_as_before(

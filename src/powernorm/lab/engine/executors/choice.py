@@ -5,14 +5,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-import torch
-
 from powernorm.errors import InputError
 from powernorm.lab.engine.coordination import Executor
 from powernorm.lab.engine.executors.local import LocalExecutor
 from powernorm.lab.engine.executors.process import RunSize
 from powernorm.lab.engine.executors.ray_cluster import RayExecutor
 from powernorm.lab.engine.executors.slurm import SlurmExecutor
+from powernorm.lab.engine.grid import Grid
 
 EXECUTORS: Final = ("local", "ray", "slurm")
 
@@ -50,24 +49,24 @@ class Workers:
         """Whether other processes than this one train."""
         return self.jobs > 1 or self.executor is not None
 
-    @property
-    def default_threads(self) -> int | None:
-        """CPU threads of a run where nobody says; None is torch's choice."""
-        return 1 if self.are_used else None
+    def threads(self, chosen: int | None) -> int | None:
+        """Return the CPU threads of a run: what is chosen, else 1; None is torch's."""
+        return chosen or (1 if self.are_used else None)
 
-    def start_executor(self, out: Path, num_threads: int, device: torch.device) -> Executor:
+    def start_executor(self, out: Path, grid: Grid) -> Executor:
         """Return what starts the workers.
 
         Args:
             out: folder of the comparison.
-            num_threads: CPU threads of each process of a run.
-            device: of the runs.
+            grid: what they train.
 
         Raises:
-            InputError: a package is missing, or what is asked for is not there.
+            InputError: other processes cannot train it, a package is missing, or what is asked for
+                is not there.
         """
-        size = RunSize(num_threads, self.num_processes)
-        common: Any = {"size": size, "device": device, "retries": self.retries}
+        grid.work_record()  # raises where other processes could not train it
+        size = RunSize(grid.num_threads or 1, self.num_processes)
+        common: Any = {"size": size, "device": grid.device, "retries": self.retries}
         if self.executor == "ray":
             return RayExecutor(out, self.jobs, **common, options=self.options)
         if self.executor == "slurm":

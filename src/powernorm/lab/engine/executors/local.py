@@ -43,7 +43,7 @@ class LocalExecutor:
         *,
         size: RunSize,
         device: torch.device,
-        retries: int = 3,
+        retries: int,
     ) -> None:
         self.num_workers = num_workers
         self.retries = retries

@@ -52,7 +52,7 @@ class RayExecutor:
         *,
         size: RunSize,
         device: torch.device,
-        retries: int = 3,
+        retries: int,
         options: Mapping[str, str] | None = None,
     ) -> None:
         # Of its own accord Ray hides the GPUs from tasks that take none, and warns of it.

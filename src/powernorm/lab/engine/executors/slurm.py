@@ -62,7 +62,7 @@ class SlurmExecutor:
         *,
         size: RunSize,
         device: torch.device,
-        retries: int = 3,
+        retries: int,
         options: Mapping[str, str] | None = None,
     ) -> None:
         with needed_for("--executor slurm"):
