@@ -30,7 +30,7 @@ from powernorm.lab.report.joining import joined
 from powernorm.lab.report.lines import Band, Panel, draw_panel, scale_x
 from powernorm.lab.report.loading import read_runs
 from powernorm.lab.report.measures import better_way, own_heading
-from powernorm.lab.report.records import Comparison, NormSample, Run
+from powernorm.lab.report.records import Comparison, NormSample, ReportedRun
 from powernorm.lab.report.selections import read_selection
 from powernorm.runs import is_run_folder
 
@@ -213,7 +213,7 @@ def draw_fluctuation(runs: Mapping[str, Path], out: Path) -> Path:
     return _save(_draw(panels, "part of the training, %"), out)
 
 
-def _recorded(folder: Path) -> Run:
+def _recorded(folder: Path) -> ReportedRun:
     if not is_run_folder(folder):
         raise InputError(f"{folder} is no run of `powernorm compare`: give a run's folder")
     (run,) = read_runs(folder.parent, [folder.name]).runs
@@ -225,7 +225,7 @@ def _recorded(folder: Path) -> Run:
     return run
 
 
-def _panel(panel: _Panel, runs: Mapping[str, Run]) -> Panel:
+def _panel(panel: _Panel, runs: Mapping[str, ReportedRun]) -> Panel:
     points = {name: _points(run, panel) for name, run in runs.items()}
     bands = [
         Band(name, style, [x for x, _ in line], [y for _, y in line])
@@ -240,7 +240,7 @@ def _value(sample: NormSample, panel: _Panel) -> float | None:
     return value if value is not None and isfinite(value) and value > 0 else None
 
 
-def _points(run: Run, panel: _Panel) -> Sequence[tuple[float, float]]:
+def _points(run: ReportedRun, panel: _Panel) -> Sequence[tuple[float, float]]:
     steps: dict[int, list[float]] = {}
     first = next((sample.layer for sample in run.samples if _value(sample, panel)), "")
     for sample in run.samples:

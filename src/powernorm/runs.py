@@ -104,7 +104,8 @@ MODEL_FILE: Final = "powernorm.safetensors"
 
 def is_run_folder(path: Path) -> bool:
     """Return whether a folder is a run's, over or not."""
-    return (path / CONFIG_FILE).is_file() and not (path / MODEL_FILE).is_file()
+    is_any = (path / CONFIG_FILE).is_file() or (path / RESULT_FILE).is_file()
+    return is_any and not (path / MODEL_FILE).is_file()
 
 
 METRICS_COLUMNS: Final = (

@@ -27,7 +27,7 @@ from triton.compiler import ASTSource
 
 from powernorm.ops.batch_norm import BatchNormArgs, BatchNormBackwardArgs
 from powernorm.ops.kernels import triton as kernels
-from powernorm.ops.kernels.triton.launch import Limits
+from powernorm.ops.kernels.triton.launch import DeviceLimits
 from powernorm.ops.power_norm import PowerNormArgs, PowerNormBackwardArgs
 from powernorm.ops.running_stats import Average, CenteredUpdate, PowerUpdate, UncenteredUpdate
 from powernorm.ops.static_norm import StaticNormArgs, StaticNormBackwardArgs
@@ -45,14 +45,14 @@ POINTERS = {
 
 # What such devices say of themselves: processors, bytes of shared memory of a block, warp, threads.
 DEVICES = {
-    "sm_75": (GPUTarget("cuda", 75, 32), Limits(40, 64 << 10, 32, 1024, False)),
-    "sm_80": (GPUTarget("cuda", 80, 32), Limits(108, 163 << 10, 32, 1024, True)),
-    "sm_86": (GPUTarget("cuda", 86, 32), Limits(84, 99 << 10, 32, 1024, True)),
-    "sm_89": (GPUTarget("cuda", 89, 32), Limits(128, 99 << 10, 32, 1024, True)),
-    "sm_90": (GPUTarget("cuda", 90, 32), Limits(132, 227 << 10, 32, 1024, True)),
-    "sm_100": (GPUTarget("cuda", 100, 32), Limits(148, 227 << 10, 32, 1024, True)),
-    "sm_120": (GPUTarget("cuda", 120, 32), Limits(170, 99 << 10, 32, 1024, True)),
-    "gfx942": (GPUTarget("hip", "gfx942", 64), Limits(304, 64 << 10, 64, 1024, False)),
+    "sm_75": (GPUTarget("cuda", 75, 32), DeviceLimits(40, 64 << 10, 32, 1024, False)),
+    "sm_80": (GPUTarget("cuda", 80, 32), DeviceLimits(108, 163 << 10, 32, 1024, True)),
+    "sm_86": (GPUTarget("cuda", 86, 32), DeviceLimits(84, 99 << 10, 32, 1024, True)),
+    "sm_89": (GPUTarget("cuda", 89, 32), DeviceLimits(128, 99 << 10, 32, 1024, True)),
+    "sm_90": (GPUTarget("cuda", 90, 32), DeviceLimits(132, 227 << 10, 32, 1024, True)),
+    "sm_100": (GPUTarget("cuda", 100, 32), DeviceLimits(148, 227 << 10, 32, 1024, True)),
+    "sm_120": (GPUTarget("cuda", 120, 32), DeviceLimits(170, 99 << 10, 32, 1024, True)),
+    "gfx942": (GPUTarget("hip", "gfx942", 64), DeviceLimits(304, 64 << 10, 64, 1024, False)),
 }
 
 

@@ -266,18 +266,18 @@ def test_limits_are_those_that_the_device_tells(monkeypatch: pytest.MonkeyPatch)
     found["device"] = properties(
         major=8, minor=6, shared_memory_per_block_optin=101_376, max_threads_per_block=1024
     )
-    assert ask(device) == launching.Limits(20, 101_376, 32, 1024, True)
+    assert ask(device) == launching.DeviceLimits(20, 101_376, 32, 1024, True)
     found["device"] = properties(major=7, minor=5, shared_memory_per_block_optin=65_536)
-    assert ask(device) == launching.Limits(20, 65_536, 32, 1024, False)
+    assert ask(device) == launching.DeviceLimits(20, 65_536, 32, 1024, False)
     # torch for ROCm knows no opt-in.
     monkeypatch.setattr(torch.version, "hip", "7.1")
     found["device"] = properties(major=9, minor=4, warp_size=64, shared_memory_per_block=65_536)
-    assert ask(device) == launching.Limits(20, 65_536, 64, 1024, False)
+    assert ask(device) == launching.DeviceLimits(20, 65_536, 64, 1024, False)
 
 
 def test_plans_leave_no_processor_idle(monkeypatch: pytest.MonkeyPatch) -> None:
     """The widest rows take one program per processor, and all of them."""
-    device = launching.Limits(132, 232_448, 32, 1024, True)
+    device = launching.DeviceLimits(132, 232_448, 32, 1024, True)
     monkeypatch.setattr(launching, "limits", lambda _: device)
     x = torch.empty(4096, 16384, device="meta")
     plan = launching.plan(x, 4096, 1, 3, 4)

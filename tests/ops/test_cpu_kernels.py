@@ -187,10 +187,10 @@ def test_threads_do_not_change_the_result(threads: int) -> None:
 
 def test_refused_arguments_are_an_error_and_nothing_is_written() -> None:
     from powernorm.ops.kernels.cpu.calls import run
-    from powernorm.ops.kernels.cpu.tasks import BATCH_NORM, Task
+    from powernorm.ops.kernels.cpu.tasks import BATCH_NORM, KernelTask
 
     with pytest.raises(RuntimeError, match="refused"):
-        run(BATCH_NORM, Task())
+        run(BATCH_NORM, KernelTask())
 
 
 @pytest.mark.parametrize("wide", [False, True])

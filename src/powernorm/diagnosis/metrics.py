@@ -1,6 +1,6 @@
 """Records that a monitor keeps of a norm's calls in a step, and the metrics computed from them.
 
-Observers reduce inputs and gradients to `Record`s of float64 sums on the device, without
+Observers reduce inputs and gradients to `CallRecord`s of float64 sums on the device, without
 synchronizing with it. At the end of a step one transfer copies the records to the host, where they
 become cells of a row.
 """
@@ -28,7 +28,7 @@ Kind = Literal["input", "input gradient", "output gradient"]
 
 
 @dataclass(frozen=True, eq=False)
-class Record:
+class CallRecord:
     """Record of one call of a norm, forward or backward.
 
     Attributes:
@@ -51,7 +51,7 @@ Cells = dict[str, float | None]
 _STATISTICS: Final = ("mean_tid", "var_tid", "mean_distance", "var_distance")
 
 
-def merge(records: Sequence[Record], groups: Mapping[int, str]) -> list[Record]:
+def merge(records: Sequence[CallRecord], groups: Mapping[int, str]) -> list[CallRecord]:
     """Return the records summed over the processes of each group, with one collective per group.
 
     Args:
@@ -69,7 +69,7 @@ def merge(records: Sequence[Record], groups: Mapping[int, str]) -> list[Record]:
         parts = all_reduce_sum(flat, group).split([records[i].sums.numel() for i in members])
         for i, part in zip(members, parts, strict=True):
             one = records[i]
-            merged[i] = Record(one.layer, one.kind, part.view_as(one.sums), one.own)
+            merged[i] = CallRecord(one.layer, one.kind, part.view_as(one.sums), one.own)
     return merged
 
 
@@ -82,20 +82,20 @@ def fetch(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def fetch_records(
-    records: Sequence[Record], more: Sequence[Tensor]
-) -> tuple[list[Record], list[Tensor]]:
+    records: Sequence[CallRecord], more: Sequence[Tensor]
+) -> tuple[list[CallRecord], list[Tensor]]:
     """Return records and other tensors on the host, copied in one transfer."""
     host = fetch([*(one.sums for one in records), *(one.own for one in records), *more])
     number = len(records)
     fetched = [
         # A float64 sum of such sums does not overflow, and NaN and infinity stay.
-        Record(one.layer, one.kind, sums, own, math.isfinite(float(sums.sum())))
+        CallRecord(one.layer, one.kind, sums, own, math.isfinite(float(sums.sum())))
         for one, sums, own in zip(records, host, host[number : 2 * number], strict=False)
     ]
     return fetched, host[2 * number :]
 
 
-def gradient_cells(records: Iterable[Record], num_tokens: float, scale: float) -> Cells:
+def gradient_cells(records: Iterable[CallRecord], num_tokens: float, scale: float) -> Cells:
     """Return the norm of the whole input gradient, and mean and variance of a token's.
 
     The latter are those of Xu et al. 2019, Theorem 1.
@@ -132,12 +132,12 @@ class BatchStep:
     """
 
     layer: BatchStatisticsNorm
-    records: Sequence[Record]
+    records: Sequence[CallRecord]
     running: Statistics
     scale: float
 
     @property
-    def inputs(self) -> list[Record]:
+    def inputs(self) -> list[CallRecord]:
         """Input records of the calls that had tokens."""
         return [one for one in self.records if one.kind == "input" and not _is_empty(one)]
 
@@ -162,7 +162,7 @@ class BatchStep:
                 cells[name] = float(values.mean())
         return cells | self._parts(inputs)
 
-    def _parts(self, inputs: list[Record]) -> Cells:
+    def _parts(self, inputs: list[CallRecord]) -> Cells:
         if not any(one.kind == "input gradient" for one in self.records):
             return {}
         products = None
@@ -180,20 +180,20 @@ class BatchStep:
             cells["mean_gradient_norm"] = math.sqrt(float(mean.sum())) / self.scale
         return cells
 
-    def _state(self, record: Record) -> Tensor:
+    def _state(self, record: CallRecord) -> Tensor:
         return record.own[_FINGERPRINT_SIZE:].view(-1, self.layer.num_features)
 
 
-def _is_empty(record: Record) -> bool:
+def _is_empty(record: CallRecord) -> bool:
     return not record.sums[0, 0] > 0
 
 
-def _moments(inputs: Sequence[Record]) -> Moments:
+def _moments(inputs: Sequence[CallRecord]) -> Moments:
     count, mean, squares = centered_moments(torch.stack([one.sums for one in inputs]))
     return Moments(count[:, :1], mean, squares)
 
 
-def _paired(records: Sequence[Record]) -> list[tuple[Record, Record]]:
+def _paired(records: Sequence[CallRecord]) -> list[tuple[CallRecord, CallRecord]]:
     """Return each forward with the output gradient of the same input, matched by fingerprint.
 
     The nearest fingerprint is taken; of equal ones the latest call, as backwards run in reverse.

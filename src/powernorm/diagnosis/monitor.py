@@ -13,8 +13,8 @@ from torch.utils.hooks import RemovableHandle
 from powernorm.diagnosis.distances import Statistics
 from powernorm.diagnosis.metrics import (
     BatchStep,
+    CallRecord,
     Cells,
-    Record,
     fetch_records,
     gradient_cells,
     merge,
@@ -104,7 +104,7 @@ class NormMonitor:
         self.schedule = Schedule.of(every)
         self._observing = False
         self._warned = False
-        self._records: list[Record] = []
+        self._records: list[CallRecord] = []
         self._scale: float | Tensor = 1.0
         self._watched = self._find(model)
         if self._watched:
@@ -180,12 +180,12 @@ class NormMonitor:
             _warn_of(list(found.values()))
         return watched
 
-    def _take(self, record: Record) -> None:
+    def _take(self, record: CallRecord) -> None:
         # A backward may run after `finish_step`, or through the graph of an earlier step.
         if self._observing:
             self._records.append(record)
 
-    def _report(self, step: int, records: list[Record]) -> list[NormRow]:
+    def _report(self, step: int, records: list[CallRecord]) -> list[NormRow]:
         called = sorted({one.layer for one in records})
         records = merge(records, {i: self._watched[i].group_name for i in called})
         more = [tensor for i in called for tensor in _now(self._watched[i].batch_norm)]
@@ -273,7 +273,7 @@ def _now(layer: BatchStatisticsNorm | None) -> list[Tensor]:
 
 
 def _batch_cells(
-    layer: BatchStatisticsNorm, records: list[Record], now: list[Tensor], scale: float
+    layer: BatchStatisticsNorm, records: list[CallRecord], now: list[Tensor], scale: float
 ) -> Cells:
     nonfinite, square, *mean = now
     running = Statistics(mean[0] if mean else None, square)
@@ -282,7 +282,7 @@ def _batch_cells(
     return cells | {"num_nonfinite_batches": int(nonfinite)}
 
 
-def _token_cells(records: list[Record], scale: float) -> Cells:
+def _token_cells(records: list[CallRecord], scale: float) -> Cells:
     inputs = [one.sums for one in records if one.kind == "input"]
     if not inputs:
         return gradient_cells(records, 0.0, scale)
@@ -291,7 +291,7 @@ def _token_cells(records: list[Record], scale: float) -> Cells:
     return gradient_cells(records, count, scale) | share
 
 
-def _finiteness(records: list[Record]) -> Cells:
+def _finiteness(records: list[CallRecord]) -> Cells:
     inputs = [one for one in records if one.kind == "input"]
     gradients = [one for one in records if one.kind == "input gradient"]
     return {

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from powernorm.diagnosis.gradients import gradient_sums, input_sums, needs_products, state_of, wide
-from powernorm.diagnosis.metrics import Record, fingerprint
+from powernorm.diagnosis.metrics import CallRecord, fingerprint
 from powernorm.diagnosis.observer_ops import number_of, observe
 from powernorm.inspection.observer import (
     ObserverHook,
@@ -46,7 +46,7 @@ class TokenObserver:
         self,
         layer: int,
         module: nn.Module,
-        keep: Callable[[Record], None],
+        keep: Callable[[CallRecord], None],
         feature_dim: int = LAST,
     ) -> None:
         self.layer = layer
@@ -129,7 +129,7 @@ class TokenObserver:
         """Record `gradient_sums` of an input, from the operator; with x it is an output's."""
         del x, masked
         sums = gradient_sums(tokens_last(gradient, self.feature_dim))
-        self._keep(Record(self.layer, "input gradient", sums, sums.new_empty(0)))
+        self._keep(CallRecord(self.layer, "input gradient", sums, sums.new_empty(0)))
 
     def needs_output(self, x: Tensor) -> bool:
         """Return whether the gradient of the output for x has to be observed."""
@@ -139,7 +139,7 @@ class TokenObserver:
     def on_input(self, x: Tensor, padding_mask: Tensor | None) -> None:
         """Record `input_sums` only."""
         sums = input_sums(self.module, x, padding_mask)
-        self._keep(Record(self.layer, "input", sums, sums.new_empty(0)))
+        self._keep(CallRecord(self.layer, "input", sums, sums.new_empty(0)))
 
 
 class BatchObserver(TokenObserver):
@@ -155,7 +155,7 @@ class BatchObserver(TokenObserver):
         """Record `centered_sums`, (4, C), a fingerprint of x, the layer's state."""
         tokens = wide(self.module.scaled(x)).reshape(-1, x.shape[-1])
         own = torch.cat([fingerprint(x), state_of(self.module).flatten()])
-        self._keep(Record(self.layer, "input", _moment_sums(tokens, padding_mask), own))
+        self._keep(CallRecord(self.layer, "input", _moment_sums(tokens, padding_mask), own))
 
     def see_gradient(self, gradient: Tensor, x: Tensor | None, masked: bool) -> None:
         """Record Σ ∂L/∂y and Σ ∂L/∂y t, (2, C), with t the values that the layer normalizes."""
@@ -172,7 +172,7 @@ class BatchObserver(TokenObserver):
         total = flat.sum(0).double()
         along = products.sum(0).double() + shift.double() * total
         sums = torch.stack([total, along])
-        self._keep(Record(self.layer, "output gradient", sums, fingerprint(x)))
+        self._keep(CallRecord(self.layer, "output gradient", sums, fingerprint(x)))
 
     def _rough_mean(self, tokens: Tensor) -> Tensor:
         """Return an estimate of the mean, since float32 products of large numbers lose digits."""

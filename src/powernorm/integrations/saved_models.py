@@ -22,7 +22,7 @@ from powernorm.norms.preserved_state import made_like
 from powernorm.runs import CONFIG_FILE, MODEL_FILE
 from powernorm.surgery.loading import fill_model
 from powernorm.surgery.marking import is_pretrained
-from powernorm.surgery.records import KEY, REBUILD, Record
+from powernorm.surgery.records import KEY, REBUILD, ModelRecord
 from powernorm.surgery.storage import (
     SavedModel,
     first_difference,
@@ -176,7 +176,7 @@ def note_modules(model: nn.Module, folder: Path) -> None:
     Raises:
         InputError: `config.json` is damaged, or the model has a norm that cannot be built again.
     """
-    record = Record.of(_unwrapped(model))
+    record = ModelRecord.of(_unwrapped(model))
     if not folder.is_dir() or record.is_empty:
         return
     file = folder / CONFIG_FILE
@@ -355,7 +355,9 @@ def _base_in(config: Mapping[str, Any], model: nn.Module) -> str:
     return base if is_base and root in config.get("architectures", ()) else ""
 
 
-def _stock_record(path: Path, config: Mapping[str, Any], model: nn.Module, base: str) -> Record:
+def _stock_record(
+    path: Path, config: Mapping[str, Any], model: nn.Module, base: str
+) -> ModelRecord:
     """Return what was changed in a model, which may be several of its parts.
 
     Args:
@@ -367,7 +369,7 @@ def _stock_record(path: Path, config: Mapping[str, Any], model: nn.Module, base:
     values = config[KEY]
     others = values.get("others", []) if isinstance(values, dict) else []
     try:
-        found = [Record.from_dict(one) for one in (values, *others)]
+        found = [ModelRecord.from_dict(one) for one in (values, *others)]
     except (TypeError, ValueError) as error:
         raise InputError(f"the key {KEY!r} of {path / 'config.json'}: {error}") from error
     placed = [
@@ -387,7 +389,7 @@ def _stock_record(path: Path, config: Mapping[str, Any], model: nn.Module, base:
     )
 
 
-def _place_of(record: Record, model: nn.Module, path: Path) -> str:
+def _place_of(record: ModelRecord, model: nn.Module, path: Path) -> str:
     """Return the dotted name of the part of a model that a record is of."""
     found: list[str] = []
     for name, module in model.named_modules():

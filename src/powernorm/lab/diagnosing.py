@@ -24,8 +24,8 @@ from powernorm.lab.diagnosed_runs import with_paper
 from powernorm.lab.own_models import is_own_run, load_own_run
 from powernorm.lab.report.diagnoses import read_diagnosis
 from powernorm.lab.report.loading import read_comparison
-from powernorm.lab.report.overlays import Line, lines_of
-from powernorm.lab.report.records import Comparison, Run
+from powernorm.lab.report.overlays import OverlayLine, lines_of
+from powernorm.lab.report.records import Comparison, ReportedRun
 from powernorm.lab.report.selections import read_selection
 from powernorm.lab.tasks.run_diagnosis import diagnose_run
 from powernorm.lab.tasks.trained_models import scored_step
@@ -149,7 +149,7 @@ class Overlay:
         left_out: runs of a comparison that cannot be diagnosed, by their path, and why.
     """
 
-    lines: list[Line] = field(default_factory=list)
+    lines: list[OverlayLine] = field(default_factory=list)
     num_diagnosed: int = 0
     num_known: int = 0
     left_out: dict[str, str] = field(default_factory=dict)
@@ -177,7 +177,7 @@ def overlay(
     found = Overlay()
     places = _places(sources)
     records: dict[Path, DiagnosisRecord] = {}
-    others: list[Line] = []
+    others: list[OverlayLine] = []
     for number, (source, is_optional) in enumerate(places.items()):
         path = Path(source)
         keeps = is_run(path) and look.data is None
@@ -228,7 +228,7 @@ def _is_known(run: Path, look: Look) -> bool:
     return record["num_batches"] == look.num_batches and record["step"] == scored_step(run)
 
 
-def _lines_of_runs(runs: Sequence[Path], records: dict[Path, DiagnosisRecord]) -> list[Line]:
+def _lines_of_runs(runs: Sequence[Path], records: dict[Path, DiagnosisRecord]) -> list[OverlayLine]:
     if not runs:
         return []
     # Runs of one folder are one comparison's, also where only some of them are named.
@@ -245,7 +245,7 @@ def _lines_of_runs(runs: Sequence[Path], records: dict[Path, DiagnosisRecord]) -
     )
 
 
-def _label(run: Run, comparison: Comparison, comparisons: Sequence[Comparison]) -> str:
+def _label(run: ReportedRun, comparison: Comparison, comparisons: Sequence[Comparison]) -> str:
     """Return the name of a run's line, with its comparison where another one has the same."""
     if sum(run.name in one.names for one in comparisons) == 1:
         return run.name
@@ -253,9 +253,9 @@ def _label(run: Run, comparison: Comparison, comparisons: Sequence[Comparison]) 
     return f"{comparison.folder.resolve().relative_to(shared)} {run.name}"
 
 
-def _line(report: Diagnosis, others: Sequence[Line]) -> Line:
+def _line(report: Diagnosis, others: Sequence[OverlayLine]) -> OverlayLine:
     """Return the line of a model that is no run; equal names are told apart by a number."""
     step = "" if report.step is None else f", step {report.step}"
     name = f"{report.model}{step}"
     same = sum(line.name == name or line.name.startswith(f"{name} (") for line in others)
-    return Line(f"{name} ({same + 1})" if same else name, [report.to_json()])
+    return OverlayLine(f"{name} ({same + 1})" if same else name, [report.to_json()])

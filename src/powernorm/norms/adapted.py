@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from powernorm.errors import InputError
 from powernorm.norms.base import Norm
-from powernorm.norms.checkpointing import CallRecords, Seen
+from powernorm.norms.checkpointing import CallRecords, SeenInputs
 from powernorm.norms.feature_dims import (
     LAST,
     Normalized,
@@ -122,7 +122,7 @@ class AdaptedNorm(Norm):
         mask = current_padding_mask(last, self, strict=self.training)
         if torch.compiler.is_compiling() or not may_be_repeated():
             return mask
-        return self._records.replay(self.class_name, x, Seen(mask, 0, ())).padding_mask
+        return self._records.replay(self.class_name, x, SeenInputs(mask, 0, ())).padding_mask
 
     @torch.no_grad()
     def affine(self) -> tuple[Tensor, Tensor]:

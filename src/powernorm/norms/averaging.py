@@ -24,7 +24,7 @@ _UPDATE_BN: Final[CodeType | None] = getattr(inspect.unwrap(update_bn), "__code_
 _ITERATORS: Final = ("modules", "named_modules")
 
 
-class _StandIn(nn.BatchNorm1d.__base__):  # type: ignore[misc,name-defined]
+class _UpdatedBatchNorm(nn.BatchNorm1d.__base__):  # type: ignore[misc,name-defined]
     """What `update_bn` handles in a layer's place; it has no parameters, buffers or children."""
 
     layer: BatchStatisticsNorm
@@ -52,7 +52,7 @@ class _StandIn(nn.BatchNorm1d.__base__):  # type: ignore[misc,name-defined]
 
 def stand_in_for(layer: BatchStatisticsNorm) -> nn.Module:
     """Return what `update_bn` takes for a batch norm of torch, and so re-estimates the layer."""
-    return _StandIn(layer)
+    return _UpdatedBatchNorm(layer)
 
 
 def is_update_bn_asking() -> bool:

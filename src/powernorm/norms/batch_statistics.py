@@ -27,7 +27,7 @@ from powernorm.norms.buffers import (
     OPTIONAL_BUFFER,
     rename_key,
 )
-from powernorm.norms.checkpointing import Seen
+from powernorm.norms.checkpointing import SeenInputs
 from powernorm.norms.feature_dims import Normalized
 from powernorm.norms.masks import current_padding_mask
 from powernorm.norms.stateful import StatefulNorm
@@ -221,7 +221,7 @@ class BatchStatisticsNorm(StatefulNorm):
         """Return x, (..., C), after GroupScaling if the layer has it, in the accumulation type."""
         return scale_groups(tokens_of(x), self.groups or 0, self.eps)[0].reshape(x.shape)
 
-    def prepare(self, x: Tensor, mask: Tensor | None, residual: Tensor | None) -> Seen:
+    def prepare(self, x: Tensor, mask: Tensor | None, residual: Tensor | None) -> SeenInputs:
         """Check the arguments of a forward and return what to normalize by."""
         seen = super().prepare(x, mask, residual)
         if torch.compiler.is_compiling():
@@ -291,7 +291,7 @@ class BatchStatisticsNorm(StatefulNorm):
         return self.normalize_batch(x, residual, self.prepare(x, mask, residual), prepares)
 
     def normalize_batch(
-        self, x: Tensor, residual: Tensor | None, seen: Seen, prepares: bool
+        self, x: Tensor, residual: Tensor | None, seen: SeenInputs, prepares: bool
     ) -> Normalized:
         """Normalize (..., C) by the batch's statistics and update the running ones.
 
@@ -315,7 +315,7 @@ class BatchStatisticsNorm(StatefulNorm):
         self,
         x: Tensor,
         residual: Tensor | None,
-        seen: Seen,
+        seen: SeenInputs,
         mean: Tensor | None,
         var: Tensor,
         carrier: Tensor | None,
@@ -421,13 +421,13 @@ class BatchStatisticsNorm(StatefulNorm):
             return CenteredUpdate(buffers, momentum, not self.floor)
         return UncenteredUpdate(buffers, momentum)
 
-    def _update_within(self, seen: Seen) -> Update | None:
+    def _update_within(self, seen: SeenInputs) -> Update | None:
         """Return the update that the op can make; None leaves it to `update_after`."""
         if torch.compiler.is_compiling() or self._held is not None or self.group_name:
             return None
         return None if seen.is_repeated else self.current_update()
 
-    def update_after(self, output: BatchNormOutput, seen: Seen) -> None:
+    def update_after(self, output: BatchNormOutput, seen: SeenInputs) -> None:
         """Update the running statistics in the forward, behind the op.
 
         By its statistics, which hold for all processes: in compiled code and with several

@@ -26,7 +26,7 @@ from torch import Tensor
 from powernorm.errors import InputError
 from powernorm.norms.batch_statistics import BatchStatisticsNorm
 from powernorm.norms.buffers import has_value
-from powernorm.norms.checkpointing import Seen, refuse_reentrant
+from powernorm.norms.checkpointing import SeenInputs, refuse_reentrant
 from powernorm.norms.stateful import StatefulNorm
 from powernorm.ops.graphs import refuse_transforms
 from powernorm.ops.running_stats import reduce_sums
@@ -107,7 +107,7 @@ class CarrierNorm(StatefulNorm):
                 "torch.func.functional_call uncompiled, or give it parameters alone"
             )
 
-    def prepare(self, x: Tensor, mask: Tensor | None, residual: Tensor | None) -> Seen:
+    def prepare(self, x: Tensor, mask: Tensor | None, residual: Tensor | None) -> SeenInputs:
         """Check the arguments of a forward and return what to normalize by."""
         if self.training and not torch.compiler.is_compiling():
             self.follow_counter()

@@ -68,7 +68,7 @@ _REENTRANT: Final = _code_of(CheckpointFunction.backward)
 """Code of reentrant checkpointing that starts a backward inside another one."""
 
 
-class Seen(NamedTuple):
+class SeenInputs(NamedTuple):
     """What a call normalizes by, besides its input."""
 
     padding_mask: Tensor | None
@@ -93,7 +93,7 @@ class _Copy:
         return unchanged and self._source() is source
 
 
-class _Call(NamedTuple):
+class _RepeatableCall(NamedTuple):
     """A call that may be repeated."""
 
     shape: torch.Size
@@ -102,9 +102,9 @@ class _Call(NamedTuple):
     state: tuple[_Copy, ...]
 
     @property
-    def seen(self) -> Seen:
+    def seen(self) -> SeenInputs:
         mask = None if self.padding_mask is None else self.padding_mask.values
-        return Seen(mask, self.stage, tuple(one.values for one in self.state), True)
+        return SeenInputs(mask, self.stage, tuple(one.values for one in self.state), True)
 
 
 class _Repetition:
@@ -122,14 +122,14 @@ class _Region:
 
     began_in: int
     """Backward that the first run is part of."""
-    calls: list[_Call] | None
+    calls: list[_RepeatableCall] | None
     """In order; None if they cannot be told apart."""
     repetition: weakref.ref[_Repetition] | None = None
     """The last one."""
     position: int = 0
     """Number of calls in it."""
 
-    def add(self, call: _Call) -> None:
+    def add(self, call: _RepeatableCall) -> None:
         if self.calls is not None:
             self.calls.append(call)
             if len(self.calls) > _MAX_CALLS:
@@ -158,7 +158,7 @@ class CallRecords:
     def __reduce__(self) -> tuple[type[CallRecords], tuple[()]]:
         return CallRecords, ()
 
-    def replay(self, norm: str, x: Tensor, seen: Seen) -> Seen:
+    def replay(self, norm: str, x: Tensor, seen: SeenInputs) -> SeenInputs:
         """Return what this call must normalize by: its own, or that of the call it repeats.
 
         Args:
@@ -212,14 +212,14 @@ class CallRecords:
             if function is not None:
                 self._codes.add(id(function.__code__))
             # A function that holds nothing cannot be made for a region.
-            calls: list[_Call] | None = None if _is_bare(key) else []
+            calls: list[_RepeatableCall] | None = None if _is_bare(key) else []
             with suppress(TypeError):  # not hashable, or no weak references to it
                 regions.append(self._regions.setdefault(key, _Region(backward, calls)))
         return regions
 
     def _repeated(
         self, norm: str, x: Tensor, key: object, repetition: _Repetition, around: list[_Region]
-    ) -> _Call | None:
+    ) -> _RepeatableCall | None:
         """Return the call of a region that is repeated, None if its first run has yet to come."""
         region = self._regions[key]
         position = region.next_position(repetition)
@@ -236,9 +236,9 @@ class CallRecords:
             )
         return call
 
-    def _recorded(self, x: Tensor, seen: Seen) -> _Call:
+    def _recorded(self, x: Tensor, seen: SeenInputs) -> _RepeatableCall:
         mask = None if seen.padding_mask is None else self._copy(seen.padding_mask)
-        return _Call(x.shape, mask, seen.stage, tuple(map(self._copy, seen.state)))
+        return _RepeatableCall(x.shape, mask, seen.stage, tuple(map(self._copy, seen.state)))
 
     def _copy(self, source: Tensor) -> _Copy:
         copy = self._copies.get(id(source))

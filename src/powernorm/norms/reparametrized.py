@@ -20,7 +20,7 @@ from powernorm.norms.arguments import (
 )
 from powernorm.norms.batch_statistics import BatchStatisticsNorm
 from powernorm.norms.carrier import BackwardStateNorm
-from powernorm.norms.checkpointing import Seen
+from powernorm.norms.checkpointing import SeenInputs
 from powernorm.norms.feature_dims import Normalized, answer
 from powernorm.ops.arrays import accumulation_dtype
 from powernorm.ops.attached import attach
@@ -63,7 +63,7 @@ class _RepNorm(BatchStatisticsNorm):
         y, total = _parts(super().evaluate(x, mask, residual), x)
         return answer((add_scaled(y, total, self.eta), total), residual)
 
-    def with_identity(self, y: Tensor, total: Tensor, seen: Seen) -> Tensor:
+    def with_identity(self, y: Tensor, total: Tensor, seen: SeenInputs) -> Tensor:
         """Return BN(x) + η x of a training forward; in the released form x + η x at padding."""
         mask = seen.padding_mask
         if self.variant == "released" and mask is not None:
@@ -360,7 +360,7 @@ class ProgressiveRepBatchNorm(_RepNorm, BackwardStateNorm):
             y = attach(y, None, output.statistics, self.branch_weight, self.branch_bias)
         return answer((y, total), residual)
 
-    def _by_token(self, x: Tensor, residual: Tensor | None, seen: Seen) -> Normalized:
+    def _by_token(self, x: Tensor, residual: Tensor | None, seen: SeenInputs) -> Normalized:
         """Normalize by LN alone; the step is counted."""
         total = x if residual is None else x + residual
         # Of the batch: another backward may end the warm-up before this forward's own.

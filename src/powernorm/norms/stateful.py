@@ -18,7 +18,7 @@ from powernorm.norms.buffers import (
     save_count,
     settle_count,
 )
-from powernorm.norms.checkpointing import CallRecords, Seen
+from powernorm.norms.checkpointing import CallRecords, SeenInputs
 from powernorm.norms.feature_dims import features_back
 from powernorm.norms.masks import current_padding_mask, users_padding_mask
 from powernorm.norms.sharded import check_group, local_state
@@ -122,7 +122,7 @@ class StatefulNorm(AffineNorm):
         if self.training and self.group_name:
             check_group(self.class_name, x, self.process_group)
 
-    def prepare(self, x: Tensor, mask: Tensor | None, residual: Tensor | None) -> Seen:
+    def prepare(self, x: Tensor, mask: Tensor | None, residual: Tensor | None) -> SeenInputs:
         """Check the arguments of a forward and return what to normalize by."""
         training = self.training
         if mask is None:
@@ -132,7 +132,7 @@ class StatefulNorm(AffineNorm):
             mask = current_padding_mask(x, self) if wanted else users_padding_mask()
         buffers = cast(dict[str, Tensor], self._buffers)
         state = tuple(map(buffers.__getitem__, self.read_in_training)) if training else ()
-        seen = Seen(mask, self._stage, state)
+        seen = SeenInputs(mask, self._stage, state)
         # Evaluation reads a mask only in the released variants.
         if training or self.floor:
             if torch.compiler.is_compiling():

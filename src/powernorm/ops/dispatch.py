@@ -60,7 +60,7 @@ class Choice:
         return "\n".join(lines)
 
 
-class _Setting:
+class _BackendSetting:
     """The forced backend of this process: backwards run in threads of their own, and obey too."""
 
     def __init__(self, forced: str | None) -> None:
@@ -79,7 +79,7 @@ def _check_backend(name: str) -> Backend:
     return name
 
 
-_setting = _Setting(os.environ.get(VARIABLE) or None)
+_setting = _BackendSetting(os.environ.get(VARIABLE) or None)
 _loaders: Final[dict[Backend, Callable[[], ModuleType]]] = {}
 
 

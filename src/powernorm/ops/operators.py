@@ -165,7 +165,7 @@ class Operator(ABC):
         forward = getattr(functions_for(args.x, self.has_kernels), self.name)
         if not torch.is_grad_enabled():
             return forward(args) if update is None else forward(args, update)
-        call = _Call(self, forward, args, update)
+        call = _OperatorCall(self, forward, args, update)
         carrier = args.carrier if self.has_carrier else None
         _apply(args.x, args.residual, args.weight, args.bias, carrier, call)  # type: ignore[no-untyped-call]
         return call.output
@@ -284,7 +284,7 @@ class PlainFunction(torch.autograd.Function):
         return super(torch.autograd.Function, cls).apply(*args)  # type: ignore[misc]
 
 
-class _Call:
+class _OperatorCall:
     """A call on its way through autograd, which looks at tensors among its arguments only."""
 
     __slots__ = ("args", "forward", "operator", "output", "update")
@@ -299,7 +299,13 @@ class _Function(PlainFunction):
 
     @staticmethod
     def forward(
-        ctx: Any, _x: Tensor, _residual: Any, _weight: Any, _bias: Any, carrier: Any, call: _Call
+        ctx: Any,
+        _x: Tensor,
+        _residual: Any,
+        _weight: Any,
+        _bias: Any,
+        carrier: Any,
+        call: _OperatorCall,
     ) -> tuple[Tensor | None, ...]:
         operator, args, update = call.operator, call.args, call.update
         output = call.forward(args) if update is None else call.forward(args, update)

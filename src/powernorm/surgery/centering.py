@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from powernorm.surgery.axes import Place
-from powernorm.surgery.relations import Normed, Relation, Relations, Same, Weighted, describe
+from powernorm.surgery.relations import NormedValue, Relation, Relations, Same, Weighted, describe
 from powernorm.surgery.tracing import statistic_of
 
 
@@ -80,7 +80,7 @@ def _stream(relations: Relations, start: Place, layer_norms: Collection[int]) ->
             assert index is not None
             stream.norms.add(index)
         for relation in relations.around(place):
-            if isinstance(relation, Weighted | Normed):
+            if isinstance(relation, Weighted | NormedValue):
                 continue
             new = {*relation.inputs, relation.output} - stream.places
             stream.places |= new
@@ -96,10 +96,10 @@ def _obstacles(relations: Relations, place: Place, layer_norms: Collection[int])
         if statistic_of(node) not in layer_norms:
             yield f"{describe(node)}, which does not center, reads it"
     for relation in relations.readers.get(place, ()):
-        if isinstance(relation, Weighted | Normed):
+        if isinstance(relation, Weighted | NormedValue):
             yield f"{_described(relation)} reads it without a LayerNorm"
     producer = relations.producers.get(place)
-    if isinstance(producer, Normed):
+    if isinstance(producer, NormedValue):
         yield f"{_described(producer)} writes to it"
     elif isinstance(producer, Weighted):
         operation = producer.operation
@@ -128,7 +128,7 @@ def centered_places(streams: Collection[Stream]) -> set[Place]:
 # What reads static norms that center -------------------------------------------------------------
 
 
-def why_not_centered_behind(relations: Relations, uses: Sequence[Normed]) -> str:
+def why_not_centered_behind(relations: Relations, uses: Sequence[NormedValue]) -> str:
     """Return why what reads a static norm that centers cannot center in its place, "" if it can.
 
     Args:

@@ -22,7 +22,7 @@ from powernorm.inspection.mask_checks import MaskChecks
 from powernorm.inspection.mask_owners import attach_mask_owners
 from powernorm.inspection.modules import ReplacedForward
 from powernorm.inspection.selection import stacks
-from powernorm.norms.checkpointing import CallRecords, Seen
+from powernorm.norms.checkpointing import CallRecords, SeenInputs
 from powernorm.norms.masks import current_padding_mask, padding_after
 from powernorm.ops.graphs import is_known, is_traced, same_sizes, shape_of
 from powernorm.ops.torch_private import in_backward, may_be_repeated
@@ -127,7 +127,7 @@ class PaddingEraser(ReplacedForward):
             return None
         x = args[0]
         mask, dim = (self._mode.mask_of(x, (2, 3), module) if self._mode else None) or (None, 0)
-        seen = self._records.replay(type(module).__name__, x, Seen(mask, dim, ()))
+        seen = self._records.replay(type(module).__name__, x, SeenInputs(mask, dim, ()))
         if not in_backward() or seen.padding_mask is None:
             return None
         value = _lowest(x) if isinstance(module, nn.MaxPool1d | nn.MaxPool2d) else 0.0

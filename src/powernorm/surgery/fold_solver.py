@@ -53,7 +53,7 @@ from powernorm.surgery.centering import (
 )
 from powernorm.surgery.planned_norms import PlannedNorms
 from powernorm.surgery.relations import (
-    Normed,
+    NormedValue,
     Relations,
     Weighted,
     adapter_reason,
@@ -205,7 +205,7 @@ class _Solver(Problem):
         self.slots = slots
         self.tied = tied
         self.editor = Editor(traced, slots, relations)
-        self.uses: dict[int, list[Normed]] = {}
+        self.uses: dict[int, list[NormedValue]] = {}
         for use in relations.norms():
             self.uses.setdefault(use.index, []).append(use)
         self.reasons: dict[int, str] = {}
@@ -338,7 +338,7 @@ class _Solver(Problem):
             )
         }
 
-    def affine(self, index: int, use: Normed) -> Static:
+    def affine(self, index: int, use: NormedValue) -> Static:
         """Return weight and bias of a norm that stays, between reparametrized values."""
         norm = self.norms[index]
         (inner, inner_shift), (outer, outer_shift) = map(
@@ -440,7 +440,7 @@ class _Solver(Problem):
             folding.token_norms[name] = rms
             folding.rms[name] = self.epsilons[index]
 
-    def _around(self, uses: Sequence[Normed], changed: set[str]) -> tuple[str, ...]:
+    def _around(self, uses: Sequence[NormedValue], changed: set[str]) -> tuple[str, ...]:
         """Return the changed parameters next to a norm, across operators that pass features on."""
         found: dict[str, None] = {}
         queue = [place for use in uses for place in (use.output, *use.inputs)]
@@ -452,7 +452,7 @@ class _Solver(Problem):
                     operation = relation.operation
                     slot = self.slots.read_at(operation.weight.name, operation.path)
                     found |= {slot: None} if slot in changed else {}
-                elif not isinstance(relation, Normed):
+                elif not isinstance(relation, NormedValue):
                     new = [p for p in (*relation.inputs, relation.output) if p not in seen]
                     seen.update(new)
                     queue.extend(new)

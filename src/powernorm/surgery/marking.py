@@ -14,7 +14,7 @@ from typing import Any, Final
 from torch import nn
 
 from powernorm.errors import InputError
-from powernorm.surgery.records import KEY, Record
+from powernorm.surgery.records import KEY, ModelRecord
 
 _CONFIGURATION: Final = "PreTrainedConfig"
 """Class of the configurations of transformers."""
@@ -33,10 +33,10 @@ def mark(model: nn.Module) -> None:
         if not any(cls.__name__ == _CONFIGURATION for cls in type(config).__mro__):
             continue
         known = vars(config).pop(KEY, None)
-        owners = [*known.owners(), owner] if isinstance(known, Mark) else [owner]
+        owners = [*known.owners(), owner] if isinstance(known, RecordMark) else [owner]
         changed = [one for one in dict.fromkeys(owners) if _is_changed(one)]
         if changed:
-            vars(config)[KEY] = Mark(changed)
+            vars(config)[KEY] = RecordMark(changed)
 
 
 def is_pretrained(model: nn.Module) -> bool:
@@ -47,7 +47,7 @@ def is_pretrained(model: nn.Module) -> bool:
     )
 
 
-class Mark:
+class RecordMark:
     """What stands in a configuration in place of the record.
 
     Args:
@@ -70,18 +70,18 @@ class Mark:
     def written(self) -> dict[str, Any]:
         """Return the record as JSON values; of several modules the others are in the first."""
         try:
-            records = [Record.of(owner).to_dict() for owner in self.owners()]
+            records = [ModelRecord.of(owner).to_dict() for owner in self.owners()]
         except InputError as error:
             # Read, it says that it is no record, and why.
             return {"error": str(error)}
         first, *others = records or [{}]
         return {**first, "others": others} if others else first
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Mark | dict[str, Any]:
+    def __deepcopy__(self, memo: dict[int, Any]) -> RecordMark | dict[str, Any]:
         """Return the record; in a copy of the whole model, a mark of the copy."""
         owners = self.owners()
         copies = [one for one in (memo.get(id(owner)) for owner in owners) if one is not None]
-        return Mark(copies) if owners and len(copies) == len(owners) else self.written()
+        return RecordMark(copies) if owners and len(copies) == len(owners) else self.written()
 
     def __getstate__(self) -> list[nn.Module]:
         return self.owners()
@@ -95,7 +95,7 @@ class Mark:
 
 def _is_changed(model: nn.Module) -> bool:
     try:
-        return not Record.of(model).is_empty
+        return not ModelRecord.of(model).is_empty
     except InputError:
         return True  # it has a norm without a name
 

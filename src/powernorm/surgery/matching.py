@@ -125,7 +125,7 @@ def match_teacher(
         before = {name: deepcopy(dict(layer.named_parameters())) for name, layer in layers.items()}
         try:
             for name in _order(model, layers, batches, run):
-                sums = _Sums(name)
+                sums = _LeastSquaresSums(name)
                 sums.collect(model, teacher, layers, batches, run, modules[name])
                 fitted[name] = sums.fit(layers[name])
                 _adopt(layers[name], fitted[name])
@@ -161,7 +161,7 @@ class _Fit:
 
 
 @dataclass
-class _Sums:
+class _LeastSquaresSums:
     """Sums over valid tokens, each (C,) float64."""
 
     name: str

@@ -43,7 +43,7 @@ _KEPT: Final = ("running_mean", "running_var", "running_second_moment")
 
 
 @dataclass(frozen=True)
-class Record:
+class ModelRecord:
     """The modules of this library in a model.
 
     Args:
@@ -73,7 +73,7 @@ class Record:
         return not (self.parts or self.made)
 
     @classmethod
-    def of(cls, model: nn.Module) -> Record:
+    def of(cls, model: nn.Module) -> ModelRecord:
         """Return the record of a model.
 
         Raises:
@@ -111,7 +111,7 @@ class Record:
         }
 
     @classmethod
-    def from_dict(cls, values: object) -> Record:
+    def from_dict(cls, values: object) -> ModelRecord:
         """Return the record from JSON values.
 
         Raises:
@@ -142,7 +142,7 @@ class Record:
         """Return the names of all modules."""
         return (name for part in self.parts for names in part.names for name in names)
 
-    def below(self, prefix: str) -> Record:
+    def below(self, prefix: str) -> ModelRecord:
         """Return the record for a model that has this one's as a part.
 
         Args:
@@ -150,7 +150,7 @@ class Record:
         """
         return self._renamed(lambda name: ".".join(filter(None, (prefix, name))))
 
-    def inside(self, prefix: str) -> Record:
+    def inside(self, prefix: str) -> ModelRecord:
         """Return the record of a part of the model.
 
         Args:
@@ -164,7 +164,7 @@ class Record:
 
         return self._renamed(shortened)
 
-    def _renamed(self, rename: Callable[[str], str | None]) -> Record:
+    def _renamed(self, rename: Callable[[str], str | None]) -> ModelRecord:
         """Return the record with other names, without what has none then."""
 
         def kept(names: Iterable[str]) -> tuple[str, ...]:

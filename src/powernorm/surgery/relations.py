@@ -33,7 +33,7 @@ from powernorm.surgery.axes import (
     window_keeps_constants,
 )
 from powernorm.surgery.operations import WITH_WEIGHTS, Operation, TensorPart, operation_of, part_of
-from powernorm.surgery.tracing import Mark, Trace, is_of_torch, mark_of, path_of, statistic_of
+from powernorm.surgery.tracing import Trace, TracedNorm, is_of_torch, mark_of, path_of, statistic_of
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Homogeneous:
 
 
 @dataclass(frozen=True)
-class Normed:
+class NormedValue:
     """A static norm `y = a ⊙ x + c`.
 
     Folded, it returns its input s itself: A_out = a ⊙ A_in, B_out = a ⊙ B_in + c.
@@ -95,7 +95,7 @@ class Weighted:
         return self.operation.writes
 
 
-Relation = Same | Sum | Homogeneous | Normed | Weighted
+Relation = Same | Sum | Homogeneous | NormedValue | Weighted
 
 
 @dataclass
@@ -130,9 +130,9 @@ class Relations:
         every = (relation for place in self.places for relation in self.around(place))
         yield from {id(relation): relation for relation in every}.values()
 
-    def norms(self) -> Iterator[Normed]:
+    def norms(self) -> Iterator[NormedValue]:
         """Yield the uses of norms, in the order of the graph."""
-        return (relation for relation in self.all() if isinstance(relation, Normed))
+        return (relation for relation in self.all() if isinstance(relation, NormedValue))
 
 
 def assumes_number(relation: Relation) -> bool:
@@ -363,9 +363,9 @@ class _Explorer:
         self.found.operations.setdefault(operation.node, operation)
         return self.weighted.setdefault(operation.node, Weighted(operation))
 
-    def _norm(self, node: fx.Node, mark: Mark) -> Normed:
+    def _norm(self, node: fx.Node, mark: TracedNorm) -> NormedValue:
         axis = self.feature_axes[mark.index] % len(shape_of(node))
-        return Normed(Place(node, axis), (Place(mark.x, axis),), mark.index)
+        return NormedValue(Place(node, axis), (Place(mark.x, axis),), mark.index)
 
     def _output_of(self, node: fx.Node, name: str, read: Place) -> Place | None:
         """Return the place of an operator's output for the features that it reads, or None."""

@@ -12,7 +12,7 @@ from torch import Tensor
 from powernorm.surgery.axes import Place, operator_name
 from powernorm.surgery.relations import (
     Homogeneous,
-    Normed,
+    NormedValue,
     Relation,
     Relations,
     Same,
@@ -170,7 +170,7 @@ class _Scales:
     def solve(self) -> dict[Place, Tensor]:
         relations = self.problem.relations
         for relation in relations.all():
-            if not isinstance(relation, Normed | Weighted):
+            if not isinstance(relation, NormedValue | Weighted):
                 for place in relation.inputs:
                     self._join(relation.output, place, None)
         for place in self.problem.fixed():
@@ -227,7 +227,7 @@ class _Scales:
         self.parents[root] = (base, step)
         return True
 
-    def _fold(self, use: Normed) -> None:
+    def _fold(self, use: NormedValue) -> None:
         scale = self.problem.norms[use.index].scale
         keeps_bias = use.index in self.problem.with_bias
         if not bool(scale.all()) and (keeps_bias or self._needs_inverse(use.output)):
@@ -250,12 +250,12 @@ class _Scales:
             other in fixed
             or isinstance(producer := relations.producers.get(other), Weighted)
             # A norm that stays as a multiply-add is divided by the scale.
-            or (isinstance(producer, Normed) and producer.index in self.problem.decoupled)
-            or any(isinstance(reader, Normed) for reader in relations.readers.get(other, ()))
+            or (isinstance(producer, NormedValue) and producer.index in self.problem.decoupled)
+            or any(isinstance(reader, NormedValue) for reader in relations.readers.get(other, ()))
             for other in members
         )
 
-    def _contradiction(self, use: Normed) -> str:
+    def _contradiction(self, use: NormedValue) -> str:
         root, _ = self._root(use.output)
         fixed = self.problem.fixed()
         places = [place for place in fixed if self._root(place)[0] == root]
@@ -333,9 +333,9 @@ def nearest_norm(problem: Problem, *places: Place, of_shift: bool = False) -> in
         queue, seen = deque([start]), {start}
         while queue:
             for relation in relations.around(queue.popleft()):
-                if isinstance(relation, Normed) and counts(relation.index):
+                if isinstance(relation, NormedValue) and counts(relation.index):
                     return relation.index
-                if not isinstance(relation, Weighted | Normed):
+                if not isinstance(relation, Weighted | NormedValue):
                     new = dict.fromkeys((*relation.inputs, relation.output))
                     queue.extend(other for other in new if other not in seen)
                     seen |= new.keys()
@@ -460,7 +460,7 @@ class _Shifts:
             return all(self._settle(inner, target, shifts) for inner in producer.inputs)
         if isinstance(producer, Sum):
             return self._settle_sum(producer, target, shifts)
-        if not isinstance(producer, Normed) or producer.index in self.problem.pinned:
+        if not isinstance(producer, NormedValue) or producer.index in self.problem.pinned:
             return False
         if producer.index in self.problem.decoupled or producer.index in self.problem.with_bias:
             self.chosen[place] = target

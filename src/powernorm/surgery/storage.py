@@ -24,7 +24,7 @@ from powernorm.files import check_regular, replacing
 from powernorm.json_reading import parse_json
 from powernorm.norms import Norm
 from powernorm.runs import COMPARISON_FILE, CONFIG_FILE, MODEL_FILE, RESULTS_FILE
-from powernorm.surgery.records import KEY, Record
+from powernorm.surgery.records import KEY, ModelRecord
 from powernorm.surgery.structure import FeatureAffine, FoldedNorm
 
 _ZEROS: Final = re.compile(r"(?<=\d)\.0\b")
@@ -66,7 +66,7 @@ class SavedModel:
         more: what else was written; JSON.
     """
 
-    record: Record
+    record: ModelRecord
     state: Mapping[str, Tensor]
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
     shared: Mapping[str, str] = field(default_factory=dict)
@@ -151,7 +151,7 @@ def read_model(folder: Path) -> SavedModel:
                 for name in opened.keys()  # noqa: SIM118
             }
         described = parse_json(metadata[KEY], str(file), _FIX)
-        record = Record.from_dict(described[KEY])
+        record = ModelRecord.from_dict(described[KEY])
         shared = {str(name): str(first) for name, first in described["shared"].items()}
         tensors |= {name: tensors[first] for name, first in shared.items()}
         buffers = {name: tensors.pop(name) for name in described["buffers"]}
@@ -231,8 +231,8 @@ def separate_tensors(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], di
     return kept, shared
 
 
-def _record_of(model: nn.Module) -> Record:
-    record = Record.of(model)
+def _record_of(model: nn.Module) -> ModelRecord:
+    record = ModelRecord.of(model)
     if record.is_empty:
         raise InputError(
             f"{type(model).__name__} holds no norm of powernorm and none that was folded: save it "

@@ -47,7 +47,7 @@ _ROOT: Final = "model"
 
 
 @dataclass(frozen=True)
-class Mark:
+class TracedNorm:
     """A call of a marked norm in the graph."""
 
     x: fx.Node
@@ -55,14 +55,14 @@ class Mark:
     is_masked: bool
 
 
-def mark_of(node: fx.Node) -> Mark | None:
+def mark_of(node: fx.Node) -> TracedNorm | None:
     """Return the arguments of a marked norm's call, None for every other node."""
     if node.target is not MARK:
         return None
     x, index, is_masked = node.args
     assert isinstance(x, fx.Node)
     assert isinstance(index, int)
-    return Mark(x, index, bool(is_masked))
+    return TracedNorm(x, index, bool(is_masked))
 
 
 def statistic_of(node: fx.Node) -> int | None:

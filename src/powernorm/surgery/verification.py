@@ -317,7 +317,7 @@ def attributes_read(
     Such as Mamba, which converts its stream to the type of `norm.weight`: without the norm it would
     fail. The model runs once per example with each norm behind a stand-in that passes calls on.
     """
-    stand_ins = {norm: _StandIn(norm).eval() for norm in norms.values()}
+    stand_ins = {norm: _FoldedNorm(norm).eval() for norm in norms.values()}
     changes, kept = Changes(), kept_buffers(nn.ModuleList(stand_ins))
     for parent in list(model.modules()):
         for attribute, child in list(parent._modules.items()):
@@ -334,7 +334,7 @@ def attributes_read(
     return {name: attributes[0] for name, attributes in read.items() if attributes}
 
 
-class _StandIn(nn.Module):
+class _FoldedNorm(nn.Module):
     """A module with the attributes of a folded norm, and those of the norm when they are read."""
 
     def __init__(self, norm: nn.Module) -> None:

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from powernorm.lab.report import print_comparison, read_comparison
 from powernorm.lab.report.measures import goal_of
-from powernorm.lab.report.records import Comparison, Run
+from powernorm.lab.report.records import Comparison, ReportedRun
 from powernorm.runs import (
     METRICS_COLUMNS,
     METRICS_FILE,
@@ -60,14 +60,14 @@ def status_of(norm: str, seed: int) -> str:
     return {("bn", 1): "diverged", ("pn", 1): "nonfinite"}.get((norm, seed), "finished")
 
 
-def made_run(norm: str, seed: int = 0, **changes: Any) -> Run:
+def made_run(norm: str, seed: int = 0, **changes: Any) -> ReportedRun:
     """A finished run without a number, but for the changes."""
     given = {"placement": "pre", "status": "finished", "metrics": {}, "tid": None, "seconds": 0.0}
     given |= {"tokens_per_second": None, "parameters": None, "folder": f"{norm}-pre-seed{seed}"}
-    return Run(norm=norm, seed=seed, **given | changes)
+    return ReportedRun(norm=norm, seed=seed, **given | changes)
 
 
-def made_comparison(runs: list[Run], metric: str, **changes: Any) -> Comparison:
+def made_comparison(runs: list[ReportedRun], metric: str, **changes: Any) -> Comparison:
     """A comparison of a built-in task that is about a metric."""
     given = {"format": 2, "task": "classify", "preset": "rt", "placement": "pre", "settings": {}}
     return Comparison(folder=Path("runs"), runs=runs, goal=goal_of(metric), **given | changes)

@@ -19,7 +19,7 @@ from powernorm.lab.report.drawing import (
     legend_label,
     logarithmic_ticks,
 )
-from powernorm.lab.report.lines import Band, Panel, Trace, draw_panels
+from powernorm.lab.report.lines import Band, Panel, UnfinishedLine, draw_panels
 from powernorm.lab.report.magnitudes import linear_limits, logarithmic_limits
 from powernorm.lab.schema import LARGEST
 
@@ -126,7 +126,9 @@ def test_limits_are_finite_and_rise(values: list[float]) -> None:
 @given(values=st.lists(st.floats(-LARGEST, LARGEST), min_size=1, max_size=4))
 def test_panels_take_any_number(values: list[float]) -> None:
     steps = [float(step) for step in range(len(values))]
-    band = Band("a", 0, steps, values, values, values, traces=[Trace(steps, values, lost=True)])
+    band = Band(
+        "a", 0, steps, values, values, values, traces=[UnfinishedLine(steps, values, lost=True)]
+    )
     with catch_warnings():
         simplefilter("error")
         for logarithmic in (True, False):

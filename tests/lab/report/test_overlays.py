@@ -17,7 +17,7 @@ from powernorm.lab.report.curves import Series
 from powernorm.lab.report.diagnoses import read_diagnoses
 from powernorm.lab.report.lines import Panel
 from powernorm.lab.report.overlay_page import overlay_table, render_overlay
-from powernorm.lab.report.overlays import KAPPAS, TIDS, Line, lines_of
+from powernorm.lab.report.overlays import KAPPAS, TIDS, OverlayLine, lines_of
 from powernorm.lab.report.profiles import Profile
 from powernorm.lab.report.records import Comparison
 from powernorm.runs import DIAGNOSES_FILE, DIAGNOSIS_FILE, DiagnosisRecord, SpectrumRecord
@@ -111,7 +111,7 @@ def test_a_seed_that_broke_down_is_no_part_of_a_mean(drawn: Drawn) -> None:
 
 def test_layers_that_only_one_model_has(drawn: Drawn) -> None:
     """Of models of unlike architecture: every layer has a row, the others have a gap there."""
-    lines = [Line("a", [diagnosis()]), Line("bert", [bert_diagnosis()])]
+    lines = [OverlayLine("a", [diagnosis()]), OverlayLine("bert", [bert_diagnosis()])]
     overlays.by_layer(lines, "")
     layers, (first, second) = drawn.profiles["λ₁ by layer"]
     assert layers[: len(NAMES)] == list(NAMES)
@@ -151,13 +151,13 @@ def test_every_layer_has_a_figure(drawn: Drawn) -> None:
 
 
 def test_spectra_and_their_cumulative_share(drawn: Drawn) -> None:
-    (figure,) = overlays.spectra([Line("ln", [diagnosis()])], "")
+    (figure,) = overlays.spectra([OverlayLine("ln", [diagnosis()])], "")
     assert "Shen et al. 2020, Fig. 6" in figure.caption
     assert drawn.panels["Singular values"].bands[0].mean == [1.0, 0.5, 0.5]
     assert drawn.panels["Cumulative"].bands[0].mean == pytest.approx([0.5, 0.75, 1.0])
     drawn.panels.clear()
     # Models with several have a figure for each, by name.
-    overlays.spectra([Line("bert", [bert_diagnosis()])], "")
+    overlays.spectra([OverlayLine("bert", [bert_diagnosis()])], "")
     assert any("word_embeddings" in title for title in drawn.panels)
     assert any("position_embeddings" in title for title in drawn.panels)
 

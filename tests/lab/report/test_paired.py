@@ -7,13 +7,13 @@ from scipy.stats import ttest_rel
 from lab.report.synthetic import made_comparison, made_run
 from powernorm.lab.report.claims import claims
 from powernorm.lab.report.paired import PairedGap, paired_gap
-from powernorm.lab.report.records import Comparison, Run
+from powernorm.lab.report.records import Comparison, ReportedRun
 from powernorm.runs import PaperRecord
 
 METRIC = "test_accuracy"
 
 
-def runs(norm: str, values: list[float], **changes: str) -> list[Run]:
+def runs(norm: str, values: list[float], **changes: str) -> list[ReportedRun]:
     return [
         made_run(norm, seed, status=changes.get(f"seed{seed}", "finished"), metrics={METRIC: value})
         for seed, value in enumerate(values)
@@ -63,7 +63,7 @@ def record(norm: str, value: float | None, source: str = "A 2020, Table 1") -> P
     )
 
 
-def compared(runs: list[Run], paper: list[PaperRecord]) -> Comparison:
+def compared(runs: list[ReportedRun], paper: list[PaperRecord]) -> Comparison:
     return made_comparison(runs, METRIC, paper=paper)
 
 

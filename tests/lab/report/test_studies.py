@@ -16,11 +16,11 @@ from lab.report.study_folders import STEPS, Row, write_scales, write_study
 from powernorm.errors import InputError
 from powernorm.lab.report import read_comparison, write_report
 from powernorm.lab.report.drawing import line_style
-from powernorm.lab.report.lines import Band, Panel, Trace, draw_panels
+from powernorm.lab.report.lines import Band, Panel, UnfinishedLine, draw_panels
 from powernorm.lab.report.scatters import scales
 from powernorm.lab.report.studies import study_contents
 from powernorm.lab.report.study_figures import layernorm_parts, lowest_layers
-from powernorm.lab.report.study_values import Range, metric, over_time, points_of
+from powernorm.lab.report.study_values import SeedRange, metric, over_time, points_of
 from powernorm.runs import METRICS_FILE
 
 SIZES = {"name": "micro-batches", "title": "Sizes", "x_label": "tokens", "logarithmic": True}
@@ -149,8 +149,11 @@ def test_old_results_have_no_study(small_folder: Path) -> None:
 def test_points_are_means_over_the_finished_seeds(tmp_path: Path) -> None:
     comparison = read_comparison(write_study(tmp_path / "s", SIZES, SIZE_ROWS))
     points = {point.name: point for point in points_of(comparison, metric("test_loss"))}
-    assert points["bn-64"].value == Range(pytest.approx(4.1), 4.0, 4.2)
-    assert (points["bn-128"].value, points["bn-128"].lost) == (Range(3.5, 3.5, 3.5), ("diverged",))
+    assert points["bn-64"].value == SeedRange(pytest.approx(4.1), 4.0, 4.2)
+    assert (points["bn-128"].value, points["bn-128"].lost) == (
+        SeedRange(3.5, 3.5, 3.5),
+        ("diverged",),
+    )
     assert (points["pn-64"].value, points["pn-64"].lost) == (None, ("NaN",))
     assert points["pn-64"].x == 64
     assert (points["ln"].x, points["ln"].lost) == (None, ())
@@ -258,7 +261,9 @@ def test_lost_runs_do_not_set_the_frame(lost: bool) -> None:
     steps = [1.0, 2.0, 3.0]
     bands = [
         Band("ln", 0, steps, [3.0, 2.5, 2.0], [3.0, 2.5, 2.0], [3.0, 2.5, 2.0]),
-        Band("none", 1, [], [], [], [], traces=[Trace(steps, [4.0, 1e9, 4.3e9], lost=lost)]),
+        Band(
+            "none", 1, [], [], [], [], traces=[UnfinishedLine(steps, [4.0, 1e9, 4.3e9], lost=lost)]
+        ),
     ]
     svg = draw_panels([Panel("t", "y", bands)], x_label="x", prefix="p", description="d")
     words = texts(svg)

@@ -44,7 +44,7 @@ class Treebank:
 
 
 @dataclass(frozen=True, slots=True)
-class _Embedded:
+class _EmbeddedTreebank:
     source: str
     license: str
     """Files, one after the other."""
@@ -158,15 +158,15 @@ def _read_official(folder: Path, name: str) -> Treebank:
     return Treebank(name or folder.resolve().name, str(folder), USER_LICENSE, sentences)
 
 
-_TREEBANKS: Final[Mapping[str, _Embedded]] = MappingProxyType(
+_TREEBANKS: Final[Mapping[str, _EmbeddedTreebank]] = MappingProxyType(
     {
-        "petrogold": _Embedded(
+        "petrogold": _EmbeddedTreebank(
             "PetroGold, theses on petroleum in Portuguese, PyPI dante-corpora 2.0.5, split by "
             "document",
             "CC BY-SA 4.0",
             _by_document,
         ),
-        "turkish": _Embedded(
+        "turkish": _EmbeddedTreebank(
             "Turkish web pages and Wikipedia, PyPI turkish-treebanks 1.0.0",
             "Apache 2.0",
             _one_by_one,

@@ -5,7 +5,7 @@ from powernorm.lab.report.diagnoses import read_diagnosis
 from powernorm.lab.report.diagnosis_page import render_diagnosis, write_diagnosis_page
 from powernorm.lab.report.loading import read_comparison
 from powernorm.lab.report.page import render_page, write_report
-from powernorm.lab.report.records import Comparison, Run
+from powernorm.lab.report.records import Comparison, ReportedRun
 from powernorm.lab.report.seed_statistics import seed_records
 from powernorm.lab.report.selections import read_selection, write_reports
 from powernorm.lab.report.summary import SummaryRow, summarize
@@ -13,7 +13,7 @@ from powernorm.lab.report.terminal import print_comparison, print_evaluation, pr
 
 __all__ = [
     "Comparison",
-    "Run",
+    "ReportedRun",
     "SummaryRow",
     "markdown_table",
     "print_comparison",

@@ -6,7 +6,7 @@ from math import isfinite
 from typing import Final, Literal, TypeGuard
 
 from powernorm.lab.report.paired import LEAST_SEEDS, PairedGap, paired_gap, untested
-from powernorm.lab.report.records import Comparison, Run
+from powernorm.lab.report.records import Comparison, ReportedRun
 from powernorm.lab.report.summary import REFERENCE
 from powernorm.runs import PaperRecord
 
@@ -97,5 +97,5 @@ def _is_number(value: float | None) -> TypeGuard[float]:
     return value is not None and isfinite(value)
 
 
-def _runs_of(comparison: Comparison, name: str, placement: str) -> list[Run]:
+def _runs_of(comparison: Comparison, name: str, placement: str) -> list[ReportedRun]:
     return [run for run in comparison.runs if (run.name, run.placement) == (name, placement)]

@@ -16,7 +16,7 @@ from powernorm.lab.report.measures import (
     meaning_of_own,
     own_heading,
 )
-from powernorm.lab.report.records import Comparison, Run
+from powernorm.lab.report.records import Comparison, ReportedRun
 from powernorm.lab.report.summary import REFERENCE, Spread, SummaryRow
 
 MAX_METRICS: Final = 8
@@ -252,7 +252,7 @@ def _task_columns(measure: Measure) -> tuple[Column, ...]:
     )
 
 
-_OWN_SPEEDS: Final[Sequence[tuple[Callable[[Run], float | None], Column]]] = (
+_OWN_SPEEDS: Final[Sequence[tuple[Callable[[ReportedRun], float | None], Column]]] = (
     (lambda run: run.tokens_per_second, _SPEED),
     (lambda run: run.examples_per_second, _EXAMPLES),
 )
@@ -284,7 +284,7 @@ def _own_columns(comparison: Comparison) -> list[Column]:
     return [*columns, _own_status(comparison)]
 
 
-def any_run(runs: Iterable[Run], value: Callable[[Run], object]) -> bool:
+def any_run(runs: Iterable[ReportedRun], value: Callable[[ReportedRun], object]) -> bool:
     """Whether any run has this value."""
     return any(value(run) is not None for run in runs)
 

@@ -9,7 +9,7 @@ from markupsafe import Markup
 from powernorm.lab.report import numerals
 from powernorm.lab.report.columns import COLUMNS, Column, caption_of_results, columns_of
 from powernorm.lab.report.paired import values_by_seed
-from powernorm.lab.report.records import Comparison, Run
+from powernorm.lab.report.records import Comparison, ReportedRun
 from powernorm.lab.report.run_columns import RUN_COLUMNS, RunColumn, run_columns_of
 from powernorm.lab.report.summary import SummaryRow, best_rows
 from powernorm.lab.report.tables import Table
@@ -35,7 +35,7 @@ def any_partial(rows: Iterable[SummaryRow]) -> bool:
     )
 
 
-def run_cells(run: Run, columns: Sequence[RunColumn] = RUN_COLUMNS) -> list[str]:
+def run_cells(run: ReportedRun, columns: Sequence[RunColumn] = RUN_COLUMNS) -> list[str]:
     """One run's texts, one a column; nothing is averaged and nothing left out."""
     return [column.text(run) for column in columns]
 

@@ -8,9 +8,9 @@ from typing import Final, Literal
 
 from markupsafe import Markup
 
-from powernorm.lab.report.lines import Band, Panel, Trace, draw_panels
+from powernorm.lab.report.lines import Band, Panel, UnfinishedLine, draw_panels
 from powernorm.lab.report.magnitudes import mean
-from powernorm.lab.report.records import Run
+from powernorm.lab.report.records import ReportedRun
 
 MAX_POINTS: Final = 300
 """Points of a drawn line; longer logs are averaged in blocks."""
@@ -42,7 +42,11 @@ Axis = Literal["tokens", "step", "epoch"]
 
 
 def bands_over_seeds(
-    runs: Sequence[Run], column: str, against: Axis, order: Sequence[str], most: int = MAX_POINTS
+    runs: Sequence[ReportedRun],
+    column: str,
+    against: Axis,
+    order: Sequence[str],
+    most: int = MAX_POINTS,
 ) -> list[Band]:
     """A column of `metrics.csv`, of each norm the mean of its seeds and their range.
 
@@ -67,7 +71,7 @@ def bands_over_seeds(
 
 
 def _band(
-    name: str, style: int, lines: Sequence[tuple[Run, Mapping[float, float]]], most: int
+    name: str, style: int, lines: Sequence[tuple[ReportedRun, Mapping[float, float]]], most: int
 ) -> Band:
     """The mean over the runs of a norm, and those that are no part of it."""
     sound = [points for run, points in lines if run.finished]
@@ -86,7 +90,7 @@ def _band(
         [fmean(values) for _, values in means],
         low if len(sound) > 1 else (),
         high if len(sound) > 1 else (),
-        traces=[Trace(line.x, line.y, lost=run.broke_down) for run, line in others],
+        traces=[UnfinishedLine(line.x, line.y, lost=run.broke_down) for run, line in others],
     )
 
 
@@ -102,8 +106,8 @@ def _means(
 
 
 def _points(
-    runs: Sequence[Run], column: str, against: Axis
-) -> list[tuple[Run, Mapping[float, float]]]:
+    runs: Sequence[ReportedRun], column: str, against: Axis
+) -> list[tuple[ReportedRun, Mapping[float, float]]]:
     """The values of runs of one norm by position, NaN where one is not finite; not of no values."""
     length = _steps_per_epoch(runs) if against == "epoch" else 1.0
     if length is None:
@@ -120,7 +124,7 @@ def _points(
     return [(run, points) for run, points in zip(runs, found, strict=True) if points]
 
 
-def _steps_per_epoch(runs: Iterable[Run]) -> float | None:
+def _steps_per_epoch(runs: Iterable[ReportedRun]) -> float | None:
     """The steps in which runs go through their data once; None where all ended before.
 
     By the steps at which one epoch ends and the next begins, to the steps between two rows of the
@@ -138,14 +142,14 @@ def _steps_per_epoch(runs: Iterable[Run]) -> float | None:
     return (shortest + max(shortest, longest)) / 2 if isfinite(longest) else None
 
 
-def num_epochs(run: Run) -> float:
+def num_epochs(run: ReportedRun) -> float:
     """How often a run has gone through its data; 0 where that is less than once."""
     length = _steps_per_epoch([run])
     steps = [step for row in run.curve if (step := row.get("step")) is not None]
     return max(steps, default=0.0) / length if length else 0.0
 
 
-def gap_series(runs: Iterable[Run]) -> list[Series]:
+def gap_series(runs: Iterable[ReportedRun]) -> list[Series]:
     """Loss by running statistics minus loss by each batch's own, against steps."""
     lines = []
     for run in runs:
@@ -160,7 +164,7 @@ def gap_series(runs: Iterable[Run]) -> list[Series]:
 
 
 def layer_series(
-    runs: Iterable[Run], column: str, layers: Literal["first", "average"], scale: float = 1
+    runs: Iterable[ReportedRun], column: str, layers: Literal["first", "average"], scale: float = 1
 ) -> list[Series]:
     """A column of `norms.csv` against steps, one line a run that has it.
 
@@ -185,7 +189,7 @@ def layer_series(
     return lines
 
 
-def _line(run: Run, points: Sequence[tuple[float | None, float | None]]) -> list[Series]:
+def _line(run: ReportedRun, points: Sequence[tuple[float | None, float | None]]) -> list[Series]:
     known = [(x, y if isfinite(y) else nan) for x, y in points if x is not None and y is not None]
     if not known:
         return []
@@ -247,7 +251,9 @@ def draw_curves(
     """
     styles = {name: style for style, name in enumerate(dict.fromkeys(order))}
     bands = [
-        Band(line.norm, styles[line.norm], (), (), traces=[Trace(line.x, line.y, lost=True)])
+        Band(
+            line.norm, styles[line.norm], (), (), traces=[UnfinishedLine(line.x, line.y, lost=True)]
+        )
         if line.lost
         else Band(line.norm, styles[line.norm], line.x, line.y)
         for line in sorted(_thinned_together(series), key=lambda line: styles[line.norm])

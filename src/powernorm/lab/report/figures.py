@@ -11,7 +11,7 @@ from powernorm.lab.report import curves, heatmaps
 from powernorm.lab.report.lines import Band, Panel, draw_panels
 from powernorm.lab.report.measures import better_way, own_heading
 from powernorm.lab.report.numerals import printable
-from powernorm.lab.report.records import Comparison, Run
+from powernorm.lab.report.records import Comparison, ReportedRun
 from powernorm.runs import METRICS_COLUMNS
 
 
@@ -362,7 +362,7 @@ def _panels(comparison: Comparison, panels: Sequence[MonitoredPanel]) -> list[Dr
     return drawn
 
 
-def tid_heat_maps(comparison: Comparison) -> list[tuple[Run, DrawnFigure]]:
+def tid_heat_maps(comparison: Comparison) -> list[tuple[ReportedRun, DrawnFigure]]:
     """One heat map of layer against step a run that has batch statistics; one color scale."""
     observed = mapped_runs(comparison)
     scale = heatmaps.color_scale(observed)
@@ -376,10 +376,10 @@ def tid_heat_maps(comparison: Comparison) -> list[tuple[Run, DrawnFigure]]:
     ]
 
 
-def mapped_runs(comparison: Comparison) -> list[Run]:
+def mapped_runs(comparison: Comparison) -> list[ReportedRun]:
     """The runs that have batch statistics over time, the first seed of each norm first."""
     numbers: dict[str, int] = {}
-    places: list[tuple[int, Run]] = []
+    places: list[tuple[int, ReportedRun]] = []
     for run in comparison.runs:
         if heatmaps.kinds_of(run):
             numbers[run.name] = numbers.get(run.name, -1) + 1
@@ -387,7 +387,7 @@ def mapped_runs(comparison: Comparison) -> list[Run]:
     return [run for _, run in sorted(places, key=lambda place: place[0])]
 
 
-def _heat_map_caption(run: Run) -> str:
+def _heat_map_caption(run: ReportedRun) -> str:
     kinds: Sequence[str] = heatmaps.kinds_of(run)
     what = "mean and variance" if len(kinds) > 1 else "quadratic mean"
     ending = "" if run.finished else f" The run is marked {run.shown_status}."

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from powernorm.lab.report.drawing import figure, inline_svg, name_rows, paint
 from powernorm.lab.report.layer_names import short_names
 from powernorm.lab.report.numerals import printable
-from powernorm.lab.report.records import NormSample, Run
+from powernorm.lab.report.records import NormSample, ReportedRun
 
 MAX_COLUMNS: Final = 120
 """Columns of a heat map; longer logs are averaged in blocks of steps."""
@@ -23,7 +23,7 @@ MAX_COLUMNS: Final = 120
 _KINDS: Final = {"mean_tid": "mean", "var_tid": "variance"}
 
 
-def kinds_of(run: Run) -> list[str]:
+def kinds_of(run: ReportedRun) -> list[str]:
     """The TID columns that the run's norm has: without a mean where it does not center."""
     return [
         kind
@@ -32,7 +32,7 @@ def kinds_of(run: Run) -> list[str]:
     ]
 
 
-def color_scale(runs: Iterable[Run]) -> LogNorm | None:
+def color_scale(runs: Iterable[ReportedRun]) -> LogNorm | None:
     """One logarithmic scale in percent for all runs, from their 2nd to their 98th percentile."""
     values = [
         100 * value
@@ -51,7 +51,7 @@ def color_scale(runs: Iterable[Run]) -> LogNorm | None:
     return LogNorm(low, high, clip=True)
 
 
-def draw_heat_map(run: Run, scale: LogNorm, *, prefix: str) -> Markup | None:
+def draw_heat_map(run: ReportedRun, scale: LogNorm, *, prefix: str) -> Markup | None:
     """Layers from top to bottom, steps from left to right; gray where there is no number."""
     kinds = kinds_of(run)
     if not kinds:

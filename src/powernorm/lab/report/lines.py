@@ -42,7 +42,7 @@ _ROOM: Final = 0.07
 
 
 @dataclass(frozen=True)
-class Trace:
+class UnfinishedLine:
     """A run beside the mean, for it has not come to its end.
 
     Attributes:
@@ -78,7 +78,7 @@ class Band:
     low: Sequence[float] = ()
     high: Sequence[float] = ()
     lost: Sequence[float] = ()
-    traces: Sequence[Trace] = ()
+    traces: Sequence[UnfinishedLine] = ()
 
 
 @dataclass(frozen=True)

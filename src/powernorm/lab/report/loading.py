@@ -14,7 +14,7 @@ from powernorm.json_reading import read_json_object
 from powernorm.lab.report.diagnoses import read_diagnoses, read_diagnosis
 from powernorm.lab.report.logs import read_metrics, read_norms
 from powernorm.lab.report.measures import MAIN, PERPLEXITY, goal_of
-from powernorm.lab.report.records import Comparison, Run
+from powernorm.lab.report.records import Comparison, ReportedRun
 from powernorm.lab.schema import read_record, record_of
 from powernorm.runs import (
     COMPARISON_FILE,
@@ -150,7 +150,7 @@ def _no_runs_message(folder: Path) -> str:
     return message + "of `powernorm compare`"
 
 
-def _headless(folder: Path, runs: list[Run]) -> Comparison:
+def _headless(folder: Path, runs: list[ReportedRun]) -> Comparison:
     """What is known of a comparison without `results.json`: one run's settings."""
     settings: dict[str, Any] = {}
     whose = ""
@@ -182,7 +182,7 @@ class _OwnSettings(TypedDict):
     function: NotRequired[FunctionRecord | None]
 
 
-def _goal(own: _OwnSettings, runs: Sequence[Run]) -> Goal:
+def _goal(own: _OwnSettings, runs: Sequence[ReportedRun]) -> Goal:
     """What a comparison is about that does not say so, by what its runs have."""
     if own.get("function") is not None:
         # Which way a metric of its own is better, its name does not say.
@@ -214,7 +214,7 @@ def _read_run(folder: Path) -> RunResult:
     )
 
 
-def _with_logs(comparison: Path, result: RunResult) -> Run:
+def _with_logs(comparison: Path, result: RunResult) -> ReportedRun:
     folder = comparison / result.folder
     if not folder.resolve().is_relative_to(comparison.resolve()):
         raise InputError(
@@ -222,7 +222,7 @@ def _with_logs(comparison: Path, result: RunResult) -> Run:
         )
     diagnosis, scales = folder / DIAGNOSIS_FILE, folder / SCALES_FILE
     x, y = (None if at is None or not isfinite(at) else at for at in (result.x, result.y))
-    return Run(
+    return ReportedRun(
         **{**vars(result), "x": x, "y": y},
         curve=read_metrics(folder / METRICS_FILE),
         samples=read_norms(folder / NORMS_FILE),

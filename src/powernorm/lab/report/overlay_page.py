@@ -15,7 +15,7 @@ from powernorm.lab.report.diagnosis_words import average
 from powernorm.lab.report.document import Article, SectionParts, document, write_page
 from powernorm.lab.report.figures import DrawnFigure
 from powernorm.lab.report.numerals import counted, printable
-from powernorm.lab.report.overlays import Line
+from powernorm.lab.report.overlays import OverlayLine
 from powernorm.lab.report.tables import Table, copies
 from powernorm.lab.report.templates import part
 from powernorm.runs import DIAGNOSIS_COLUMNS, DiagnosisRecord
@@ -23,7 +23,7 @@ from powernorm.runs import DIAGNOSIS_COLUMNS, DiagnosisRecord
 _COUNTS: Final = ("num_outliers", "outlier_feature", "top_position")
 
 
-def write_overlay_page(lines: Sequence[Line], target: Path) -> Path:
+def write_overlay_page(lines: Sequence[OverlayLine], target: Path) -> Path:
     """Writes the page of several diagnoses; returns its path.
 
     Raises:
@@ -32,13 +32,13 @@ def write_overlay_page(lines: Sequence[Line], target: Path) -> Path:
     return write_page(render_overlay(lines), target)
 
 
-def render_overlay(lines: Sequence[Line]) -> str:
+def render_overlay(lines: Sequence[OverlayLine]) -> str:
     """The page of several diagnoses."""
     heading = f"Diagnoses: {', '.join(printable(line.name) for line in lines)}"
     return document(heading, [Article(heading, _lead(lines), list(_sections(lines)))])
 
 
-def overlay_table(lines: Iterable[Line]) -> Table:
+def overlay_table(lines: Iterable[OverlayLine]) -> Table:
     """The models in numbers, a row each."""
     headings = ("model", "norm", "step", "TID last, %", "TID average, %", "κ 50 % last")
     rows = [_row(line, record) for line in lines for record in line.diagnoses]
@@ -47,7 +47,7 @@ def overlay_table(lines: Iterable[Line]) -> Table:
     )
 
 
-def write_overlay_csv(lines: Iterable[Line], target: Path) -> None:
+def write_overlay_csv(lines: Iterable[OverlayLine], target: Path) -> None:
     """Writes the layers of all models as CSV, with the model first.
 
     Raises:
@@ -66,7 +66,7 @@ def write_overlay_csv(lines: Iterable[Line], target: Path) -> None:
         ) from error
 
 
-def training_contents(lines: Sequence[Line], prefix: str) -> list[Markup]:
+def training_contents(lines: Sequence[OverlayLine], prefix: str) -> list[Markup]:
     """What runs recorded of their diagnoses over the training; empty where none did."""
     contents = _noted(overlays.over_training(lines, prefix))
     layers = overlays.every_layer(lines, prefix)
@@ -79,7 +79,7 @@ def training_contents(lines: Sequence[Line], prefix: str) -> list[Markup]:
     return contents
 
 
-def _sections(lines: Sequence[Line]) -> Iterator[SectionParts]:
+def _sections(lines: Sequence[OverlayLine]) -> Iterator[SectionParts]:
     table = overlay_table(lines)
     sections = (
         (
@@ -97,7 +97,7 @@ def _sections(lines: Sequence[Line]) -> Iterator[SectionParts]:
             yield name, heading, contents
 
 
-def _lead(lines: Sequence[Line]) -> str:
+def _lead(lines: Sequence[OverlayLine]) -> str:
     records = [record for line in lines for record in line.diagnoses]
     batches = sorted({record["num_batches"] for record in records})
     return f"{counted(len(records), 'model')}, {' or '.join(map(str, batches))} batches each."
@@ -117,7 +117,7 @@ def _noted(drawn: Sequence[DrawnFigure]) -> list[Markup]:
     return [part("paragraph", overlays.NOTE, kind="soft"), *_gallery(drawn)] if drawn else []
 
 
-def _row(line: Line, record: DiagnosisRecord) -> list[str]:
+def _row(line: OverlayLine, record: DiagnosisRecord) -> list[str]:
     last = record["layers"][-1]
     return [
         printable(record["model"]),

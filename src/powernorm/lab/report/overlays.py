@@ -11,11 +11,11 @@ from powernorm.lab.report import curves
 from powernorm.lab.report.curves import Series
 from powernorm.lab.report.figures import FLUCTUATIONS, GRADIENTS, DrawnFigure
 from powernorm.lab.report.layer_names import short_names
-from powernorm.lab.report.lines import Band, Panel, Trace, draw_panels
+from powernorm.lab.report.lines import Band, Panel, UnfinishedLine, draw_panels
 from powernorm.lab.report.magnitudes import mean
 from powernorm.lab.report.numerals import printable
 from powernorm.lab.report.profiles import Profile, draw_profiles
-from powernorm.lab.report.records import Run
+from powernorm.lab.report.records import ReportedRun
 from powernorm.runs import DiagnosisRecord, SpectrumRecord
 
 MAX_LAYERS: Final = 24
@@ -36,7 +36,7 @@ _LOST: Final = "Thin, with a cross at its end: a run that broke down."
 
 
 @dataclass(frozen=True)
-class Quantity:
+class LayerQuantity:
     """A column of a diagnosis's layers, and how it is drawn.
 
     Attributes:
@@ -55,14 +55,14 @@ class Quantity:
 
 
 TIDS: Final = (
-    Quantity(
+    LayerQuantity(
         "mean_tid",
         "TID: mean",
         "TID, %",
         "Two-pass TID of the mean in percent, logarithmic.",
         100,
     ),
-    Quantity(
+    LayerQuantity(
         "var_tid",
         "TID: deviation",
         "TID, %",
@@ -72,7 +72,7 @@ TIDS: Final = (
     ),
 )
 KAPPAS: Final = tuple(
-    Quantity(
+    LayerQuantity(
         f"kappa_{share}",
         f"κ {share} %",
         "κ",
@@ -81,7 +81,7 @@ KAPPAS: Final = tuple(
     )
     for share in (20, 50, 80)
 )
-LAMBDA: Final = Quantity(
+LAMBDA: Final = LayerQuantity(
     "lambda_1",
     "λ₁",
     "λ₁",
@@ -91,7 +91,7 @@ LAMBDA: Final = Quantity(
 
 
 @dataclass(frozen=True)
-class Line:
+class OverlayLine:
     """The models that share a line: the seeds of a norm, or one model.
 
     Attributes:
@@ -102,29 +102,29 @@ class Line:
 
     name: str
     diagnoses: Sequence[DiagnosisRecord] = ()
-    runs: Sequence[Run] = ()
+    runs: Sequence[ReportedRun] = ()
 
 
-def lines_of(runs: Iterable[Run]) -> list[Line]:
+def lines_of(runs: Iterable[ReportedRun]) -> list[OverlayLine]:
     """One line for the runs of one name.
 
     The diagnoses of seeds that did not finish are left out of a norm that has others.
     """
-    groups: dict[str, list[Run]] = {}
+    groups: dict[str, list[ReportedRun]] = {}
     for run in runs:
         groups.setdefault(run.name, []).append(run)
     lines = []
     for name, group in groups.items():
         diagnosed = [run for run in group if run.diagnosis is not None]
         sound = [run for run in diagnosed if run.finished] or diagnosed
-        lines.append(Line(name, [run.diagnosis for run in sound if run.diagnosis], group))
+        lines.append(OverlayLine(name, [run.diagnosis for run in sound if run.diagnosis], group))
     return lines
 
 
 # By layer ----------------------------------------------------------------------------------------
 
 
-def by_layer(lines: Sequence[Line], prefix: str) -> list[DrawnFigure]:
+def by_layer(lines: Sequence[OverlayLine], prefix: str) -> list[DrawnFigure]:
     """TID, κ_p and λ₁ of each layer of the trained models (W22, Fig. 6 and 7)."""
     drawn = (
         _profile_figure(lines, quantity, f"{prefix}layers-{quantity.key.replace('_', '-')}")
@@ -133,7 +133,9 @@ def by_layer(lines: Sequence[Line], prefix: str) -> list[DrawnFigure]:
     return [figure for figure in drawn if figure is not None]
 
 
-def _profile_figure(lines: Sequence[Line], quantity: Quantity, prefix: str) -> DrawnFigure | None:
+def _profile_figure(
+    lines: Sequence[OverlayLine], quantity: LayerQuantity, prefix: str
+) -> DrawnFigure | None:
     layers = _layers(record for line in lines for record in line.diagnoses)
     profiles = [_profile(line, layers, quantity) for line in lines]
     title = f"{quantity.name} by layer"
@@ -156,7 +158,7 @@ def _layers(records: Iterable[DiagnosisRecord]) -> list[str]:
     return list(dict.fromkeys(layer["layer"] for record in records for layer in record["layers"]))
 
 
-def _profile(line: Line, layers: Sequence[str], quantity: Quantity) -> Profile:
+def _profile(line: OverlayLine, layers: Sequence[str], quantity: LayerQuantity) -> Profile:
     found = [
         [v for record in line.diagnoses if (v := _of_layer(record, name, quantity)) is not None]
         for name in layers
@@ -168,14 +170,14 @@ def _profile(line: Line, layers: Sequence[str], quantity: Quantity) -> Profile:
     return Profile(line.name, means, low if several else (), high if several else ())
 
 
-def _of_layer(record: DiagnosisRecord, name: str, quantity: Quantity) -> float | None:
+def _of_layer(record: DiagnosisRecord, name: str, quantity: LayerQuantity) -> float | None:
     for layer in record["layers"]:
         if layer["layer"] == name:
             return _value(layer, quantity)
     return None
 
 
-def _value(layer: Mapping[str, Any], quantity: Quantity) -> float | None:
+def _value(layer: Mapping[str, Any], quantity: LayerQuantity) -> float | None:
     value: float | None = layer.get(quantity.key)
     return None if value is None or not isfinite(value) else quantity.scale * value
 
@@ -185,7 +187,7 @@ def _value(layer: Mapping[str, Any], quantity: Quantity) -> float | None:
 Measure = Callable[[DiagnosisRecord], float | None]
 
 
-def over_training(lines: Sequence[Line], prefix: str) -> list[DrawnFigure]:
+def over_training(lines: Sequence[OverlayLine], prefix: str) -> list[DrawnFigure]:
     """The diagnoses that runs made while they trained; empty where none did (W22, Fig. 4, 6, 7)."""
     records = [record for line in lines for run in line.runs for record in run.diagnoses]
     layers = _layers(records)
@@ -193,7 +195,7 @@ def over_training(lines: Sequence[Line], prefix: str) -> list[DrawnFigure]:
         return []
     short = dict(zip(layers, short_names(layers), strict=True))
     shown = {layer: short[layer] for layer in _spaced(layers, _SHOWN)}
-    figures: list[tuple[Quantity, dict[str, Measure]]] = [
+    figures: list[tuple[LayerQuantity, dict[str, Measure]]] = [
         *((tid, _average_and_last(tid, layers[-1])) for tid in TIDS),
         *((quantity, _at(quantity, shown)) for quantity in (*KAPPAS, LAMBDA)),
     ]
@@ -208,7 +210,7 @@ def over_training(lines: Sequence[Line], prefix: str) -> list[DrawnFigure]:
     return drawn
 
 
-def every_layer(lines: Sequence[Line], prefix: str) -> list[DrawnFigure]:
+def every_layer(lines: Sequence[OverlayLine], prefix: str) -> list[DrawnFigure]:
     """TID, κ_50 and λ₁ of single layers over the training, a figure a layer."""
     layers = _layers(record for line in lines for run in line.runs for record in run.diagnoses)
     drawn = []
@@ -229,7 +231,7 @@ def every_layer(lines: Sequence[Line], prefix: str) -> list[DrawnFigure]:
     return drawn
 
 
-def _average_and_last(quantity: Quantity, last: str) -> dict[str, Measure]:
+def _average_and_last(quantity: LayerQuantity, last: str) -> dict[str, Measure]:
     def average(record: DiagnosisRecord) -> float | None:
         known = [v for row in record["layers"] if (v := _value(row, quantity)) is not None]
         return mean(known) if known else None
@@ -237,7 +239,7 @@ def _average_and_last(quantity: Quantity, last: str) -> dict[str, Measure]:
     return {"average": average, "last layer": partial(_of_layer, name=last, quantity=quantity)}
 
 
-def _at(quantity: Quantity, layers: Mapping[str, str]) -> dict[str, Measure]:
+def _at(quantity: LayerQuantity, layers: Mapping[str, str]) -> dict[str, Measure]:
     """The quantity in some layers, by their short names."""
     return {
         short: partial(_of_layer, name=layer, quantity=quantity) for layer, short in layers.items()
@@ -252,8 +254,8 @@ def _spaced(layers: Sequence[str], number: int) -> list[str]:
 
 
 def _over_training(
-    lines: Sequence[Line],
-    quantity: Quantity,
+    lines: Sequence[OverlayLine],
+    quantity: LayerQuantity,
     measures: Mapping[str, Measure],
     prefix: str,
     notes: Sequence[str],
@@ -277,14 +279,14 @@ def _over_training(
     return [DrawnFigure(svg, " ".join(caption))]
 
 
-def _bands(lines: Sequence[Line], measure: Measure) -> list[Band]:
+def _bands(lines: Sequence[OverlayLine], measure: Measure) -> list[Band]:
     found = [
         _band(style, line.name, _series(line.runs, measure)) for style, line in enumerate(lines)
     ]
     return [band for band in found if band is not None]
 
 
-def _series(runs: Iterable[Run], measure: Measure) -> list[Series]:
+def _series(runs: Iterable[ReportedRun], measure: Measure) -> list[Series]:
     """A quantity of each run over its steps."""
     found = []
     for run in runs:
@@ -306,7 +308,7 @@ def _band(style: int, name: str, series: Sequence[Series]) -> Band | None:
         for x, y in zip(line.x, line.y, strict=True):
             if not line.lost and isfinite(y):
                 points.setdefault(x, []).append(y)
-    traces = [Trace(line.x, line.y, lost=True) for line in series if line.lost]
+    traces = [UnfinishedLine(line.x, line.y, lost=True) for line in series if line.lost]
     if not points and not traces:
         return None
     steps = sorted(points)
@@ -327,7 +329,7 @@ def _epochs(records: Iterable[DiagnosisRecord]) -> list[str]:
 # What the monitor saw ----------------------------------------------------------------------------
 
 
-def monitored(lines: Sequence[Line], prefix: str) -> list[DrawnFigure]:
+def monitored(lines: Sequence[OverlayLine], prefix: str) -> list[DrawnFigure]:
     """Parts of the gradients and fluctuations in training (S20, Fig. 3, 4); empty without any."""
     drawn = []
     for panel in (*GRADIENTS, *FLUCTUATIONS):
@@ -356,7 +358,7 @@ def monitored(lines: Sequence[Line], prefix: str) -> list[DrawnFigure]:
 # Spectra -----------------------------------------------------------------------------------------
 
 
-def spectra(lines: Sequence[Line], prefix: str) -> list[DrawnFigure]:
+def spectra(lines: Sequence[OverlayLine], prefix: str) -> list[DrawnFigure]:
     """Singular values of the embeddings, and their cumulative share (S20, Fig. 6)."""
     return [
         drawn
@@ -365,7 +367,7 @@ def spectra(lines: Sequence[Line], prefix: str) -> list[DrawnFigure]:
     ]
 
 
-def _embeddings(lines: Sequence[Line]) -> list[str]:
+def _embeddings(lines: Sequence[OverlayLine]) -> list[str]:
     """The names of the embeddings; one without a name where no model has several."""
     records = [*(r for line in lines for r in line.diagnoses)]
     records += [r for line in lines for run in line.runs for r in run.diagnoses]
@@ -382,7 +384,7 @@ def _values_of(record: DiagnosisRecord, name: str) -> list[float]:
     return [] if found is None or not any(found["values"]) else found["values"]
 
 
-def _spectrum(lines: Sequence[Line], name: str, prefix: str) -> list[DrawnFigure]:
+def _spectrum(lines: Sequence[OverlayLine], name: str, prefix: str) -> list[DrawnFigure]:
     values = {
         line.name: [v for record in line.diagnoses if (v := _values_of(record, name))]
         for line in lines
@@ -420,7 +422,9 @@ def _index_bands(spectra: Mapping[str, Sequence[Sequence[float]]]) -> list[Band]
     return [band for band in found if band is not None]
 
 
-def _spectrum_over_training(lines: Sequence[Line], name: str, prefix: str) -> list[DrawnFigure]:
+def _spectrum_over_training(
+    lines: Sequence[OverlayLine], name: str, prefix: str
+) -> list[DrawnFigure]:
     def middle(record: DiagnosisRecord) -> float | None:
         values = _values_of(record, name)
         return values[ceil(len(values) / 2) - 1] if values else None
@@ -443,7 +447,7 @@ def _spectrum_over_training(lines: Sequence[Line], name: str, prefix: str) -> li
 # Words -------------------------------------------------------------------------------------------
 
 
-def failures(lines: Sequence[Line]) -> list[str]:
+def failures(lines: Sequence[OverlayLine]) -> list[str]:
     """Why runs have no diagnosis of some steps, each reason of a run once."""
     found = {
         (run.folder, record["notes"][0] if record["notes"] else ""): record["step"]
@@ -455,7 +459,7 @@ def failures(lines: Sequence[Line]) -> list[str]:
     return [f"{run}, step {step}: {reason}" for (run, reason), step in found.items()]
 
 
-def _names(lines: Sequence[Line]) -> str:
+def _names(lines: Sequence[OverlayLine]) -> str:
     return ", ".join(printable(line.name) for line in lines)
 
 

@@ -6,7 +6,7 @@ from math import isfinite, nan, sqrt
 from statistics import fmean, stdev
 from typing import Final
 
-from powernorm.lab.report.records import Run
+from powernorm.lab.report.records import ReportedRun
 
 LEAST_SEEDS: Final = 3
 """Of fewer, an interval says nothing."""
@@ -39,7 +39,9 @@ class PairedGap:
         return self.low > 0 or self.high < 0
 
 
-def paired_gap(runs: Iterable[Run], references: Iterable[Run], metric: str) -> PairedGap | None:
+def paired_gap(
+    runs: Iterable[ReportedRun], references: Iterable[ReportedRun], metric: str
+) -> PairedGap | None:
     """Compare two norms by the seeds that finished with both; None without one."""
     ours, theirs = values_by_seed(runs, metric), values_by_seed(references, metric)
     return gap_of([ours[seed] - theirs[seed] for seed in sorted(ours.keys() & theirs.keys())])
@@ -70,7 +72,7 @@ def untested(gap: PairedGap | None) -> PairedGap | None:
     return None if gap is None else replace(gap, low=nan, high=nan, p=nan)
 
 
-def values_by_seed(runs: Iterable[Run], metric: str) -> dict[int, float]:
+def values_by_seed(runs: Iterable[ReportedRun], metric: str) -> dict[int, float]:
     """Return a metric by seed, of the runs that finished."""
     return {
         run.seed: value

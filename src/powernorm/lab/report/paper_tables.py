@@ -11,7 +11,7 @@ from powernorm.lab.report import numerals
 from powernorm.lab.report.changes import difference_note
 from powernorm.lab.report.measures import MEASURES, heading_of
 from powernorm.lab.report.numerals import printable
-from powernorm.lab.report.records import Comparison, Run
+from powernorm.lab.report.records import Comparison, ReportedRun
 from powernorm.lab.report.statistics_tables import tid_lines
 from powernorm.lab.report.summary import spread_of
 from powernorm.lab.report.tables import Table, copies
@@ -98,7 +98,7 @@ def _decimals(value: float | None) -> int:
     return 1 if value is None or isinf(value) else max(1, len(repr(value).partition(".")[2]))
 
 
-def _measured(runs: Sequence[Run], key: _Key) -> str:
+def _measured(runs: Sequence[ReportedRun], key: _Key) -> str:
     ours = [run for run in runs if (run.name, run.placement) == (key.norm, key.placement)]
     if not ours:
         return NOT_RUN

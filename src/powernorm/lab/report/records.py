@@ -44,7 +44,7 @@ class Translation:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run(RunResult):
+class ReportedRun(RunResult):
     """One run: its result as far as there is one, and its logged rows."""
 
     curve: Sequence[MetricRow] = ()
@@ -96,7 +96,7 @@ class Comparison(ComparisonResults):
 
     folder: Path
     """Where it lies."""
-    runs: Sequence[Run]
+    runs: Sequence[ReportedRun]
     """In the order in which they were trained."""
     anchor: str = ""
     """In front of every id, where the comparison shares a page with others."""

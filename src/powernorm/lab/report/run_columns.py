@@ -13,7 +13,7 @@ from powernorm.lab.report.columns import (
 )
 from powernorm.lab.report.magnitudes import significant_decimals
 from powernorm.lab.report.measures import MEASURES, PERPLEXITY, TRANSLATION_SCORES
-from powernorm.lab.report.records import Comparison, Run
+from powernorm.lab.report.records import Comparison, ReportedRun
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class RunColumn:
     """A column of the table of runs."""
 
     heading: str
-    text: Callable[[Run], str]
+    text: Callable[[ReportedRun], str]
     numeric: bool = True
 
 
@@ -76,7 +76,7 @@ def _translation_run_columns(comparison: Comparison) -> list[RunColumn]:
     ]
 
 
-_OWN_SPEEDS: Final[Sequence[tuple[Callable[[Run], float | None], RunColumn]]] = (
+_OWN_SPEEDS: Final[Sequence[tuple[Callable[[ReportedRun], float | None], RunColumn]]] = (
     (lambda run: run.tokens_per_second, _RUN_SPEED[1]),
     (lambda run: run.examples_per_second, _RUN_EXAMPLES),
 )
@@ -99,7 +99,7 @@ def _own_run_columns(comparison: Comparison) -> list[RunColumn]:
 def _own_run_metric(comparison: Comparison, name: str) -> RunColumn:
     heading = own_metric(comparison, name).heading
 
-    def text(run: Run) -> str:
+    def text(run: ReportedRun) -> str:
         value = run.metrics.get(name)
         return numerals.number(value, None if value is None else significant_decimals(value))
 
@@ -127,7 +127,7 @@ def run_columns_of(comparison: Comparison) -> Sequence[RunColumn]:
     )
 
 
-def _note(run: Run) -> str:
+def _note(run: ReportedRun) -> str:
     place = run.first_nonfinite
     seen = "" if place is None else f"first not finite in {place.layer}, step {place.step}"
     return "; ".join(filter(None, (run.remark, run.message, seen)))

@@ -18,7 +18,7 @@ from powernorm.lab.report.drawing import (
 from powernorm.lab.report.figures import DrawnFigure
 from powernorm.lab.report.layer_names import short_names
 from powernorm.lab.report.numerals import counted, percent, printable
-from powernorm.lab.report.records import Comparison, Run
+from powernorm.lab.report.records import Comparison, ReportedRun
 from powernorm.runs import ScaleRecord, StudyInfo
 
 COLUMNS: Final = 2
@@ -41,7 +41,7 @@ _LEMMA: Final = (
 def scales(comparison: Comparison, study: StudyInfo) -> list[DrawnFigure]:
     """One figure a variant, of its first seed that has the numbers."""
     del study
-    shown: dict[str, Run] = {}
+    shown: dict[str, ReportedRun] = {}
     for run in comparison.runs:
         if any(map(_pairs, run.scales)):
             shown.setdefault(run.name, run)
@@ -52,7 +52,7 @@ def scales(comparison: Comparison, study: StudyInfo) -> list[DrawnFigure]:
     ]
 
 
-def _of_run(run: Run, prefix: str) -> list[DrawnFigure]:
+def _of_run(run: ReportedRun, prefix: str) -> list[DrawnFigure]:
     symbol = "σ_B" if run.norm in _CENTERED else "ψ_B"
     name, lemma = printable(run.name), _LEMMA if run.norm == "pnv" else ""
     ending = "" if run.finished else f" The run is marked {run.shown_status}."

@@ -10,7 +10,7 @@ from powernorm.lab.report import numerals
 from powernorm.lab.report.diagnosis_words import average
 from powernorm.lab.report.measures import MEASURES, heading_of
 from powernorm.lab.report.numerals import NOTHING, printable
-from powernorm.lab.report.records import Comparison, Run
+from powernorm.lab.report.records import Comparison, ReportedRun
 from powernorm.lab.report.summary import Spread
 from powernorm.lab.report.tables import Table, copies
 from powernorm.runs import DiagnosisRecord, EvaluationRow, PaperStatistic
@@ -128,7 +128,7 @@ def score_tables(comparisons: Sequence[Comparison]) -> list[tuple[str, Table]]:
     paper = [row for one in comparisons for row in one.paper_statistics]
     paper += [row for run in runs if run.diagnosis for row in run.diagnosis.get("paper", ())]
     metric = _metric(runs, paper, comparisons[0].metric)
-    columns: dict[tuple[str, str], list[Run]] = {}
+    columns: dict[tuple[str, str], list[ReportedRun]] = {}
     for run in runs:
         columns.setdefault((run.placement or "", run.name), []).append(run)
     kinds = list(dict.fromkeys(kind_of(row) for run in runs for row in _scored(run)))
@@ -161,7 +161,7 @@ def score_contents(comparison: Comparison) -> list[Markup]:
 
 
 def _score_table(
-    columns: Mapping[tuple[str, str], Sequence[Run]],
+    columns: Mapping[tuple[str, str], Sequence[ReportedRun]],
     kinds: Sequence[Kind],
     metric: str,
     printed: Mapping[tuple[str, str, Kind], PaperStatistic],
@@ -182,7 +182,7 @@ def _score_table(
     return Table(headings, [False, *[True] * (len(headings) - 1)], lines)
 
 
-def _spread(runs: Iterable[Run], kind: Kind, metric: str) -> str:
+def _spread(runs: Iterable[ReportedRun], kind: Kind, metric: str) -> str:
     values = [
         value
         for run in runs
@@ -195,12 +195,12 @@ def _spread(runs: Iterable[Run], kind: Kind, metric: str) -> str:
     return numerals.spread(Spread(fmean(values), std, len(values)), 2)
 
 
-def _scored(run: Run) -> list[EvaluationRow]:
+def _scored(run: ReportedRun) -> list[EvaluationRow]:
     rows = [] if run.diagnosis is None else run.diagnosis["evaluation"]
     return [row for row in rows if "scores" in row]
 
 
-def _metric(runs: Sequence[Run], paper: Iterable[PaperStatistic], goal: str) -> str:
+def _metric(runs: Sequence[ReportedRun], paper: Iterable[PaperStatistic], goal: str) -> str:
     """The paper's measure, else the comparison's; of the split that was scored."""
     known = dict.fromkeys(name for run in runs for row in _scored(run) for name in row["scores"])
     wanted = [*(one["metric"] for one in paper if "statistics" in one), goal]
@@ -217,7 +217,7 @@ def _of_scores(paper: Iterable[PaperStatistic], names: Sequence[str]) -> list[Pa
     return [one for one in paper if "statistics" in one and one["metric"] in known]
 
 
-def _measured_tid(runs: Iterable[Run], printed: PaperStatistic) -> str:
+def _measured_tid(runs: Iterable[ReportedRun], printed: PaperStatistic) -> str:
     ours = [r for r in runs if (r.name, r.placement) == (printed["norm"], printed["placement"])]
     values = [
         100 * value

@@ -23,7 +23,7 @@ from powernorm.lab.report.drawing import (
     plain_axes,
 )
 from powernorm.lab.report.numerals import printable
-from powernorm.lab.report.study_values import Range
+from powernorm.lab.report.study_values import SeedRange
 
 NAME_ROOM: Final = 110
 """Points at the left of the frame that a name may take."""
@@ -41,7 +41,7 @@ class DotRow:
     """
 
     name: str
-    values: Sequence[Range | None]
+    values: Sequence[SeedRange | None]
     note: str = ""
 
 

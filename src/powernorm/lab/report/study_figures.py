@@ -7,15 +7,15 @@ from statistics import fmean
 from typing import Final
 
 from powernorm.lab.report.figures import DrawnFigure
-from powernorm.lab.report.lines import Band, Panel, Trace, draw_panels
-from powernorm.lab.report.records import Comparison, Run
+from powernorm.lab.report.lines import Band, Panel, UnfinishedLine, draw_panels
+from powernorm.lab.report.records import Comparison, ReportedRun
 from powernorm.lab.report.study_dots import DotRow, draw_dots
 from powernorm.lab.report.study_values import (
     NATS,
     Measure,
-    Point,
-    Quantity,
-    Range,
+    SeedRange,
+    StudyPoint,
+    StudyQuantity,
     main_score,
     metric,
     over_time,
@@ -32,7 +32,7 @@ TAIL: Final = 0.1
 LOGARITHMIC_FROM: Final = 4
 """Ratio of the largest to the smallest value from which an axis is logarithmic."""
 
-_AVERAGE_TID: Final = Quantity(
+_AVERAGE_TID: Final = StudyQuantity(
     "tid", "Variance TID, average over layers", "variance TID, %", tid_percent("var_avg")
 )
 _SEEDS: Final = "With several seeds: their mean, and a band from the lowest to the highest."
@@ -50,7 +50,9 @@ def micro_batches(comparison: Comparison, study: StudyInfo) -> list[DrawnFigure]
     return [drawn for quantity in quantities for drawn in _along_axis(comparison, study, quantity)]
 
 
-def _along_axis(comparison: Comparison, study: StudyInfo, quantity: Quantity) -> list[DrawnFigure]:
+def _along_axis(
+    comparison: Comparison, study: StudyInfo, quantity: StudyQuantity
+) -> list[DrawnFigure]:
     title = quantity.title
     points = points_of(comparison, quantity.measure)
     norms = list(dict.fromkeys(point.norm for point in points))
@@ -95,7 +97,7 @@ def _notes(bands: Sequence[Band]) -> list[str]:
     return notes
 
 
-def _band(label: str, style: int, points: Sequence[Point]) -> Band | None:
+def _band(label: str, style: int, points: Sequence[StudyPoint]) -> Band | None:
     """The line through points that have a place; None where none has."""
     placed = sorted(
         ((point.x, point) for point in points if point.x is not None), key=lambda pair: pair[0]
@@ -149,7 +151,7 @@ def lowest_layers(comparison: Comparison, study: StudyInfo) -> list[DrawnFigure]
 def _gap_to_reference(comparison: Comparison, measure: Measure) -> Measure:
     """A quantity minus LayerNorm's, with the same seed and, where a run has one, remark."""
 
-    def gap(run: Run) -> float | None:
+    def gap(run: ReportedRun) -> float | None:
         theirs = next(
             (
                 one
@@ -194,7 +196,7 @@ def _gap_over_time(comparison: Comparison) -> list[DrawnFigure]:
 
 
 def _over_training(
-    label: str, style: int, tables: Sequence[tuple[Run, Mapping[float, float]]]
+    label: str, style: int, tables: Sequence[tuple[ReportedRun, Mapping[float, float]]]
 ) -> Band | None:
     """Mean and extremes over the finished runs at the steps that all of them have.
 
@@ -206,14 +208,14 @@ def _over_training(
     ranges = [
         (step, found)
         for step in sorted(shared)
-        if (found := Range.of(table[step] for table in finished))
+        if (found := SeedRange.of(table[step] for table in finished))
     ]
     traces = []
     for run, table in tables:
         known = [(step, value) for step, value in sorted(table.items()) if isfinite(value)]
         if known and not run.finished:
             steps, values = zip(*known, strict=True)
-            traces.append(Trace(steps, values, run.broke_down))
+            traces.append(UnfinishedLine(steps, values, run.broke_down))
     if not ranges and not traces:
         return None
     return Band(
@@ -227,13 +229,13 @@ def _over_training(
     )
 
 
-def _loss_gap(comparison: Comparison, run: Run) -> dict[float, float]:
+def _loss_gap(comparison: Comparison, run: ReportedRun) -> dict[float, float]:
     references = [one for one in comparison.runs if one.name == REFERENCE and one.seed == run.seed]
     theirs, ours = over_time(references, "valid_loss"), over_time([run], "valid_loss")
     return {step: ours[step] - theirs[step] for step in ours if step in theirs}
 
 
-def _last_tid(run: Run) -> dict[float, float]:
+def _last_tid(run: ReportedRun) -> dict[float, float]:
     samples = [sample for sample in run.samples if sample.values.get("var_tid") is not None]
     if not samples:
         return {}
@@ -286,13 +288,13 @@ def future(comparison: Comparison, study: StudyInfo) -> list[DrawnFigure]:
         *_both_forms(comparison, score, logarithmic=True),
         *_both_forms(
             comparison,
-            Quantity("gap", f"Test loss, gap to {REFERENCE} of its form", NATS, gap),
+            StudyQuantity("gap", f"Test loss, gap to {REFERENCE} of its form", NATS, gap),
         ),
     ]
 
 
 def _both_forms(
-    comparison: Comparison, quantity: Quantity, *, logarithmic: bool = False
+    comparison: Comparison, quantity: StudyQuantity, *, logarithmic: bool = False
 ) -> list[DrawnFigure]:
     remarks = list(dict.fromkeys(run.remark for run in comparison.runs))
     columns = [
@@ -329,7 +331,7 @@ def _both_forms(
     return [DrawnFigure(svg, caption)]
 
 
-def _note(point: Point) -> str:
+def _note(point: StudyPoint) -> str:
     return "/".join(point.lost) + (" (some seeds)" if point.lost and point.value else "")
 
 
@@ -357,7 +359,7 @@ def _fit_and_overfit(comparison: Comparison) -> list[DrawnFigure]:
     return [DrawnFigure(svg, caption)]
 
 
-def _train_loss(run: Run) -> float | None:
+def _train_loss(run: ReportedRun) -> float | None:
     losses = over_time([run], "train_loss")
     if not losses:
         return None
@@ -365,7 +367,7 @@ def _train_loss(run: Run) -> float | None:
     return fmean(loss for step, loss in losses.items() if step >= start)
 
 
-def _last_valid_loss(run: Run) -> float | None:
+def _last_valid_loss(run: ReportedRun) -> float | None:
     losses = over_time([run], "valid_loss")
     return losses[max(losses)] if losses else None
 

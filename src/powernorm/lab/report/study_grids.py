@@ -17,8 +17,8 @@ from powernorm.lab.report.records import Comparison
 from powernorm.lab.report.study_values import (
     NATS,
     VALID_LOSS,
-    Point,
-    Quantity,
+    StudyPoint,
+    StudyQuantity,
     main_score,
     points_of,
     tid_percent,
@@ -27,8 +27,8 @@ from powernorm.lab.report.study_values import (
 from powernorm.runs import StudyInfo
 
 _TIDS: Final = (
-    Quantity("var-tid", "Variance TID, average", "%", tid_percent("var_avg"), decimals=2),
-    Quantity("mean-tid", "Mean TID, average", "%", tid_percent("mean_avg"), decimals=2),
+    StudyQuantity("var-tid", "Variance TID, average", "%", tid_percent("var_avg"), decimals=2),
+    StudyQuantity("mean-tid", "Mean TID, average", "%", tid_percent("mean_avg"), decimals=2),
 )
 
 
@@ -43,7 +43,7 @@ def alphas(comparison: Comparison, study: StudyInfo) -> list[DrawnFigure]:
 
 
 def grids(
-    comparison: Comparison, study: StudyInfo, quantities: Sequence[Quantity]
+    comparison: Comparison, study: StudyInfo, quantities: Sequence[StudyQuantity]
 ) -> list[DrawnFigure]:
     """One map a quantity that some variant of the grid has."""
     drawn = []
@@ -59,7 +59,9 @@ def grids(
     return drawn
 
 
-def _caption(quantity: Quantity, placed: Sequence[Point], others: Sequence[Point]) -> str:
+def _caption(
+    quantity: StudyQuantity, placed: Sequence[StudyPoint], others: Sequence[StudyPoint]
+) -> str:
     best = "highest" if quantity.higher_is_better else "lowest"
     percent = " in percent" if quantity.unit.endswith("%") else ""
     unit = f", {NATS}" if quantity.unit == NATS else percent
@@ -73,12 +75,14 @@ def _caption(quantity: Quantity, placed: Sequence[Point], others: Sequence[Point
     return " ".join(notes)
 
 
-def _named(quantity: Quantity) -> str:
+def _named(quantity: StudyQuantity) -> str:
     """Title, with the unit where that is percent; the words of a perplexity or BLEU say theirs."""
     return f"{quantity.title}, %" if quantity.unit.endswith("%") else quantity.title
 
 
-def _draw(points: Sequence[Point], study: StudyInfo, quantity: Quantity, prefix: str) -> Markup:
+def _draw(
+    points: Sequence[StudyPoint], study: StudyInfo, quantity: StudyQuantity, prefix: str
+) -> Markup:
     columns = sorted({point.x for point in points if point.x is not None})
     rows = sorted({point.y for point in points if point.y is not None})
     values = [point.value.mean for point in points if point.value is not None]
@@ -104,7 +108,7 @@ def _draw(points: Sequence[Point], study: StudyInfo, quantity: Quantity, prefix:
 
 def _paint(
     axes: Axes,
-    points: Sequence[Point],
+    points: Sequence[StudyPoint],
     columns: Sequence[float],
     rows: Sequence[float],
     scale: Normalize,
@@ -117,7 +121,7 @@ def _paint(
 
 
 def _write(
-    axes: Axes, point: Point, place: tuple[int, int], quantity: Quantity, scale: Normalize
+    axes: Axes, point: StudyPoint, place: tuple[int, int], quantity: StudyQuantity, scale: Normalize
 ) -> None:
     """The number, or what became of the runs, in black or white as the cell needs it."""
     if point.value is None:

@@ -9,14 +9,14 @@ from powernorm.lab.report.figures import perplexity_label
 from powernorm.lab.report.magnitudes import mean
 from powernorm.lab.report.measures import PERPLEXITY
 from powernorm.lab.report.numerals import STATUS_WORDS
-from powernorm.lab.report.records import Comparison, Run
+from powernorm.lab.report.records import Comparison, ReportedRun
 
-Measure = Callable[[Run], float | None]
+Measure = Callable[[ReportedRun], float | None]
 """A quantity of a run; None where it has none."""
 
 
 @dataclass(frozen=True)
-class Range:
+class SeedRange:
     """Mean and extremes over seeds."""
 
     mean: float
@@ -24,14 +24,14 @@ class Range:
     high: float
 
     @classmethod
-    def of(cls, values: Iterable[float]) -> "Range | None":
+    def of(cls, values: Iterable[float]) -> "SeedRange | None":
         """None without a finite value."""
         known = [value for value in values if isfinite(value)]
         return cls(mean(known), min(known), max(known)) if known else None
 
 
 @dataclass(frozen=True)
-class Point:
+class StudyPoint:
     """One variant.
 
     Attributes:
@@ -47,11 +47,11 @@ class Point:
     norm: str
     x: float | None
     y: float | None
-    value: Range | None
+    value: SeedRange | None
     lost: Sequence[str]
 
 
-def points_of(comparison: Comparison, measure: Measure, missing: str = "") -> list[Point]:
+def points_of(comparison: Comparison, measure: Measure, missing: str = "") -> list[StudyPoint]:
     """One point a variant, in the order of the runs.
 
     Args:
@@ -59,13 +59,13 @@ def points_of(comparison: Comparison, measure: Measure, missing: str = "") -> li
         measure: the quantity.
         missing: what to say of a finished run that lacks it; empty where that is no loss.
     """
-    groups: dict[str, list[Run]] = {}
+    groups: dict[str, list[ReportedRun]] = {}
     for run in comparison.runs:
         groups.setdefault(run.name, []).append(run)
     return [_point(runs, measure, missing) for runs in groups.values()]
 
 
-def _point(runs: Sequence[Run], measure: Measure, missing: str) -> Point:
+def _point(runs: Sequence[ReportedRun], measure: Measure, missing: str) -> StudyPoint:
     values: list[float] = []
     lost = []
     for run in runs:
@@ -77,18 +77,18 @@ def _point(runs: Sequence[Run], measure: Measure, missing: str) -> Point:
             lost.append(missing)
     # A run without a result does not know its place; its seeds may.
     placed = next((run for run in runs if run.x is not None), runs[0])
-    return Point(
+    return StudyPoint(
         placed.name,
         placed.norm,
         placed.x,
         placed.y,
-        Range.of(values),
+        SeedRange.of(values),
         tuple(dict.fromkeys(lost)),
     )
 
 
 @dataclass(frozen=True)
-class Quantity:
+class StudyQuantity:
     """What a figure shows of each variant.
 
     Attributes:
@@ -113,11 +113,11 @@ class Quantity:
         return f"{'higher' if self.higher_is_better else 'lower'} is better"
 
 
-def main_score(comparison: Comparison) -> Quantity:
+def main_score(comparison: Comparison) -> StudyQuantity:
     """The measure that the comparison is about, such as perplexity, BLEU or accuracy."""
     measure = comparison.measure
     name = measure.heading.removeprefix("test ")
-    return Quantity(
+    return StudyQuantity(
         "test",
         f"Test {name}",
         _unit(comparison, name),
@@ -127,7 +127,7 @@ def main_score(comparison: Comparison) -> Quantity:
     )
 
 
-def validation_score(comparison: Comparison) -> Quantity:
+def validation_score(comparison: Comparison) -> StudyQuantity:
     """The same of the validation data; the loss there, where nothing else was measured."""
     name = comparison.metric.replace("test_", "valid_", 1)
     if not any(name in run.metrics for run in comparison.runs):
@@ -154,7 +154,7 @@ def metric(name: str) -> Measure:
 def tid_percent(key: str) -> Measure:
     """A TID of the result in percent, by the keys of `powernorm.runs.TID`."""
 
-    def measure(run: Run) -> float | None:
+    def measure(run: ReportedRun) -> float | None:
         value = None if run.tid is None else dict[str, float | None](**run.tid).get(key)
         return None if value is None else 100 * value
 
@@ -162,10 +162,12 @@ def tid_percent(key: str) -> Measure:
 
 
 NATS: Final = "nats per target"
-VALID_LOSS: Final = Quantity("valid", "Validation loss", NATS, metric("valid_loss"), decimals=3)
+VALID_LOSS: Final = StudyQuantity(
+    "valid", "Validation loss", NATS, metric("valid_loss"), decimals=3
+)
 
 
-def over_time(runs: Sequence[Run], column: str) -> dict[float, float]:
+def over_time(runs: Sequence[ReportedRun], column: str) -> dict[float, float]:
     """Mean over runs of a column of metrics.csv by step, at the steps that all of them have."""
     tables = [
         {

@@ -8,7 +8,7 @@ from statistics import fmean, stdev
 from powernorm.lab.report.magnitudes import mean
 from powernorm.lab.report.measures import MEASURES, PERPLEXITY, Measure
 from powernorm.lab.report.paired import values_by_seed
-from powernorm.lab.report.records import Comparison, Run
+from powernorm.lab.report.records import Comparison, ReportedRun
 from powernorm.runs import Baseline, Status
 
 REFERENCE = "ln"
@@ -70,8 +70,8 @@ class SummaryRow:
     metrics: Mapping[str, Spread] = field(default_factory=dict)
     decoding_speed: float | None = None
     examples_per_second: float | None = None
-    runs: Sequence[Run] = field(default=(), repr=False, compare=False)
-    references: Sequence[Run] = field(default=(), repr=False, compare=False)
+    runs: Sequence[ReportedRun] = field(default=(), repr=False, compare=False)
+    references: Sequence[ReportedRun] = field(default=(), repr=False, compare=False)
 
     @property
     def complete(self) -> bool:
@@ -90,7 +90,7 @@ class SummaryRow:
 
 def summarize(comparison: Comparison) -> list[SummaryRow]:
     """One row a norm in the order of the runs, then the baselines."""
-    groups: dict[tuple[str, str | None], list[Run]] = {}
+    groups: dict[tuple[str, str | None], list[ReportedRun]] = {}
     for run in comparison.runs:
         groups.setdefault((run.name, run.placement), []).append(run)
     mixed = len({placement for _, placement in groups}) > 1
@@ -106,7 +106,7 @@ def summarize(comparison: Comparison) -> list[SummaryRow]:
     return rows + [_baseline_row(baseline, comparison.metric) for baseline in comparison.baselines]
 
 
-def _references_of(runs: Sequence[Run], run: Run) -> list[Run]:
+def _references_of(runs: Sequence[ReportedRun], run: ReportedRun) -> list[ReportedRun]:
     """The reference norm's runs that a run can be held against, which bear the same remark.
 
     They are those called like it; with a remark, as in a study that varies this, those of it.
@@ -171,7 +171,7 @@ def _can_win(row: SummaryRow, value: Spread) -> bool:
 
 
 def _norm_row(
-    label: str, runs: Sequence[Run], references: Sequence[Run], metric: str
+    label: str, runs: Sequence[ReportedRun], references: Sequence[ReportedRun], metric: str
 ) -> SummaryRow:
     statuses: dict[Status, tuple[int, ...]] = {}
     for run in runs:
@@ -200,7 +200,7 @@ def _norm_row(
     )
 
 
-def spread_of(runs: Iterable[Run], metric: str) -> Spread | None:
+def spread_of(runs: Iterable[ReportedRun], metric: str) -> Spread | None:
     """Mean and deviation of a metric over the runs that finished; None without one."""
     return _spread(_values(runs, metric))
 
@@ -215,7 +215,7 @@ def _spreads(names: Iterable[str], values: Callable[[str], list[float]]) -> dict
     return {metric: spread for metric, spread in found.items() if spread is not None}
 
 
-def _values(runs: Iterable[Run], metric: str) -> list[float]:
+def _values(runs: Iterable[ReportedRun], metric: str) -> list[float]:
     return _finite(run.metrics.get(metric) for run in runs if run.finished)
 
 
@@ -229,7 +229,7 @@ def _spread(values: Sequence[float]) -> Spread | None:
     return Spread(fmean(values), stdev(values) if len(values) > 1 else None, len(values))
 
 
-def _gap(runs: Iterable[Run], references: Iterable[Run], metric: str) -> Gap | None:
+def _gap(runs: Iterable[ReportedRun], references: Iterable[ReportedRun], metric: str) -> Gap | None:
     ours, theirs = values_by_seed(runs, metric), values_by_seed(references, metric)
     common = sorted(ours.keys() & theirs.keys())
     if not common:
@@ -239,7 +239,7 @@ def _gap(runs: Iterable[Run], references: Iterable[Run], metric: str) -> Gap | N
     return Gap(difference, difference / reference if reference else None)
 
 
-def _mean_tid(runs: Sequence[Run]) -> dict[str, float | None] | None:
+def _mean_tid(runs: Sequence[ReportedRun]) -> dict[str, float | None] | None:
     parts = [run.tid for run in runs if run.tid is not None]
     if not parts:
         return None

@@ -8,7 +8,7 @@ from markupsafe import Markup
 
 from powernorm.errors import InputError
 from powernorm.files import read_text
-from powernorm.lab.report.records import Comparison, Run, Translation
+from powernorm.lab.report.records import Comparison, ReportedRun, Translation
 from powernorm.lab.report.templates import part
 from powernorm.runs import TRANSLATIONS_COLUMNS, TRANSLATIONS_FILE
 
@@ -60,15 +60,15 @@ def sample_contents(comparison: Comparison) -> list[Markup]:
     return [part("folded", summary, [part("sentences", listed)])]
 
 
-def first_runs(runs: Sequence[Run]) -> list[Run]:
+def first_runs(runs: Sequence[ReportedRun]) -> list[ReportedRun]:
     """The first run of each norm."""
-    found: dict[str, Run] = {}
+    found: dict[str, ReportedRun] = {}
     for run in runs:
         found.setdefault(run.name, run)
     return list(found.values())
 
 
-def _translations_of(comparison: Comparison, run: Run) -> list[Translation]:
+def _translations_of(comparison: Comparison, run: ReportedRun) -> list[Translation]:
     path = comparison.folder / run.folder / TRANSLATIONS_FILE
     return read_translations(path) if path.exists() else []
 

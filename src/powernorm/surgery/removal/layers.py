@@ -11,7 +11,7 @@ from torch import Tensor
 from powernorm.errors import InputError
 from powernorm.norms import BatchNorm
 from powernorm.norms.arguments import check_flag, check_share
-from powernorm.norms.checkpointing import Seen
+from powernorm.norms.checkpointing import SeenInputs
 from powernorm.norms.feature_dims import Normalized, answer
 from powernorm.norms.stateful import StatefulNorm
 from powernorm.ops.arrays import accumulation_dtype
@@ -197,7 +197,7 @@ class FrozenDeviationNorm(StatefulNorm):
         return deviation[places].unsqueeze(-1)
 
     @torch.no_grad()
-    def _average(self, sigma: Tensor, seen: Seen) -> None:
+    def _average(self, sigma: Tensor, seen: SeenInputs) -> None:
         """Move S and D by the deviations of a batch, (...), unless it has been counted."""
         if seen.is_repeated:
             return

@@ -14,7 +14,7 @@ from powernorm.lab.tasks.classify.encoded_texts import (
     UNKNOWN_ID,
     EncodedTexts,
     EncodedTextSplit,
-    Vocabulary,
+    WordVocabulary,
     encode_texts,
     encode_texts_by,
     words_of,
@@ -227,6 +227,6 @@ def test_the_class_prior_and_naive_bayes_by_hand() -> None:
 
 
 def test_a_vocabulary_numbers_padding_and_the_unknown_word_first() -> None:
-    vocabulary = Vocabulary(Counter("aabbc"), 4)
+    vocabulary = WordVocabulary(Counter("aabbc"), 4)
     assert len(vocabulary) == 4
     assert vocabulary.encode("abcx") == [2, 3, UNKNOWN_ID, UNKNOWN_ID]

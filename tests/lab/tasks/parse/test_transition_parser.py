@@ -7,13 +7,13 @@ import torch
 from torch import Tensor, nn
 
 from lab.task_models import check_first_weights
-from powernorm.lab.tasks.parse.embedded_linear import EmbeddedLinear, Places
+from powernorm.lab.tasks.parse.embedded_linear import EmbeddedLinear, IdColumns
 from powernorm.lab.tasks.parse.model import TransitionParser
 from powernorm.norms import NORMS, BatchNorm, build_norm
 from powernorm.surgery import fold
 
 # Words outnumber the rows of a batch, tags and labels do not.
-PLACES = [Places(40, 5), Places(7, 5), Places(4, 3)]
+PLACES = [IdColumns(40, 5), IdColumns(7, 5), IdColumns(4, 3)]
 NUM_TRANSITIONS = 9
 ROWS = 16
 

@@ -23,7 +23,7 @@ from powernorm.lab.tasks.parse.inventory import Inventory
 from powernorm.lab.tasks.parse.oracle import Derivations, derive, gold_states
 from powernorm.lab.tasks.parse.parsing import Parsed, parse
 from powernorm.lab.tasks.parse.trees import Trees
-from powernorm.lab.tasks.parse.vocabulary import Vocabulary
+from powernorm.lab.tasks.parse.vocabulary import TreebankVocabulary
 
 KINDS = {
     configurations.SHIFT: SHIFT,
@@ -53,7 +53,7 @@ def rebuilt(trees: Trees, derivations: Derivations) -> Parsed:
 @pytest.mark.parametrize("name", TREEBANKS)
 def test_every_projective_tree_of_the_embedded_treebanks_is_rebuilt(name: str) -> None:
     sentences = load_treebank(name).sentences
-    vocabulary = Vocabulary.of(sentences["train"], 4000)
+    vocabulary = TreebankVocabulary.of(sentences["train"], 4000)
     for part in sentences.values():
         trees = vocabulary.number(part)
         derivations = derive(trees)

@@ -110,7 +110,7 @@ class SlurmExecutor:
             make_ready(self._out, name)
         executor = self._executor(self._out / LOG_FOLDER / "jobs")
         with executor.batch():
-            jobs = [executor.submit(_Job(str(self._out), name, self._size)) for name in names]
+            jobs = [executor.submit(_WorkerJob(str(self._out), name, self._size)) for name in names]
         return [
             SlurmWorker(name, self._out, self._submitit, job)
             for name, job in zip(names, jobs, strict=True)
@@ -155,7 +155,7 @@ class SlurmWorker:
         self._job.cancel(check=False)
 
 
-class _Job:
+class _WorkerJob:
     """What a job does; submitit writes it to a file, and again when it queues the job again."""
 
     def __init__(self, out: str, name: str, size: RunSize) -> None:
@@ -180,7 +180,7 @@ class _Job:
             # holds the lock that a second one would wait for.
             with suppress(ChildProcessError):
                 os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
-        return DelayedSubmission(_Job(*self._arguments))
+        return DelayedSubmission(_WorkerJob(*self._arguments))
 
 
 def _value(text: str) -> int | float | str:

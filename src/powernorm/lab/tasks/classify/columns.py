@@ -28,7 +28,7 @@ class Columns:
         """Whether somebody has named one."""
         return self.label is not None or bool(self.texts)
 
-    def found_in(self, cells: Sequence[str], path: Path) -> "Places | None":
+    def found_in(self, cells: Sequence[str], path: Path) -> "ColumnPlaces | None":
         """Return where the columns are, None where a first line is no header.
 
         Args:
@@ -54,11 +54,11 @@ class Columns:
             )
         if label is None or not texts:
             return None
-        return Places(names.index(label), tuple(map(names.index, texts)))
+        return ColumnPlaces(names.index(label), tuple(map(names.index, texts)))
 
 
 @dataclass(frozen=True)
-class Places:
+class ColumnPlaces:
     """Numbers of the columns, from 0."""
 
     label: int

@@ -20,7 +20,7 @@ from powernorm.errors import InputError
 from powernorm.lab.data.corpus import Split
 from powernorm.lab.data.lines import read_lines
 from powernorm.lab.data.readers import USER_LICENSE
-from powernorm.lab.tasks.classify.columns import Columns, Places
+from powernorm.lab.tasks.classify.columns import ColumnPlaces, Columns
 from powernorm.lab.tasks.classify.labeled_texts import (
     LabeledText,
     LabeledTexts,
@@ -143,7 +143,7 @@ def read_csv_file(path: Path, columns: Columns) -> LabeledTexts:
 
 
 def _rows(path: Path, names: tuple[str, ...] | None, columns: Columns) -> Iterator[LabeledText]:
-    places: Places | None = None
+    places: ColumnPlaces | None = None
     for number, (line, row) in enumerate(csv_rows(path)):
         if number == 0 and (places := columns.found_in(row, path)) is not None:
             continue

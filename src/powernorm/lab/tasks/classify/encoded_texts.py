@@ -35,7 +35,7 @@ def words_of(text: str) -> list[str]:
     return _WORD.findall(text.lower())
 
 
-class Vocabulary:
+class WordVocabulary:
     """The ids of words: the most frequent ones first, equally frequent ones by the alphabet.
 
     Args:
@@ -105,7 +105,7 @@ class EncodedTexts:
     splits: Mapping[Split, EncodedTextSplit]
     num_cut: Mapping[Split, int]
     """Texts of which only the beginning is encoded."""
-    vocabulary: Vocabulary
+    vocabulary: WordVocabulary
     labels: tuple[str, ...]
     """The classes in the order of their ids."""
     fingerprint: str
@@ -136,7 +136,9 @@ def encode_texts(
             of another split is not in train.
     """
     counts, labels = _counted(texts)
-    return _encoded(texts, Vocabulary(counts, vocabulary_size), labels, max_length, max_examples)
+    return _encoded(
+        texts, WordVocabulary(counts, vocabulary_size), labels, max_length, max_examples
+    )
 
 
 def encode_texts_by(
@@ -148,7 +150,7 @@ def encode_texts_by(
         InputError: as `encode_texts`; or it has a class that the other has not.
     """
     counts, labels = _counted(other)
-    return _encoded(texts, Vocabulary(counts, vocabulary_size), labels, max_length, None)
+    return _encoded(texts, WordVocabulary(counts, vocabulary_size), labels, max_length, None)
 
 
 def _counted(texts: LabeledTexts) -> tuple[Counter[str], tuple[str, ...]]:
@@ -169,7 +171,7 @@ def _counted(texts: LabeledTexts) -> tuple[Counter[str], tuple[str, ...]]:
 
 def _encoded(
     texts: LabeledTexts,
-    vocabulary: Vocabulary,
+    vocabulary: WordVocabulary,
     labels: tuple[str, ...],
     max_length: int,
     max_examples: int | None,
@@ -194,7 +196,7 @@ def _encoded(
 def _numbered(
     texts: LabeledTexts,
     split: Split,
-    vocabulary: Vocabulary,
+    vocabulary: WordVocabulary,
     labels: tuple[str, ...],
     max_length: int,
 ) -> tuple[EncodedTextSplit, int]:

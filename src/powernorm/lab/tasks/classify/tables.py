@@ -13,7 +13,7 @@ from powernorm.errors import InputError
 from powernorm.lab.data.corpus import Split
 from powernorm.lab.data.lines import read_lines
 from powernorm.lab.data.readers import USER_LICENSE
-from powernorm.lab.tasks.classify.columns import Columns, Places
+from powernorm.lab.tasks.classify.columns import ColumnPlaces, Columns
 from powernorm.lab.tasks.classify.labeled_texts import (
     LEAST,
     LabeledText,
@@ -90,7 +90,7 @@ def divided_texts(path: Path, rows: Iterable[LabeledText]) -> LabeledTexts:
 
 
 def _rows(path: Path, columns: Columns) -> Iterator[LabeledText]:
-    num_columns, places = 2, Places(0, (1,))
+    num_columns, places = 2, ColumnPlaces(0, (1,))
     for number, line in enumerate(read_lines(path), start=1):
         cells = line.split("\t")
         if number == 1 and (found := columns.found_in(cells, path)) is not None:

@@ -8,7 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 
-class Places(NamedTuple):
+class IdColumns(NamedTuple):
     """Neighboring columns of the input whose ids are of one kind."""
 
     num_ids: int
@@ -34,7 +34,7 @@ class EmbeddedLinear(nn.Module):
     """
 
     def __init__(
-        self, places: Sequence[Places], embedding_features: int, out_features: int
+        self, places: Sequence[IdColumns], embedding_features: int, out_features: int
     ) -> None:
         super().__init__()
         self._num_columns = [place.num_columns for place in places]

@@ -13,7 +13,7 @@ from powernorm.lab.data.treebanks import Treebank
 from powernorm.lab.tasks.parse.gold import GoldTransitions, gold_transitions
 from powernorm.lab.tasks.parse.inventory import Inventory
 from powernorm.lab.tasks.parse.trees import Trees
-from powernorm.lab.tasks.parse.vocabulary import Vocabulary
+from powernorm.lab.tasks.parse.vocabulary import TreebankVocabulary
 
 _FORMAT: Final = 1
 
@@ -25,7 +25,7 @@ class EncodedTreebank:
     name: str
     source: str
     license: str
-    vocabulary: Vocabulary
+    vocabulary: TreebankVocabulary
     trees: Mapping[Split, Trees]
     """All sentences; scores are computed on them."""
     gold: Mapping[Split, GoldTransitions]
@@ -55,7 +55,7 @@ def encode_trees(
             punctuation; or a sentence has no tags or is no tree.
     """
     _check_treebank(treebank)
-    vocabulary = Vocabulary.of((other or treebank).sentences["train"], vocabulary_size)
+    vocabulary = TreebankVocabulary.of((other or treebank).sentences["train"], vocabulary_size)
     trees = {split: vocabulary.number(treebank.sentences[split]) for split in SPLITS}
     inventory = Inventory(len(vocabulary.labels))
     encoded = EncodedTreebank(
@@ -86,7 +86,7 @@ def _check_split(encoded: EncodedTreebank, split: Split) -> None:
         )
 
 
-def _fingerprint(trees: Mapping[Split, Trees], vocabulary: Vocabulary) -> str:
+def _fingerprint(trees: Mapping[Split, Trees], vocabulary: TreebankVocabulary) -> str:
     digest = hashlib.sha256(repr(vocabulary).encode())
     for split in SPLITS:
         for values in trees[split].values():

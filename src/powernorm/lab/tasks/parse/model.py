@@ -9,7 +9,7 @@ from powernorm.lab.models.dropout import Dropout
 from powernorm.lab.models.initialization import initialize
 from powernorm.lab.models.layers import ACTIVATIONS
 from powernorm.lab.models.normed import NormFactory
-from powernorm.lab.tasks.parse.embedded_linear import EmbeddedLinear, Places
+from powernorm.lab.tasks.parse.embedded_linear import EmbeddedLinear, IdColumns
 
 
 class HiddenLayer(nn.Module):
@@ -69,7 +69,7 @@ class TransitionParser(nn.Module):
 
     def __init__(
         self,
-        places: Sequence[Places],
+        places: Sequence[IdColumns],
         num_transitions: int,
         norm: NormFactory,
         *,

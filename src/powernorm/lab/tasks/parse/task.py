@@ -16,7 +16,7 @@ from powernorm.lab.engine.events import DataPrepared
 from powernorm.lab.settings.comparison import options_of
 from powernorm.lab.tasks.parse.batches import ParsingData, parse_split
 from powernorm.lab.tasks.parse.configurations import NUM_LABELS, NUM_TAGS, NUM_WORDS
-from powernorm.lab.tasks.parse.embedded_linear import Places
+from powernorm.lab.tasks.parse.embedded_linear import IdColumns
 from powernorm.lab.tasks.parse.encoding import EncodedTreebank, encode_trees
 from powernorm.lab.tasks.parse.model import TransitionParser
 from powernorm.lab.tasks.parse.parsing import neighbor_scores
@@ -107,7 +107,7 @@ class ParsingTask(BuiltinTask[EncodedTreebank, ParsingSettings]):
         """Return the model of a run; equal seeds give equal weights to all norms."""
         shape = config.model
         return TransitionParser(
-            [Places(*place) for place in zip(sizes[:-1], COLUMNS, strict=True)],
+            [IdColumns(*place) for place in zip(sizes[:-1], COLUMNS, strict=True)],
             sizes[-1],
             norm_factory(norm, options_of(config, norm)),
             num_features=shape.num_features,

@@ -20,7 +20,7 @@ _UNIVERSAL: Final = frozenset({"NOUN", "VERB", "PUNCT"})
 
 
 @dataclass(frozen=True)
-class Vocabulary:
+class TreebankVocabulary:
     """The ids of a train split, and how its tags are read."""
 
     words: Mapping[str, int]
@@ -32,7 +32,7 @@ class Vocabulary:
     treebank's own, from column XPOS (POSTAG of CoNLL-X) where it has them."""
 
     @classmethod
-    def of(cls, sentences: Iterable[Sentence], size: int) -> "Vocabulary":
+    def of(cls, sentences: Iterable[Sentence], size: int) -> "TreebankVocabulary":
         """Number the words, tags and labels of a train split.
 
         Args:

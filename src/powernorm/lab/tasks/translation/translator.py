@@ -24,7 +24,7 @@ from powernorm.lab.tasks.translation.translating import translate_ids
 from powernorm.lab.tasks.translation.vocabulary_files import (
     SUBWORDS,
     VOCABULARY_FILE,
-    Vocabulary,
+    SubwordVocabulary,
     read_vocabulary,
     vocabulary_of,
 )
@@ -135,7 +135,7 @@ def load_translator(
     )
 
 
-def _load(path: Path) -> tuple[TrainedModel, Callable[[], Vocabulary]]:
+def _load(path: Path) -> tuple[TrainedModel, Callable[[], SubwordVocabulary]]:
     """Return a model, and what reads its subwords."""
     if is_folded(path):
         folded = load_folded_run(path)

@@ -17,7 +17,7 @@ SUBWORDS: Final = "subwords"
 
 
 @dataclass(frozen=True)
-class Vocabulary:
+class SubwordVocabulary:
     """What text becomes numbers by, and numbers text."""
 
     source: TextEncoder
@@ -43,7 +43,7 @@ def vocabulary_record(
     }
 
 
-def read_vocabulary(path: Path) -> Vocabulary:
+def read_vocabulary(path: Path) -> SubwordVocabulary:
     """Return what `vocabulary_record` gave.
 
     Raises:
@@ -56,7 +56,7 @@ def read_vocabulary(path: Path) -> Vocabulary:
     return vocabulary_of(read_json(path), path)
 
 
-def vocabulary_of(content: Mapping[str, Any], path: Path) -> Vocabulary:
+def vocabulary_of(content: Mapping[str, Any], path: Path) -> SubwordVocabulary:
     """Return what `vocabulary_record` gave.
 
     Args:
@@ -72,6 +72,6 @@ def vocabulary_of(content: Mapping[str, Any], path: Path) -> Vocabulary:
         languages = (str(content["source_language"]), str(content["target_language"]))
         found = content["tokenisation"]
         tokenization = None if found is None else Tokenization(**found)
-        return Vocabulary(source, target, languages, tokenization)
+        return SubwordVocabulary(source, target, languages, tokenization)
     except (KeyError, TypeError, InputError) as error:
         raise InputError(f"{path} holds no subwords ({error!r}): train the run anew") from error

@@ -22,8 +22,8 @@ from powernorm.ops.kernels.cpu.tasks import (
     POWER,
     SECOND_MOMENT,
     TYPES,
+    KernelTask,
     NativeUpdate,
-    Task,
 )
 from powernorm.ops.operators import PLAIN_TYPES, Gradients
 from powernorm.ops.running_stats import (
@@ -43,7 +43,7 @@ _DENSE = torch.contiguous_format
 _BOOL = torch.bool
 
 
-def run(operation: int, task: Task) -> None:
+def run(operation: int, task: KernelTask) -> None:
     """Run one operation.
 
     Raises:
@@ -130,7 +130,7 @@ def _refuse(name: str, value: Tensor, expected: str) -> NoReturn:
 
 def forward_task(
     args: Any, padding_mask: Tensor | None, groups: int, flags: int
-) -> tuple[Task, Tensor, Tensor | None, Tensor | None, torch.dtype, list[Any]]:
+) -> tuple[KernelTask, Tensor, Tensor | None, Tensor | None, torch.dtype, list[Any]]:
     """Return a task with what all forwards share.
 
     Args:
@@ -147,7 +147,7 @@ def forward_task(
     dtype, features = x.dtype, x.shape[-1]
     kept: list[Any] = []
     acc = torch.float64 if dtype is torch.float64 else torch.float32
-    task = Task()
+    task = KernelTask()
     task.features, task.type, task.flags, task.groups = features, TYPES[dtype], flags, groups
     task.tokens, task.eps, task.threads = x.numel() // features, args.eps, torch.get_num_threads()
     if _is_simple(x):
@@ -186,7 +186,7 @@ def backward_task(
     flags: int,
     eps: float,
     affine: bool = True,
-) -> tuple[Task, Gradients, torch.dtype, list[Any]]:
+) -> tuple[KernelTask, Gradients, torch.dtype, list[Any]]:
     """Return a task with what all backwards share.
 
     Args:
@@ -204,7 +204,7 @@ def backward_task(
     dtype, features = inputs.dtype, inputs.shape[-1]
     kept: list[Any] = []
     acc = torch.float64 if dtype is torch.float64 else torch.float32
-    task = Task()
+    task = KernelTask()
     task.features, task.type, task.flags, task.eps = features, TYPES[dtype], flags, eps
     task.tokens, task.threads = inputs.numel() // features, torch.get_num_threads()
     if _is_simple(inputs):
@@ -234,17 +234,17 @@ def backward_task(
     return task, Gradients(grad_x, grad_weight, grad_bias), acc, kept
 
 
-def backward_prototype(args: Any, flags: int, eps: float) -> Task:
+def backward_prototype(args: Any, flags: int, eps: float) -> KernelTask:
     """Return what the tasks of all backwards of calls like this one share."""
     features = args.x.shape[-1]
-    task = Task()
+    task = KernelTask()
     task.features, task.type, task.flags, task.eps = features, TYPES[args.x.dtype], flags, eps
     task.x_stride = task.grad_y_stride = features
     task.groups = args.groups
     return task
 
 
-def _hand_over_mask(task: Task, padding_mask: Tensor, kept: list[Any]) -> None:
+def _hand_over_mask(task: KernelTask, padding_mask: Tensor, kept: list[Any]) -> None:
     tokens = task.tokens
     if not padding_mask.is_cpu or padding_mask.numel() != tokens or padding_mask.dtype != _BOOL:
         _refuse("padding_mask", padding_mask, f"{tokens} values of torch.bool")

@@ -13,7 +13,7 @@ from typing import Final
 import torch  # noqa: F401 - brings the OpenMP runtime that the library uses
 
 from powernorm.ops.kernels.cpu.building import LIBRARY_NAME, NOTE_NAME, number_sources
-from powernorm.ops.kernels.cpu.tasks import NativeUpdate, Task
+from powernorm.ops.kernels.cpu.tasks import KernelTask, NativeUpdate
 
 FOLDER = Path(__file__).parent
 VARIABLE = "POWERNORM_CPU_LIBRARY"
@@ -117,7 +117,7 @@ def _declare(functions: ctypes.CDLL) -> None:
     functions.powernorm_task_size.restype = ctypes.c_size_t
     functions.powernorm_update_size.restype = ctypes.c_size_t
     sizes = (functions.powernorm_task_size(), functions.powernorm_update_size())
-    if sizes != (ctypes.sizeof(Task), ctypes.sizeof(NativeUpdate)):
+    if sizes != (ctypes.sizeof(KernelTask), ctypes.sizeof(NativeUpdate)):
         raise ValueError("it was built from other sources")
     functions.powernorm_run.argtypes = [ctypes.c_int, ctypes.c_void_p]
     functions.powernorm_update.argtypes = [ctypes.c_void_p, ctypes.c_void_p]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from powernorm.ops.dispatch import is_cpu_chosen
 from powernorm.ops.kernels.cpu.calls import fail, library
-from powernorm.ops.kernels.cpu.tasks import CPU, Task
+from powernorm.ops.kernels.cpu.tasks import CPU, KernelTask
 from powernorm.ops.operators import (
     PLAIN_TYPES,
     Inputs,
@@ -31,7 +31,7 @@ from powernorm.ops.torch_private import (
     num_dispatch_modes,
 )
 
-_copy: Final = Task.from_buffer_copy
+_copy: Final = KernelTask.from_buffer_copy
 _byref: Final = ctypes.byref
 _empty_like: Final = torch.empty_like
 _num_threads: Final = torch.get_num_threads
@@ -103,8 +103,8 @@ class Prepared:
         operator: Operator,
         operation: int,
         args: Any,
-        forward: Task,
-        backward: Task,
+        forward: KernelTask,
+        backward: KernelTask,
         *,
         statistics: Tensor | None = None,
         sums: Tensor | None = None,

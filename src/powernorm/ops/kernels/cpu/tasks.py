@@ -35,7 +35,7 @@ TYPES: Final = {torch.float32: 0, torch.bfloat16: 1, torch.float64: 2}
 MEAN_AND_VAR, SECOND_MOMENT, POWER = range(3)
 
 
-class Task(ctypes.Structure):
+class KernelTask(ctypes.Structure):
     """One call of `powernorm_run`; what is not set is 0 or null."""
 
     _fields_ = (

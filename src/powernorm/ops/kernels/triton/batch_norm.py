@@ -32,7 +32,7 @@ from powernorm.ops.processes import all_reduce_sum
 from powernorm.ops.running_stats import Update, reduce_sums
 
 
-class Measured(NamedTuple):
+class BatchMoments(NamedTuple):
     """What a measuring pass leaves."""
 
     inputs: Tensor
@@ -54,7 +54,7 @@ def measure(
     eps: float,
     centered: bool,
     normalize: tuple[Tensor | None, Tensor | None, Tensor] | None = None,
-) -> Measured:
+) -> BatchMoments:
     """One pass over x that measures, and normalizes where the divisor is known.
 
     Args:
@@ -83,11 +83,11 @@ def measure(
         total, scales, y, partials, rows.shape[0], stride, added_stride, eps, CENTERED=centered,
     )  # fmt: skip
     inputs = x if total is None else total
-    return Measured(inputs, total, scales, partials, tiling, y)
+    return BatchMoments(inputs, total, scales, partials, tiling, y)
 
 
 def normalize(
-    measured: Measured,
+    measured: BatchMoments,
     weight: Tensor | None,
     bias: Tensor | None,
     statistics: Tensor,

@@ -43,7 +43,7 @@ SCRATCH = 32
 
 
 @dataclass(frozen=True)
-class Limits:
+class DeviceLimits:
     """What one program may take of a device."""
 
     processors: int
@@ -67,7 +67,7 @@ def make_plan(grid: tuple[int, int], constants: dict[str, Any]) -> Plan:
     return Plan((*grid, 1), constants, key)
 
 
-class Rows(NamedTuple):
+class TokenRows(NamedTuple):
     """A tensor as (tokens, C), features next to each other."""
 
     data: Tensor
@@ -89,15 +89,15 @@ class Plan(NamedTuple):
         return self.grid[0]
 
 
-def rows_of(x: Tensor) -> Rows:
+def rows_of(x: Tensor) -> TokenRows:
     """The tensor as rows; copied only where no stride can say it."""
     rows = x.reshape(-1, x.shape[-1])
     if rows.stride(1) != 1 and rows.shape[1] > 1:
         rows = rows.contiguous()
-    return Rows(rows, rows.stride(0))
+    return TokenRows(rows, rows.stride(0))
 
 
-def optional_rows(x: Tensor | None) -> Rows | tuple[None, int]:
+def optional_rows(x: Tensor | None) -> TokenRows | tuple[None, int]:
     """The same of a tensor that may be absent."""
     return (None, 0) if x is None else rows_of(x)
 
@@ -128,13 +128,13 @@ def scales_for(x: Tensor, tokens: int, groups: int) -> Tensor | None:
 
 
 @lru_cache
-def limits(device: torch.device) -> Limits:
+def limits(device: torch.device) -> DeviceLimits:
     """What the device says; any numbers under the interpreter, which has no limits."""
     if device.type == "cpu":
-        return Limits(1, 2**17, 32, 1024, True)
+        return DeviceLimits(1, 2**17, 32, 1024, True)
     properties = torch.cuda.get_device_properties(device)
     is_amd = torch.version.hip is not None
-    return Limits(
+    return DeviceLimits(
         processors=properties.multi_processor_count,
         # NVIDIA allows more than the default of 48 KB to who asks for it, as Triton does. torch for
         # ROCm has no such number: there all can be had anyway.
@@ -175,7 +175,7 @@ def plan(x: Tensor, tokens: int, groups: int, streams: int, per_processor: int) 
 
 @lru_cache(4096)
 def _plan(
-    device: Limits,
+    device: DeviceLimits,
     is_interpreted: bool,
     dtype: torch.dtype,
     features: int,
@@ -230,7 +230,7 @@ def _ceil_divide(a: int, b: int) -> int:
     return -(-a // b)
 
 
-def _too_wide(dtype: torch.dtype, features: int, groups: int, device: Limits) -> str:
+def _too_wide(dtype: torch.dtype, features: int, groups: int, device: DeviceLimits) -> str:
     most = MOST_BYTES * device.max_threads // (8 if dtype == torch.float64 else 4)
     parts = "1 group" if groups == 1 else f"{groups} groups"
     return (
@@ -240,7 +240,9 @@ def _too_wide(dtype: torch.dtype, features: int, groups: int, device: Limits) ->
     )
 
 
-def _stages(device: Limits, tile_bytes: int, threads: int, fitting: float) -> tuple[int, float]:
+def _stages(
+    device: DeviceLimits, tile_bytes: int, threads: int, fitting: float
+) -> tuple[int, float]:
     """Depth of the pipeline (tiles fetched ahead, and the one in use), programs that then fit.
 
     One tile ahead is worth more than a further program; a second one is not.
