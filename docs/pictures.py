@@ -13,8 +13,8 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from powernorm.lab.report.claims import claims
-from powernorm.lab.report.joining import joined
+from powernorm.lab.report.results_document import claims
+from powernorm.lab.report.results_document import joined
 from powernorm.lab.report.loading import read_comparison
 from powernorm.lab.report.paired import paired_gap
 from powernorm.lab.report.summary import summarize

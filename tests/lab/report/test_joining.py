@@ -7,9 +7,8 @@ import pytest
 from synthetic import write_comparison
 
 from powernorm.errors import InputError
-from powernorm.lab.report.joining import joined
 from powernorm.lab.report.loading import read_comparison
-from powernorm.lab.report.results_document import results_document
+from powernorm.lab.report.results_document import joined, results_document
 from powernorm.runs import RESULTS_FILE
 
 OPTIONS = {"ln": {}, "bn": {"momentum": 0.05}}

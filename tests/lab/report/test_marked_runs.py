@@ -8,9 +8,8 @@ import pytest
 
 from lab.report.study_folders import Row, write_study
 from powernorm.lab.report import markdown_table, read_comparison, summarize
-from powernorm.lab.report.claims import claims
-from powernorm.lab.report.comparison_tables import run_cells
-from powernorm.lab.report.run_columns import run_columns_of
+from powernorm.lab.report.comparison_tables import run_cells, run_columns_of
+from powernorm.lab.report.results_document import claims
 from powernorm.lab.report.summary import best_rows
 from powernorm.runs import PaperRecord
 

@@ -25,12 +25,10 @@ from powernorm.lab.report import (
     write_reports,
 )
 from powernorm.lab.report.columns import MAX_METRICS, columns_of
-from powernorm.lab.report.comparison_tables import cells
+from powernorm.lab.report.comparison_tables import cells, run_columns_of
 from powernorm.lab.report.figures import MAX_CURVES, learning_curves, own_columns
-from powernorm.lab.report.joining import joined
 from powernorm.lab.report.numerals import printable
-from powernorm.lab.report.results_document import results_document
-from powernorm.lab.report.run_columns import run_columns_of
+from powernorm.lab.report.results_document import joined, results_document
 from powernorm.lab.report.summary import best_rows
 from powernorm.runs import COMPARISON_FILE, METRICS_FILE, RESULTS_FILE
 

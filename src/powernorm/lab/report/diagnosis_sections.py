@@ -1,22 +1,210 @@
 """What a diagnosis shows, on a page of its own or inside a comparison's."""
 
-from collections.abc import Iterator, Sequence
-from typing import Final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import isnan
+from typing import Any, Final
 
 from markupsafe import Markup
 
-from powernorm.lab.report import diagnosis_figures, diagnosis_words
-from powernorm.lab.report.diagnosis_tables import (
-    evaluation_contents,
-    layer_contents,
-    paper_contents,
-    verdict_contents,
+from powernorm.lab.report import diagnosis_figures, diagnosis_words, numerals
+from powernorm.lab.report.diagnosis_words import (
+    average,
+    evaluation_words,
+    swap_call,
+    verdict_words,
 )
 from powernorm.lab.report.document import SectionParts
 from powernorm.lab.report.figures import DrawnFigure
 from powernorm.lab.report.records import Comparison
+from powernorm.lab.report.statistics_tables import evaluation_table, tid_table
+from powernorm.lab.report.tables import Table, copies
 from powernorm.lab.report.templates import part
-from powernorm.runs import DiagnosisRecord
+from powernorm.runs import DiagnosisRecord, ThresholdRecord, VerdictRecord
+
+# The tables of a diagnosis.
+
+
+Layer = Mapping[str, Any]
+"""One row of a diagnosis by DIAGNOSIS_COLUMNS."""
+
+
+@dataclass(frozen=True)
+class LayerColumn:
+    """A column of the layers' table.
+
+    Attributes:
+        keys: the quantities of the cell; a column without any of them is left out.
+        heading: in the table's head.
+        text: of a layer's cell.
+        numeric: whether it stands to the right.
+        averaged: whether the last line averages it.
+    """
+
+    keys: tuple[str, ...]
+    heading: str
+    text: Callable[[Layer], str]
+    numeric: bool = True
+    averaged: bool = False
+
+
+def _tid(key: str, heading: str) -> LayerColumn:
+    return LayerColumn(
+        (key,), heading, lambda layer: numerals.percent(layer.get(key)), averaged=True
+    )
+
+
+def _plain(key: str, heading: str) -> LayerColumn:
+    return LayerColumn((key,), heading, lambda layer: _size(layer.get(key)))
+
+
+def _words(key: str, heading: str) -> LayerColumn:
+    return LayerColumn(
+        (key,), heading, lambda layer: numerals.printable(layer.get(key) or "–"), numeric=False
+    )
+
+
+def _size(value: float | None) -> str:
+    """A number of any magnitude in three digits or so."""
+    if value is None or isnan(value) or 0.01 <= abs(value) < 1e5 or value == 0:
+        return numerals.number(value)
+    return f"{value:.1e}"
+
+
+def _outliers(layer: Layer) -> str:
+    number, ratio, feature = (
+        layer.get(key) for key in ("num_outliers", "outlier_ratio", "outlier_feature")
+    )
+    if number is None:
+        return numerals.NOTHING
+    if ratio is None or feature is None:
+        return f"{number:.0f}"
+    return f"{number:.0f} (feature {feature:.0f}: {numerals.number(ratio, 1)}×)"
+
+
+def _position(layer: Layer) -> str:
+    position, ratio = layer.get("top_position"), layer.get("top_position_ratio")
+    if position is None:
+        return numerals.NOTHING
+    return f"{position:.0f}" + ("" if ratio is None else f" ({numerals.number(ratio, 1)}×)")
+
+
+COLUMNS: Final[Sequence[LayerColumn]] = (
+    _words("layer", "layer"),
+    _words("norm", "norm"),
+    _words("verdict", "verdict"),
+    _tid("mean_tid", "mean TID, %"),
+    _tid("var_tid", "var TID, %"),
+    _tid("pnv_tid", "PowerNormV, %"),
+    _tid("pn_tid", "PowerNorm, %"),
+    _tid("padded_mean_tid", "mean, padding counted"),
+    _tid("padded_var_tid", "var, padding counted"),
+    LayerColumn(("num_outliers",), "outlier features", _outliers),
+    LayerColumn(("top_position",), "top position", _position),
+    _plain("lambda_1", "λ₁"),
+    _plain("kappa_20", "κ 20 %"),
+    _plain("kappa_50", "κ 50 %"),
+    _plain("kappa_80", "κ 80 %"),
+    _words("reason", "reason"),
+)
+
+MEANINGS: Final = (
+    "TID: Training Inference Discrepancy in percent, how far a batch's statistics lie from the "
+    "population's, relative to the batch's (Wang et al. 2022, Definition 1): mean and deviation "
+    "for BatchNorm, the quadratic mean for PowerNormV and for PowerNorm behind GroupScaling. "
+    "Outlier features: number, and the largest with its root mean square over the median "
+    "feature's. Top position: the position in the sequence with the largest mean square, over the "
+    "average. λ₁: largest eigenvalue of the input's covariance; κ p %: λ₁ over the eigenvalue at "
+    "p % of the features."
+)
+
+
+def verdict_contents(verdict: VerdictRecord) -> list[Markup]:
+    """The verdict with its reasons and the numbers that it compares with."""
+    contents = [part("verdict", verdict["action"].split()[0], verdict_words(verdict))]
+    call = swap_call(verdict)
+    if call:
+        contents.append(part("paragraph", "In Python: ", code=call))
+    if verdict["reasons"]:
+        contents.append(part("bullets", verdict["reasons"]))
+    if verdict["thresholds"]:
+        pairs = [
+            (f"{limit['quantity']}: {_size_of(limit)}", limit["source"])
+            for limit in verdict["thresholds"]
+        ]
+        contents += [
+            part("paragraph", "Its limits, and where they come from:"),
+            part("definitions", pairs),
+        ]
+    return contents
+
+
+def _size_of(limit: ThresholdRecord) -> str:
+    """A limit of TIDs in percent, as everywhere on the page; any other as it stands."""
+    if limit["quantity"].endswith("_tid"):
+        return f"{100 * limit['limit']:.4g} %"
+    return f"{limit['limit']:.4g}"
+
+
+def layer_contents(layers: Sequence[Layer]) -> list[Markup]:
+    """The table of the layers, to read and to copy."""
+    columns = [column for column in COLUMNS if _has_values(column, layers)]
+    caption = "TID in percent." + (" The last line averages the layers." if len(layers) > 1 else "")
+    copied = [column for column in columns if column.keys != ("reason",)]
+    return [
+        _table(columns, layers).html("Layers", caption),
+        part("folded", "What the columns mean", [part("paragraph", MEANINGS)]),
+        copies(_table(copied, layers)),
+    ]
+
+
+def _table(columns: Sequence[LayerColumn], layers: Sequence[Layer]) -> Table:
+    return Table(
+        [column.heading for column in columns],
+        [column.numeric for column in columns],
+        _lines(columns, layers),
+        wide="reason",
+        num_foot=int(len(layers) > 1),
+    )
+
+
+def _has_values(column: LayerColumn, layers: Sequence[Layer]) -> bool:
+    return any(layer.get(key) not in (None, "") for layer in layers for key in column.keys)
+
+
+def _lines(columns: Sequence[LayerColumn], layers: Sequence[Layer]) -> list[list[str]]:
+    lines = [[column.text(layer) for column in columns] for layer in layers]
+    if len(layers) > 1:
+        lines.append(["average", *(_average(column, layers) for column in columns[1:])])
+    return lines
+
+
+def _average(column: LayerColumn, layers: Sequence[Layer]) -> str:
+    if not column.averaged:
+        return ""
+    return numerals.percent(average(layers, column.keys[0]))
+
+
+def evaluation_contents(record: DiagnosisRecord) -> list[Markup]:
+    """The losses and scores by kind of statistics, and what re-estimation does about the gap."""
+    rows = record["evaluation"]
+    caption = "Loss of the same weights, by the statistics that the norms evaluate with."
+    if any("scores" in row for row in rows):
+        caption = (
+            "Loss and scores of a whole split by the same weights, by the statistics that the "
+            "norms evaluate with. The number behind batch is the most positions of a batch, "
+            "padding included, where batches are cut by tokens, else about its number of tokens."
+        )
+    table = evaluation_table(record)
+    return [part("paragraph", evaluation_words(rows)), table.html("Evaluation", caption)]
+
+
+def paper_contents(record: DiagnosisRecord) -> list[Markup]:
+    """The TID beside that which a paper prints; empty where none does."""
+    table = tid_table(record)
+    caption = "TID here and of the norm of the paper's recipe that the run is of, or a reduced one."
+    return [] if table is None else [table.html("TID here and in the paper", caption)]
+
 
 MAX_DRAWN: Final = 12
 """Runs whose diagnosis has its figures on the page of a comparison: each has about ten."""

@@ -1,26 +1,224 @@
 """The page of results: comparisons beside the papers' numbers, as Markdown from their files."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import isfinite
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, Literal, TypeGuard
 
+from powernorm.errors import InputError
 from powernorm.lab.report import numerals
 from powernorm.lab.report.changes import changes_sentence, changes_table
-from powernorm.lab.report.claims import WORDS, Claim, claims
 from powernorm.lab.report.columns import columns_of
 from powernorm.lab.report.comparison_tables import FOOTNOTE, any_partial
-from powernorm.lab.report.joining import joined
 from powernorm.lab.report.loading import read_comparison
 from powernorm.lab.report.measures import better_way, decimals_of, heading_of
 from powernorm.lab.report.numerals import counted
-from powernorm.lab.report.paired import PairedGap, paired_gap, untested
+from powernorm.lab.report.paired import LEAST_SEEDS, PairedGap, paired_gap, untested
 from powernorm.lab.report.paper_tables import printed_with_source
-from powernorm.lab.report.records import Comparison
+from powernorm.lab.report.records import Comparison, ReportedRun
 from powernorm.lab.report.seed_statistics import POWER, SeedRow, needed, seed_rows
-from powernorm.lab.report.summary import SummaryRow, summarize
+from powernorm.lab.report.summary import REFERENCE, SummaryRow, summarize
 from powernorm.lab.report.tables import Table, code, escaped
 from powernorm.lab.report.tuning import budget_table, ranges_table, tuning_sentence
-from powernorm.runs import PaperRecord
+from powernorm.runs import ChangesRecord, PaperRecord
+
+# One comparison out of several folders: its seeds or norms were trained side by side.
+
+
+_DIVIDED: Final = frozenset({"norms", "seeds", "norm_options", "variants", "date"})
+"""Settings that may differ: what the folders divide among them, and the day."""
+_BY_NAME: Final = ("norm_options", "variants")
+"""Of these a name that two folders have must mean the same."""
+_SENTENCES: Final = re.compile(r"(?<=\.) (?=[A-Z])")
+"""Between two sentences; the name of a paper has a small letter or a number behind its period."""
+
+
+def joined(comparisons: Iterable[Comparison]) -> list[Comparison]:
+    """Put together what has the same settings, data, versions and machine, but for norms and seeds.
+
+    Args:
+        comparisons: in their order, in which each of the results stands where its first part does.
+
+    Raises:
+        InputError: two parts of one comparison hold the same run.
+    """
+    groups: list[list[Comparison]] = []
+    for comparison in comparisons:
+        for group in groups:
+            if all(_belong_together(comparison, other) for other in group):
+                group.append(comparison)
+                break
+        else:
+            groups.append([comparison])
+    return [_join(group) for group in groups]
+
+
+def _belong_together(one: Comparison, other: Comparison) -> bool:
+    same = _shared(one) == _shared(other)
+    return same and all(_agree(one.settings, other.settings, key) for key in _BY_NAME)
+
+
+def _shared(comparison: Comparison) -> tuple[Any, ...]:
+    settings = {key: value for key, value in comparison.settings.items() if key not in _DIVIDED}
+    # Where the function's file lies may differ between machines; what is in it may not.
+    function = comparison.function and (comparison.function["name"], comparison.function["sha256"])
+    return (
+        *(comparison.task, comparison.preset, comparison.placement, comparison.study),
+        *(comparison.goal, function, comparison.data, settings, comparison.tuning),
+    )
+
+
+def _agree(one: Mapping[str, Any], other: Mapping[str, Any], key: str) -> bool:
+    ours, theirs = one.get(key) or {}, other.get(key) or {}
+    same = all(ours[name] == theirs[name] for name in ours.keys() & theirs.keys())
+    return same and bool(ours) == bool(theirs)
+
+
+def _join(parts: Sequence[Comparison]) -> Comparison:
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    _check_divided(parts)
+    merged = {
+        key: dict(item for part in parts for item in part.settings[key].items())
+        for key in _BY_NAME
+        if first.settings.get(key)
+    }
+    days = sorted({str(part.settings["date"]) for part in parts if part.settings.get("date")})
+    dates = {"date": " to ".join(dict.fromkeys((days[0], days[-1])))} if days else {}
+    return replace(
+        first,
+        settings={**first.settings, **merged, **dates},
+        runs=[run for part in parts for run in part.runs],
+        paper=next((part.paper for part in parts if part.paper), []),
+        paper_statistics=next((p.paper_statistics for p in parts if p.paper_statistics), []),
+        reduced=_merged_notes([part.reduced for part in parts]),
+        changes=_merged_changes([part.changes for part in parts if part.changes is not None]),
+        race=next((part.race for part in parts if part.race is not None), None),
+        standing=None,
+    )
+
+
+def _merged_notes(notes: Sequence[str]) -> str:
+    """Every sentence once: some name their own norms."""
+    return " ".join(dict.fromkeys(part for note in notes for part in _SENTENCES.split(note)))
+
+
+def _merged_changes(changes: Sequence[ChangesRecord]) -> ChangesRecord | None:
+    """Of the same preset: each names the options of its own norms."""
+    if not changes:
+        return None
+    settings = {name: change for one in changes for name, change in one["settings"].items()}
+    return ChangesRecord(preset=changes[0]["preset"], settings=settings)
+
+
+def _check_divided(parts: Sequence[Comparison]) -> None:
+    held: dict[tuple[str, str | None, int], Comparison] = {}
+    for part in parts:
+        for run in part.runs:
+            holder = held.setdefault((run.name, run.placement, run.seed), part)
+            if holder is not part:
+                raise InputError(
+                    f"{holder.folder} and {part.folder} both hold {run.name}, seed {run.seed}, of "
+                    "one comparison: give one of the two"
+                )
+
+
+# What a paper says of a norm against another, and whether it showed here.
+
+
+Outcome = Literal["shown", "opposite", "undecided", "no sign", "few seeds", "unmeasured"]
+
+WORDS: Final[dict[Outcome, str]] = {
+    "shown": "the same (p alone)",
+    "opposite": "the opposite (p alone)",
+    "undecided": "not decided by these seeds",
+    "no sign": "none: it prints no difference",
+    "few seeds": f"fewer than {LEAST_SEEDS} seeds",
+    "unmeasured": "not run",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Claim:
+    """A difference between two norms that a paper prints, and the one measured.
+
+    Attributes:
+        norm: short name, or label of a variant.
+        against: the one that the paper compares it with, LayerNorm for most.
+        metric: of a run.
+        source: paper and table.
+        dataset: of the paper.
+        printed: the paper's number minus the other's.
+        measured: the same here, seed by seed; None where one of the two was not run.
+    """
+
+    norm: str
+    against: str
+    metric: str
+    source: str
+    dataset: str
+    printed: float
+    measured: PairedGap | None
+
+    @property
+    def outcome(self) -> Outcome:
+        """Whether the sign of the paper's difference showed: the 95 % interval leaves 0 out."""
+        if self.measured is None:
+            return "unmeasured"
+        if self.printed == 0:
+            return "no sign"
+        if self.measured.count < LEAST_SEEDS:
+            return "few seeds"
+        if not self.measured.is_clear:
+            return "undecided"
+        same = (self.measured.difference > 0) == (self.printed > 0)
+        return "shown" if same else "opposite"
+
+
+def claims(comparison: Comparison) -> list[Claim]:
+    """The differences that the papers print for a comparison, in their order."""
+    return list(_claims(comparison))
+
+
+def _claims(comparison: Comparison) -> Iterator[Claim]:
+    printed = {_key(record, record["norm"]): record["value"] for record in comparison.paper}
+    for record in comparison.paper:
+        for against in record.get("against", [REFERENCE]):
+            value, reference = record["value"], printed.get(_key(record, against))
+            if record["norm"] == against or not _is_number(value) or not _is_number(reference):
+                continue
+            runs, theirs = (
+                _runs_of(comparison, norm, record["placement"])
+                for norm in (record["norm"], against)
+            )
+            measured = paired_gap(runs, theirs, record["metric"])
+            yield Claim(
+                norm=record["norm"],
+                against=against,
+                metric=record["metric"],
+                source=record["source"],
+                dataset=record["dataset"],
+                printed=value - reference,
+                measured=measured if comparison.race is None else untested(measured),
+            )
+
+
+def _key(record: PaperRecord, norm: str) -> tuple[str, str, str, str, str]:
+    """Where the number of a norm stands: a paper's tables share their rows."""
+    paper = record["source"].partition(",")[0]
+    return paper, record["dataset"], record["placement"], record["metric"], norm
+
+
+def _is_number(value: float | None) -> TypeGuard[float]:
+    return value is not None and isfinite(value)
+
+
+def _runs_of(comparison: Comparison, name: str, placement: str) -> list[ReportedRun]:
+    return [run for run in comparison.runs if (run.name, run.placement) == (name, placement)]
+
 
 _EXPLANATION: Final = (
     "Measured: mean ± sample standard deviation over the seeds that finished. The gap to `ln` "

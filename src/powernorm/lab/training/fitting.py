@@ -7,13 +7,130 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from powernorm.lab.engine.distribution import accumulating, optimized
+from powernorm.inspection.batches import Forward
+from powernorm.inspection.modules import batch_layers
+from powernorm.inspection.observer import NormCall, observe
+from powernorm.lab.engine.distribution import accumulating, optimized, whole
 from powernorm.lab.engine.processes import gather, num_processes, rank
 from powernorm.lab.engine.run import Evaluation, Run
+from powernorm.lab.settings.comparison import ComparisonSettings
 from powernorm.lab.settings.training import Precision
+from powernorm.lab.training.batches import RunData, own_evaluation
+from powernorm.lab.training.evaluation import gap_cells, summed_nll, word_perplexity
+from powernorm.lab.training.losses import TaskModel
 from powernorm.lab.training.precision import autocast
 from powernorm.norms import set_loss_scale
 from powernorm.norms.models import forget_penalties
+from powernorm.norms.preserved_state import preserved_state
+from powernorm.runs import ScaleRecord
+
+# γ of every norm layer against the deviation of its batches (Shen et al. 2020, App. B.1).
+
+
+def norm_scales(model: nn.Module, batches: Iterable[Any], forward: Forward) -> list[ScaleRecord]:
+    """Return γ and the mean deviation of the batches, feature by feature.
+
+    Lemma 2 of Shen et al. makes the loss smoother where |γ| ≤ ψ_B. The norm layers normalize as in
+    training and everything else as in evaluation; the model is as before afterwards.
+
+    Args:
+        model: layers with batch statistics and a weight get a record, in the order of the calls.
+        batches: on the model's device.
+        forward: runs the model on a batch.
+    """
+    layers = batch_layers(model)
+    deviations: dict[str, list[Tensor]] = {}
+
+    def keep(call: NormCall) -> None:
+        layer = layers[call.name]
+        if layer.training:
+            moments = call.moments()
+            square = moments.var if layer.centered else moments.second_moment
+            deviations.setdefault(call.name, []).append(square.sqrt())
+
+    with observe(layers, on_input=keep), preserved_state(model, layers.values()):
+        for batch in batches:
+            forward(model, batch)
+    return [
+        ScaleRecord(
+            layer=name,
+            weight=weight.detach().float().cpu().tolist(),
+            deviation=torch.stack(values).mean(0).float().cpu().tolist(),
+        )
+        for name, values in deviations.items()
+        if (weight := layers[name].weight) is not None
+    ]
+
+
+# Validations of a run of a built-in task, and what came of those so far.
+
+
+class Validations:
+    """Measures the valid split during the training; a checkpoint keeps what came of it.
+
+    Args:
+        run: of the engine, with a `ComparisonSettings` as its settings.
+        model: that trains.
+        data: of the run.
+
+    Attributes:
+        losses: of every validation of the run so far, nats per token.
+        scores: of those at which the task's own score was told.
+    """
+
+    def __init__(self, run: Run, model: TaskModel, data: RunData[Any]) -> None:
+        self._run = run
+        self._config: ComparisonSettings = run.settings
+        self._model = model
+        self._data = data
+        self.losses: list[float] = []
+        self.scores: list[float] = []
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a run that resumes has to know."""
+        return {"losses": list(self.losses), "scores": list(self.scores)}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Take what `state_dict` returned."""
+        self.losses, self.scores = list(state["losses"]), list(state["scores"])
+
+    def tokens(self, step: int) -> dict[str, float]:
+        """Return the cell of how many tokens so many updates have trained on."""
+        per_update = self._data.batches.tokens_per_batch * self._config.optimizer.accumulation
+        return {"tokens": round(step * per_update)}
+
+    def validate(self) -> dict[str, float]:
+        """Return the cells of metrics.csv that a validation fills; in evaluation mode."""
+        data, model, device = self._data, self._model, self._run.device
+        batches = data.validation()
+        with autocast(device, self._config.training.precision):
+            own = own_evaluation(batches)
+            nll, num_targets = summed_nll(model, own, device, torch.float32)
+        loss = nll / num_targets
+        cells = self.tokens(self._run.step) | {
+            "valid_loss": loss,
+            "valid_perplexity": word_perplexity(loss, data.words_per_token("valid")),
+        }
+        score = self._score(loss)
+        self.losses.append(loss)
+        if score is not None:
+            self.scores.append(score)
+            cells["valid_score"] = score
+        # The same batches in every process: those of this one alone are fewer in some.
+        return cells | gap_cells(model, batches, device)
+
+    def _score(self, loss: float) -> float | None:
+        """Return the task's own score; None where none is due."""
+        data, name, every = self._data, self._config.score_name, self._config.score_every
+        if name is None or name in (derived := data.from_loss(loss)):
+            return None if name is None else derived[name]
+        is_last = self._run.is_last_evaluation(valid_loss=loss)
+        if not every or not (is_last or (len(self.losses) + 1) % every == 0):
+            return None
+        with whole(self._model):
+            score = data.scores("valid", self._model, self._run.device, brief=True)[name]
+        # The first one's in all: each may have running statistics of its own.
+        return gather(score)[0]
 
 
 def fit(

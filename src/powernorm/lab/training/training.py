@@ -22,11 +22,9 @@ from powernorm.lab.models.stream_memory import merged_states, own_state
 from powernorm.lab.settings.comparison import ComparisonSettings, early_step
 from powernorm.lab.training.batches import RunData, own_evaluation
 from powernorm.lab.training.evaluation import Scores, evaluate, finite_or_none
-from powernorm.lab.training.fitting import fit
+from powernorm.lab.training.fitting import Validations, fit, norm_scales
 from powernorm.lab.training.losses import TaskModel, TrainingLoss, batch_penalty
 from powernorm.lab.training.optimization import build_optimizer, learning_rate
-from powernorm.lab.training.scales import norm_scales
-from powernorm.lab.training.validation import Validations
 from powernorm.runs import (
     CHECKPOINTS_FOLDER,
     SCALES_FILE,

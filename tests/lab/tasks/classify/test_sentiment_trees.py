@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from powernorm.errors import InputError
-from powernorm.lab.tasks.classify.sentiment_trees import parse_tree
+from powernorm.lab.tasks.classify.readers import parse_tree
 
 WORDS = st.text(st.characters(codec="utf-8", exclude_characters="()\\"), min_size=1).filter(
     lambda word: word.split() == [word] and word not in ("-LRB-", "-RRB-")

@@ -12,7 +12,7 @@ from lab.data.official_images import (
     write_cifar,
 )
 from powernorm.errors import InputError
-from powernorm.lab.tasks.image.cifar import read_cifar
+from powernorm.lab.tasks.image.sources import read_cifar
 
 FOLDER = "cifar-10-batches-bin"
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from lab.data.byte_mutations import NUM_MUTATIONS, mutated, run_often
 from lab.data.official_images import digits, idx, write_mnist
 from powernorm.errors import InputError
-from powernorm.lab.tasks.image.idx import read_idx, read_idx_folder
+from powernorm.lab.tasks.image.sources import read_idx, read_idx_folder
 
 IMAGES, LABELS = "train-images-idx3-ubyte", "train-labels-idx1-ubyte"
 

@@ -8,8 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from powernorm.errors import InputError
-from powernorm.lab.tasks.image.convnet import ConvNet
-from powernorm.lab.tasks.image.resnet import RESNET18, RESNET20, ResidualBlock, ResNet
+from powernorm.lab.tasks.image.models import RESNET18, RESNET20, ConvNet, ResidualBlock, ResNet
 from powernorm.norms import NORMS, BatchNorm, BatchStatisticsNorm, Norm, build_norm
 from powernorm.surgery import fold, swap
 

@@ -6,14 +6,13 @@ import torch
 from lab.data.official_images import write_archive, write_cifar, write_mnist
 from powernorm.errors import InputError
 from powernorm.lab.data.corpus import SPLITS
-from powernorm.lab.tasks.image.drawn_digits import drawn_digits
 from powernorm.lab.tasks.image.encoded_images import (
     encode_images,
     encode_images_by,
     pixel_statistics,
 )
 from powernorm.lab.tasks.image.image_set import Images, ImageSet, divided
-from powernorm.lab.tasks.image.sources import load_images
+from powernorm.lab.tasks.image.sources import drawn_digits, load_images
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 

@@ -14,9 +14,8 @@ from powernorm.lab.settings.overrides import override
 from powernorm.lab.settings.training import ClassifierTrainingSettings, OptimizerSettings
 from powernorm.lab.tasks.builtin import check_norms
 from powernorm.lab.tasks.image.batches import ImageData, accuracy
-from powernorm.lab.tasks.image.convnet import ConvNet
 from powernorm.lab.tasks.image.encoded_images import EncodedImages, encode_images
-from powernorm.lab.tasks.image.resnet import ResNet
+from powernorm.lab.tasks.image.models import ConvNet, ResNet
 from powernorm.lab.tasks.image.settings import ImageDataSettings, ImageModelSettings, ImageSettings
 from powernorm.lab.tasks.image.sources import load_images
 from powernorm.lab.tasks.image.task import ImageTask, build_image_model

@@ -10,8 +10,7 @@ from transformer_xl_models import TEXT, VOCABULARY, build, in_segments, text, tr
 from lab.task_models import check_causal, check_first_weights
 from powernorm.errors import InputError
 from powernorm.lab.models.choices import Placement, TransformerShape
-from powernorm.lab.tasks.lm_char.model import TransformerXL
-from powernorm.lab.tasks.lm_char.relative_attention import shifted
+from powernorm.lab.tasks.lm_char.model import TransformerXL, shifted
 from powernorm.norms import NORMS
 from powernorm.runs import PLACEMENTS
 

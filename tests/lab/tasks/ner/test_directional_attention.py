@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from powernorm.errors import InputError
-from powernorm.lab.tasks.ner.directional_attention import (
+from powernorm.lab.tasks.ner.model import (
     DirectionalAttention,
     by_position,
     offset_codes,

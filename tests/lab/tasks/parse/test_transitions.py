@@ -17,13 +17,13 @@ from random_trees import (
 from torch import Tensor
 
 from powernorm.lab.data.treebanks import TREEBANKS, load_treebank
-from powernorm.lab.tasks.parse import configurations, oracle, parsing
+from powernorm.lab.tasks.parse import configurations, gold, parsing
 from powernorm.lab.tasks.parse.configurations import Configurations
+from powernorm.lab.tasks.parse.encoding import TreebankVocabulary
+from powernorm.lab.tasks.parse.gold import Derivations, derive, gold_states
 from powernorm.lab.tasks.parse.inventory import Inventory
-from powernorm.lab.tasks.parse.oracle import Derivations, derive, gold_states
 from powernorm.lab.tasks.parse.parsing import Parsed, parse
 from powernorm.lab.tasks.parse.trees import Trees
-from powernorm.lab.tasks.parse.vocabulary import TreebankVocabulary
 
 KINDS = {
     configurations.SHIFT: SHIFT,
@@ -83,7 +83,7 @@ def test_the_oracle_is_the_naive_one_step_for_step(
 ) -> None:
     trees = put_together(sentences)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(oracle, "PORTION", portion)
+        patch.setattr(gold, "PORTION", portion)
         derivations = derive(trees)
         states = gold_states(trees, derivations, torch.int64)
     begin = 0

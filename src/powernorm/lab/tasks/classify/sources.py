@@ -9,21 +9,25 @@ from powernorm.lab.data.fetching import fetched
 from powernorm.lab.data.sets.catalog import data_set
 from powernorm.lab.data.sets.embedded_files import embedded_texts
 from powernorm.lab.tasks.classify.columns import Columns
-from powernorm.lab.tasks.classify.csv_files import CSV_FILES, csv_rows, read_csv, read_csv_file
 from powernorm.lab.tasks.classify.labeled_texts import (
     LabeledText,
     LabeledTexts,
     shuffled_parts,
 )
-from powernorm.lab.tasks.classify.review_files import (
+from powernorm.lab.tasks.classify.readers import (
+    CSV_FILES,
     LABELS,
     RT_FILES,
+    TREE_FILES,
+    csv_rows,
+    read_csv,
+    read_csv_file,
     read_imdb,
     read_rt,
+    read_trees,
     refuse_parts_of_imdb,
     without_breaks,
 )
-from powernorm.lab.tasks.classify.sentiment_trees import TREE_FILES, read_trees
 from powernorm.lab.tasks.classify.tables import read_table, read_tables, table_file
 
 DEFAULT: Final = "rt"

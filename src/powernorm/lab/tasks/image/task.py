@@ -12,12 +12,18 @@ from powernorm.lab.engine.events import DataPrepared
 from powernorm.lab.models.normed import NormFactory
 from powernorm.lab.settings.comparison import options_of
 from powernorm.lab.tasks.image.batches import ImageData, accuracy
-from powernorm.lab.tasks.image.convnet import CHANNELS as CONVNET_CHANNELS
-from powernorm.lab.tasks.image.convnet import HIDDEN_FEATURES, ConvNet, pooled_side
 from powernorm.lab.tasks.image.encoded_images import EncodedImages, encode_images, encode_images_by
 from powernorm.lab.tasks.image.image_input import SIDES
 from powernorm.lab.tasks.image.image_set import NUM_CLASSES
-from powernorm.lab.tasks.image.resnet import RESNET18, RESNET20, ResNet
+from powernorm.lab.tasks.image.models import CHANNELS as CONVNET_CHANNELS
+from powernorm.lab.tasks.image.models import (
+    HIDDEN_FEATURES,
+    RESNET18,
+    RESNET20,
+    ConvNet,
+    ResNet,
+    pooled_side,
+)
 from powernorm.lab.tasks.image.settings import ImageSettings
 from powernorm.lab.tasks.image.sources import load_images
 from powernorm.lab.training.batches import RunData

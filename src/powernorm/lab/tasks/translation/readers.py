@@ -9,16 +9,31 @@
 - any other such file, split by position: of every 20 lines the 10th is valid and the 20th test.
 
 But for the first lines of tables, nothing is read before it is needed, and nothing is kept.
+
+Reading the user's sentence pairs from two columns with a tab between them.
+
+A first line that names two languages (`de<TAB>en`) is a header: it tells which column is which, and
+is no pair. Without one the columns are source and target, and languages are but their labels.
 """
 
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
+from typing import Final
 
 from powernorm.errors import InputError
-from powernorm.lab.data.lines import hash_files, read_line_pairs
+from powernorm.lab.data.corpus import SPLIT_PERIOD, SPLITS, TEST_REMAINDER, VALID_REMAINDER, Split
+from powernorm.lab.data.lines import TextPair, hash_files, read_columns, read_line_pairs, read_lines
 from powernorm.lab.data.readers import USER_LICENSE
 from powernorm.lab.tasks.translation.corpus import ParallelCorpus
+from powernorm.lab.tasks.translation.languages import (
+    LanguagePair,
+    header_languages,
+    language_pair,
+    same_languages,
+)
 from powernorm.lab.tasks.translation.layouts import (
     SideFile,
     check_decompressed,
@@ -29,7 +44,153 @@ from powernorm.lab.tasks.translation.layouts import (
     side_file,
     side_files,
 )
-from powernorm.lab.tasks.translation.tables import read_table, read_tables, table_files
+
+_COLUMNS: Final = ("source", "target")
+"""Languages of two columns that nobody has named."""
+_NAMES: Final[Mapping[Split, tuple[str, ...]]] = {
+    "train": ("train.tsv",),
+    "valid": ("valid.tsv", "dev.tsv"),
+    "test": ("test.tsv",),
+}
+
+
+def table_files(folder: Path) -> dict[Split, Path]:
+    """Return the tables of splits in a folder.
+
+    Raises:
+        InputError: a split has two.
+    """
+    found: dict[Split, Path] = {}
+    for split, names in _NAMES.items():
+        paths = [folder / name for name in names if (folder / name).exists()]
+        if len(paths) > 1:
+            both = " and ".join(path.name for path in paths)
+            raise InputError(f"{folder} has two {split} splits, {both}: leave one of them")
+        if paths:
+            found[split] = paths[0]
+    return found
+
+
+def read_tables(folder: Path, languages: str | None, *, tokenized: bool) -> ParallelCorpus:
+    """Find sentence pairs in a table for each split.
+
+    Args:
+        folder: of the tables.
+        languages: names of source and target.
+        tokenized: whether the sentences are tokens with spaces between them.
+
+    Raises:
+        InputError: a split is missing, or the headers do not fit.
+    """
+    files = table_files(folder)
+    for split in SPLITS:
+        if split not in files:
+            raise not_found(
+                folder,
+                f"{folder} has no {split} split: expected {' or '.join(_NAMES[split])} beside the "
+                "others",
+            )
+    columns = _columns([files[split] for split in SPLITS], languages)
+    name = folder.resolve().name
+    return _corpus(folder, name, columns, tokenized, lambda split: columns.read(files[split]))
+
+
+def read_table(path: Path, languages: str | None, *, tokenized: bool) -> ParallelCorpus:
+    """Find sentence pairs in one table: of every 20 the 10th is valid and the 20th test.
+
+    A `train.tsv` beside those of other splits stands for them all.
+
+    Args:
+        path: of the table.
+        languages: names of source and target.
+        tokenized: whether the sentences are tokens with spaces between them.
+
+    Raises:
+        InputError: the first line cannot be read, or is a header that does not fit.
+    """
+    if path.name in chain(*_NAMES.values()):
+        beside = table_files(path.parent)
+        if path.name in _NAMES["train"] and len(beside) > 1:
+            return read_tables(path.parent, languages, tokenized=tokenized)
+        if path.name not in _NAMES["train"] and "train" in beside:
+            raise InputError(
+                f"{path} is one split of several: give the folder {path.parent} or its train.tsv"
+            )
+    columns = _columns([path], languages)
+    return _corpus(path, path.stem, columns, tokenized, partial(_by_position, path, columns))
+
+
+@dataclass(frozen=True)
+class _Columns:
+    """What is in the columns of tables."""
+
+    files: Sequence[Path]
+    languages: LanguagePair
+    has_header: bool
+    target_is_first: bool = False
+
+    def read(self, path: Path) -> Iterator[TextPair]:
+        """Go through the pairs of one table, source first."""
+        for first, second in read_columns(path, has_header=self.has_header):
+            yield (second, first) if self.target_is_first else (first, second)
+
+
+def _columns(files: Sequence[Path], asked: str | None) -> _Columns:
+    headers = [header_languages(next(read_lines(path)), asked) for path in files]
+    header = headers[0]
+    for path, other in zip(files, headers, strict=True):
+        if other != header:
+            raise InputError(
+                f"{files[0]} and {path} differ in their first lines, {_named(header)} and "
+                f"{_named(other)}: give every file the same first line, or none of them one"
+            )
+    if header is None:
+        return _Columns(files, language_pair(asked) if asked else _COLUMNS, has_header=False)
+    if asked is None or same_languages(asked, *header):
+        return _Columns(files, header, has_header=True)
+    if same_languages(asked, *header[::-1]):
+        return _Columns(files, header[::-1], has_header=True, target_is_first=True)
+    raise InputError(
+        f"data.languages={asked}: the columns of {files[0]} are {header[0]} and {header[1]} by its "
+        f"first line; set data.languages={'-'.join(header)} or {'-'.join(header[::-1])}, or fix "
+        "that line"
+    )
+
+
+def _named(header: LanguagePair | None) -> str:
+    return "which is no header" if header is None else f"the header {header[0]}, {header[1]}"
+
+
+def _corpus(
+    path: Path,
+    name: str,
+    columns: _Columns,
+    tokenized: bool,
+    read: Callable[[Split], Iterator[TextPair]],
+) -> ParallelCorpus:
+    return ParallelCorpus(
+        name=name,
+        source=str(path),
+        license=USER_LICENSE,
+        source_language=columns.languages[0],
+        target_language=columns.languages[1],
+        tokenized=tokenized,
+        read=read,
+        hash_content=partial(hash_files, columns.files),
+    )
+
+
+def _by_position(path: Path, columns: _Columns, split: Split) -> Iterator[TextPair]:
+    remainders: dict[int, Split] = {VALID_REMAINDER: "valid", TEST_REMAINDER: "test"}
+    number = -1
+    for number, pair in enumerate(columns.read(path)):
+        if remainders.get(number % SPLIT_PERIOD, "train") == split:
+            yield pair
+    if number + 1 < SPLIT_PERIOD:
+        raise InputError(
+            f"{path} has {number + 1} lines: at least {SPLIT_PERIOD} are needed to set some aside "
+            "for validation and test"
+        )
 
 
 def read_parallel(path: Path, languages: str | None, *, tokenized: bool) -> ParallelCorpus:
