@@ -37,6 +37,7 @@ without a default is always in the file, one with a default only where it has an
 fields are in the order of the files.
 """
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -103,9 +104,13 @@ MODEL_FILE: Final = "powernorm.safetensors"
 
 
 def is_run_folder(path: Path) -> bool:
-    """Return whether a folder is a run's, over or not."""
-    is_any = (path / CONFIG_FILE).is_file() or (path / RESULT_FILE).is_file()
-    return is_any and not (path / MODEL_FILE).is_file()
+    """Return whether a folder is a run's, over or not.
+
+    A model of another library has a config.json, too, and another name.
+    """
+    is_begun = re.search(r"-seed\d+$", path.name) and (path / CONFIG_FILE).is_file()
+    is_any = is_begun or (path / RESULT_FILE).is_file()
+    return bool(is_any) and not (path / MODEL_FILE).is_file()
 
 
 METRICS_COLUMNS: Final = (

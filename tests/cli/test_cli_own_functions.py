@@ -196,6 +196,9 @@ def test_a_failed_run_fails_the_command(home: Path, tmp_path: Path) -> None:
         "command with --resume tries them again"
     )
     assert (tmp_path / "runs" / "report.html").exists()
+    # A run that was not asked for is none of this command's failures.
+    others = powernorm(tmp_path, *command[:-1], "ln", "--out", "runs", "--quiet", "--resume")
+    assert (others.code, others.err) == (0, "")
     assert powernorm(tmp_path, *command, "--out", "planned", "--plan").code == 0
     worked = powernorm(tmp_path, "work", "planned", "--quiet")
     assert (worked.code, "1 failed" in worked.out) == (1, True)

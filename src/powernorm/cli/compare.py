@@ -182,7 +182,7 @@ def compare(
         else:
             _train(grid, folder, shown, workers, resume=resume, force=force)
     if not launching.is_launched():  # else who started this process looks
-        end_with_failures(folder)
+        end_with_failures(folder, only=[line.folder(seed) for line, seed in grid.runs()])
 
 
 def named_settings(

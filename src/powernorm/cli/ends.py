@@ -2,7 +2,7 @@
 
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -36,17 +36,21 @@ def interruptible(folder: Path, command: str | None = None) -> Iterator[None]:
         raise typer.Exit(EXIT_CODE) from None
 
 
-def end_with_failures(folder: Path, command: str = "the same command") -> None:
+def end_with_failures(
+    folder: Path, command: str = "the same command", only: Collection[str] | None = None
+) -> None:
     """Leave with an exit code of its own where runs failed, after the table that says so, too.
 
     Args:
         folder: of the comparison.
         command: that tries them again, without `--resume`.
+        only: names of the folders of the runs that were asked for; None is all that are there.
     """
     from powernorm.lab.engine.folders import READ_ANEW
     from powernorm.lab.schema import read_record
 
     runs = read_record(ComparisonResults, folder / RESULTS_FILE, READ_ANEW).runs
+    runs = [run for run in runs if only is None or run.folder in only]
     failed = [run for run in runs if run.status == "failed"]
     if not failed:
         return

@@ -76,6 +76,18 @@ def test_hidden_files_of_others_stay(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("option", ["resume", "force"])
+def test_a_model_of_another_library_beside_the_runs_stays(tmp_path: Path, option: str) -> None:
+    model = tmp_path / "bert"
+    model.mkdir()
+    files = {name: model / name for name in ("config.json", "model.safetensors")}
+    for name, path in files.items():
+        path.write_text(name)
+    compared(tmp_path)
+    compared(tmp_path, **{option: True})
+    assert {name: path.read_text() for name, path in files.items()} == {n: n for n in files}
+
+
+@pytest.mark.parametrize("option", ["resume", "force"])
 def test_a_deletion_that_was_interrupted_can_be_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
 ) -> None:

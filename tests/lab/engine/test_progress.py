@@ -11,6 +11,7 @@ from powernorm.lab.engine.events import (
     RunEnded,
     RunStarted,
     StepsDone,
+    logged,
 )
 from powernorm.lab.engine.progress import ComparisonProgress
 from powernorm.runs import Baseline, RunResult, Status
@@ -38,6 +39,15 @@ def shown(*events: Event, terminal: bool) -> str:
         for event in events:
             progress(event)
     return text.getvalue()
+
+
+def test_a_row_of_the_log_is_the_same_event_for_a_run_here_and_of_a_worker() -> None:
+    row = {"train_loss": 2.0, "learning_rate": 0.1, "accuracy": 0.5, "valid_loss": None}
+    assert list(logged("bn", 1, 7, row, "accuracy")) == [
+        StepsDone("bn", 1, 7, 2.0),
+        Measured("bn", 1, 7, {"accuracy": 0.5}, "accuracy"),
+    ]
+    assert list(logged("bn", 1, 7, {"learning_rate": 0.1, "seconds": 2.0}, None)) == []
 
 
 BASELINES = (Baseline(name="unigram", metrics={"valid_perplexity": 31996.5}),)

@@ -1,6 +1,7 @@
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -10,7 +11,11 @@ from powernorm.errors import InputError
 from powernorm.lab.engine.events import Event, RunEnded, RunStarted, StepsDone
 from powernorm.lab.settings.comparison import ComparisonSettings, Study, Variant, to_json
 from powernorm.lab.settings.overrides import override
-from powernorm.lab.settings.training import OptimizerSettings
+from powernorm.lab.settings.training import (
+    ClassifierTrainingSettings,
+    OptimizerSettings,
+    TrainingSettings,
+)
 from powernorm.lab.settings.variants import chosen_norms, description, lines_of
 from powernorm.lab.tasks.builtin import check_norms
 from powernorm.lab.tasks.lm.settings import LanguageModelSettings, LanguageModelShape
@@ -276,3 +281,29 @@ def test_bad_options_are_found_before_anything_is_trained(
     ):
         compare(config, tmp_path)
     trainer.assert_not_called()
+
+
+def test_a_variant_of_other_data_is_refused(configure: Configure, tmp_path: Path) -> None:
+    words = Variant("words", "ln", settings={"data.vocabulary": "words"})
+    sizes = Variant("sizes", "ln", settings={"data.sequence_length": "8"})
+    config = replace(configure(norms=("ln",), seeds=(0,)), variants=(sizes,))
+    assert [run.status for run in compare(config, tmp_path / "sizes").runs] == ["finished"]
+    with pytest.raises(InputError, match="the variant words has settings of data that change what"):
+        compare(replace(config, variants=(sizes, words)), tmp_path / "words")
+    assert not (tmp_path / "words").exists()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"tid_batches": 1}, "tid_batches=1 compares one batch with itself"),
+        ({"tid_batches": 0, "record_scales": True}, "record_scales=true needs batches"),
+        ({"diagnose_every": 2, "strategy": "fsdp2"}, "fsdp2 divides it"),
+    ],
+)
+@pytest.mark.parametrize("kind", [TrainingSettings, ClassifierTrainingSettings])
+def test_what_would_measure_nothing_is_refused(
+    kind: type[TrainingSettings], changes: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(InputError, match=message):
+        kind(**changes)

@@ -19,11 +19,10 @@ from powernorm.lab.engine.comparison_results import Results
 from powernorm.lab.engine.events import (
     Event,
     Listener,
-    Measured,
     Notice,
     RunEnded,
     RunStarted,
-    StepsDone,
+    logged,
 )
 from powernorm.lab.engine.folders import find_runs, write_json
 from powernorm.lab.engine.grid import Grid
@@ -35,7 +34,7 @@ from powernorm.lab.engine.race import standing
 from powernorm.lab.engine.run_training import OVER, forget_comparison, remove_rests
 from powernorm.lab.engine.stopping import Stop, Stopped
 from powernorm.lab.schema import written
-from powernorm.runs import METRICS_COLUMNS, METRICS_FILE, RESULT_FILE, RunResult
+from powernorm.runs import METRICS_FILE, RESULT_FILE, RunResult
 
 POLL_SECONDS: Final = 0.25
 STOP_SECONDS: Final = 120.0
@@ -347,19 +346,8 @@ class _RunWatch:
 
     def _events_of(self, row: Mapping[str, str]) -> Iterator[Event]:
         """Yield the events for which a row of metrics.csv stands."""
-        values = {
-            name: number for name, cell in row.items() if (number := _number(cell)) is not None
-        }
-        name, step = self.line.name, int(row[STEP])
-        if "train_loss" in values:
-            yield StepsDone(name, self.seed, step, values["train_loss"])
-        own = {
-            key: value
-            for key, value in values.items()
-            if key.startswith("valid_") or key not in METRICS_COLUMNS
-        }
-        if own:
-            yield Measured(name, self.seed, step, own, self._grid.score)
+        values = {name: _number(cell) for name, cell in row.items()}
+        return logged(self.line.name, self.seed, int(row[STEP]), values, self._grid.score)
 
 
 def _number(cell: str | None) -> float | None:

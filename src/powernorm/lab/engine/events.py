@@ -1,9 +1,9 @@
 """What a comparison tells whoever watches it."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
-from powernorm.runs import Baseline, RunResult
+from powernorm.runs import METRICS_COLUMNS, Baseline, RunResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,3 +92,27 @@ Listener = Callable[[Event], None]
 def ignore(event: Event) -> None:
     """Do nothing: the listener of whoever gives none."""
     del event
+
+
+def logged(
+    norm: str, seed: int, step: int, values: Mapping[str, float | None], score: str | None
+) -> Iterator[Event]:
+    """Yield the events for which a row of metrics.csv stands.
+
+    Args:
+        norm: name of the run's line.
+        seed: of the run.
+        step: of the row.
+        values: by column; None where a cell is empty.
+        score: what `valid_score` is.
+    """
+    known = {name: value for name, value in values.items() if value is not None}
+    if "train_loss" in known:
+        yield StepsDone(norm, seed, step, known["train_loss"])
+    own = {
+        name: value
+        for name, value in known.items()
+        if name.startswith("valid_") or name not in METRICS_COLUMNS
+    }
+    if own:
+        yield Measured(norm, seed, step, own, score)

@@ -21,7 +21,7 @@ from powernorm.lab.engine.averaging import Snapshots
 from powernorm.lab.engine.best import Best, Direction
 from powernorm.lab.engine.diagnosing import EPOCH, Diagnosing, Epochs
 from powernorm.lab.engine.distribution import divide_weights, synchronized
-from powernorm.lab.engine.events import Listener, Measured, Notice, RunStarted, StepsDone
+from powernorm.lab.engine.events import Listener, Notice, RunStarted, logged
 from powernorm.lab.engine.folders import BEST, LAST
 from powernorm.lab.engine.leases import LEASE_FILE, LOCK_FILE, Lease
 from powernorm.lab.engine.position import Position
@@ -515,10 +515,8 @@ class Run:
             self.is_nonfinite |= self._lost_rows >= LOST_ROWS
         self._judge(step, numbers)
         self._logs.add(step, {"seconds": round(self.seconds, 3), **numbers})
-        if loss is not None:
-            self.listener(StepsDone(self.label, self.seed, step, loss))
-        else:
-            self.listener(Measured(self.label, self.seed, step, numbers, self._score))
+        for event in logged(self.label, self.seed, step, numbers, self._score):
+            self.listener(event)
 
     def _mean_loss(self, losses: Sequence[Tensor]) -> float:
         """Return the mean over all processes; take note of whether any loss is finite."""

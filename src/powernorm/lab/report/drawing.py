@@ -266,7 +266,8 @@ def draw_legend(drawn: Figure, entries: Mapping[str, Artist]) -> Legend:
 def logarithmic_scale(axis: XAxis | YAxis, values: Sequence[float], room: float) -> None:
     """A logarithmic axis that begins and ends so many times beyond the values, all above 0."""
     limits = logarithmic_limits(values, room)
-    axis.axes.set(**{f"{axis.axis_name}scale": "log", f"{axis.axis_name}lim": limits})
+    # The limits first: matplotlib's own would be made before, and warn of values near the largest.
+    axis.axes.set(**{f"{axis.axis_name}lim": limits, f"{axis.axis_name}scale": "log"})
     logarithmic_ticks(axis, *limits)
 
 

@@ -157,9 +157,11 @@ def _headless(folder: Path, runs: list[ReportedRun]) -> Comparison:
     for run in runs:
         path = folder / run.folder / CONFIG_FILE
         if path.exists():
-            settings, whose = read_json_object(path, _MEND), run.folder
+            settings, whose = read_json_object(path, f"remove {path.parent}"), run.folder
             break
-    own = record_of(_OwnSettings, settings, f"{folder / whose / CONFIG_FILE}", _MEND)
+    own = record_of(
+        _OwnSettings, settings, f"{folder / whose / CONFIG_FILE}", f"remove {folder / whose}"
+    )
     return Comparison(
         format=2,
         folder=folder,
@@ -194,7 +196,7 @@ def _goal(own: _OwnSettings, runs: Sequence[ReportedRun]) -> Goal:
 def _read_run(folder: Path) -> RunResult:
     path = folder / RESULT_FILE
     if path.exists():
-        return replace(read_record(RunResult, path, _MEND), folder=folder.name)
+        return replace(read_record(RunResult, path, f"remove {folder}"), folder=folder.name)
     match = _RUN_NAME.fullmatch(folder.name)
     if match is None:
         raise InputError(
@@ -203,7 +205,7 @@ def _read_run(folder: Path) -> RunResult:
             "comparison's folder"
         )
     config = folder / CONFIG_FILE
-    written = read_json_object(config, _MEND) if config.exists() else {}
+    written = read_json_object(config, f"remove {folder}") if config.exists() else {}
     return RunResult.empty(
         norm=str(written.get("norm", match["norm"].replace("+", ":"))),
         label=str(written.get("label", "")),

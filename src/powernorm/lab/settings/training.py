@@ -126,7 +126,8 @@ class TrainingSettings:
     update, then after every so many or after every epoch, and after the last one; 0 makes none.
     They are written to diagnoses.jsonl and change nothing in the training."""
     tid_batches: NotNegative = 50
-    """Training batches in each pass of the two-pass TID at the end; 0 leaves it out."""
+    """Training batches in each pass of the two-pass TID at the end, and of `record_scales`; 0
+    leaves the TID out."""
     norm_warmup_fraction: Fraction = WARMUP_FRACTION
     """Part of the run in which PowerNorm, MABN and BatchRenorm still use batch statistics, unless
     `norm_options` says otherwise."""
@@ -158,6 +159,18 @@ class TrainingSettings:
                 "needs the whole model in every process, and training.strategy=fsdp2 divides it: "
                 "set training.strategy=ddp, or use `powernorm diagnose` afterwards instead",
             )
+        if self.tid_batches == 1:
+            raise refuse(
+                "training.tid_batches",
+                self.tid_batches,
+                "compares one batch with itself: give 2 or more, or 0 to leave the TID out",
+            )
+        if self.record_scales and not self.tid_batches:
+            raise refuse(
+                "training.record_scales",
+                self.record_scales,
+                "needs batches for the deviations: set training.tid_batches to 2 or more",
+            )
 
 
 @section("training")
@@ -179,6 +192,7 @@ class ScoredTrainingSettings(TrainingSettings):
     """What the best checkpoint is best by, and what `patience` waits for."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         if self.select_by == "score" and not self.score_every:
             raise refuse(
                 "training.select_by",

@@ -16,6 +16,7 @@ SHARED_KEYS: Final = (
     "data.path",
     "data.vocabulary_size",
     "training.accelerator",
+    "training.score_every",
     "training.num_threads",
 )
 """Settings that all runs of a comparison have in common, so that no variant can change them."""

@@ -6,6 +6,8 @@ from powernorm.lab.engine.environment import environment
 from powernorm.lab.settings.comparison import ComparisonSettings, options_of, to_json
 from powernorm.lab.settings.variants import chosen_norms, description
 
+RUN_KEYS: Final = ("norm", "label", "seed", "data_fingerprint")
+"""What the config.json of a run says beside its settings; `norm_options` are those of its norm."""
 PACKAGES: Final = ("powernorm", "torch", "tokenizers", "sacrebleu")
 
 

@@ -18,6 +18,7 @@ from powernorm.lab.engine.folders import BEST, EARLY, LAST, find_runs, read_json
 from powernorm.lab.engine.state import FIX, read_checkpoint
 from powernorm.lab.settings.comparison import ComparisonSettings
 from powernorm.lab.tasks.registry import task_of
+from powernorm.lab.tasks.run_settings import RUN_KEYS
 from powernorm.lab.tasks.settings import settings_from
 from powernorm.lab.tasks.translation.vocabulary_files import SUBWORDS
 from powernorm.lab.training.batches import RunData
@@ -33,14 +34,7 @@ from powernorm.runs import (
 )
 from powernorm.surgery.records import KEY
 
-_OF_THE_RUN: Final = (
-    "norm",
-    "label",
-    "seed",
-    "data_fingerprint",
-    "vocabulary_size",
-    SUBWORDS,
-)
+_OF_THE_RUN: Final = (*RUN_KEYS, "vocabulary_size", SUBWORDS)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -11,6 +12,7 @@ from powernorm.inspection.batches import Forward
 from powernorm.inspection.modules import batch_layers
 from powernorm.inspection.observer import NormCall, observe
 from powernorm.lab.engine.distribution import accumulating, optimized, whole
+from powernorm.lab.engine.folders import EARLY
 from powernorm.lab.engine.processes import gather, num_processes, rank
 from powernorm.lab.engine.run import Evaluation, Run
 from powernorm.lab.settings.comparison import ComparisonSettings
@@ -208,7 +210,7 @@ def fit(
             run.log(step, **cells(step), learning_rate=rate, train_loss=losses.values)
             losses.values.clear()
         if step == early_step:
-            run.checkpoint(keep="early")
+            run.checkpoint(keep=Path(EARLY).stem)
 
 
 def _move(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
 import torch
 from torch import Tensor
 
+from powernorm.errors import InputError
 from powernorm.lab.engine import tasks
 from powernorm.lab.engine.events import DataPrepared, Listener
 from powernorm.lab.engine.processes import is_main
@@ -122,9 +123,19 @@ class BuiltinTask(tasks.Task, ABC, Generic[Encoded, Settings]):
     # For the engine
 
     def prepare(self, settings: Settings) -> Encoded:
-        """Read and number the data, and check that every line can make its batches of them."""
+        """Read and number the data, and check that every line can make its batches of them.
+
+        Raises:
+            InputError: as `encode`, or a variant is of other data.
+        """
         encoded = self.encode(settings)
         for line in lines_of(settings):
+            is_other = line.settings.data != settings.data
+            if is_other and self.encode(line.settings).fingerprint != encoded.fingerprint:
+                raise InputError(
+                    f"the variant {line.name} has settings of data that change what is read, which "
+                    "all runs of a comparison share: set them for the whole comparison"
+                )
             for seed in settings.seeds:
                 self.data(encoded, line.settings, seed)
         return encoded

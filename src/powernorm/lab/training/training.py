@@ -157,7 +157,8 @@ def _status(run: Run, validations: Validations, sizes: tuple[int, ...]) -> Statu
         return "nonfinite"
     unigram = run.baselines[0]["metrics"]
     floor = unigram.get(f"valid_{config.score_name}")
-    if config.selects_by_score and scores and floor is not None and scores[-1] > floor:
+    sign = -1 if config.score is not None and config.score["direction"] == "min" else 1
+    if config.selects_by_score and scores and floor is not None and sign * (scores[-1] - floor) > 0:
         # An overconfident classifier is right more often than it is likely.
         return "finished"
     unigram_loss = unigram["valid_loss"]
