@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from powernorm.errors import InputError
 from powernorm.inspection.batches import call_model
+from powernorm.inspection.devices import moved
 from powernorm.lab.data.corpus import EvaluatedSplit
 from powernorm.lab.model_outputs import answer_in
 
@@ -58,9 +59,9 @@ class Original(ABC):
     def example_inputs(self) -> Any:
         """Return inputs of the model, to fold it by."""
 
-    @abstractmethod
     def to(self, batch: Any, device: torch.device) -> Any:
         """Return a batch on a device."""
+        return moved(batch, device)
 
     def run(self, model: nn.Module, batch: Any) -> Any:
         """Call a model on a batch."""
@@ -86,12 +87,14 @@ class Original(ABC):
         del outputs, batch
         return None
 
-    @abstractmethod
     def nll(self, model: nn.Module, outputs: Any, batch: Any) -> tuple[Tensor, float]:
         """Return the summed loss of a batch in nats, and the number of its targets.
 
-        Called only where the loss is known.
+        Raises:
+            InputError: the loss is not known; nobody asks then.
         """
+        del model, outputs, batch
+        raise InputError(f"the loss of {self.name} is not known")
 
     def saved_config(self) -> Mapping[str, Any] | None:
         """Return entries of the saved config.json; None is the model's own, if it has one."""

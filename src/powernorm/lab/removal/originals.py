@@ -80,10 +80,6 @@ class RunOriginal(Original):
         """Return random inputs of the model's forward."""
         return self._trained.example_inputs()
 
-    def to(self, batch: Batch, device: torch.device) -> Batch:
-        """Return a batch on a device."""
-        return batch.to(device)
-
     def run(self, model: nn.Module, batch: Batch) -> Any:
         """Call a model on a batch."""
         return model(**batch.inputs())
@@ -141,19 +137,6 @@ class OwnOriginal(Original):
         """Return the first batch, as the model takes it."""
         batch = self._train[0]
         return tuple(batch) if isinstance(batch, list) else batch
-
-    def to(self, batch: Any, device: torch.device) -> Any:
-        """Return a batch on a device."""
-        return _moved(batch, device)
-
-    def nll(self, model: nn.Module, outputs: Any, batch: Any) -> tuple[Tensor, float]:
-        """Refuse: nobody asks, as the loss is not known.
-
-        Raises:
-            InputError: always.
-        """
-        del model, outputs, batch
-        raise InputError(f"the loss of {self.name} is not known")
 
 
 def open_original(
@@ -216,13 +199,3 @@ def _checked_pair(source: tuple[Any, ...]) -> tuple[nn.Module, list[Any]]:
     if len(source) != 2 or not isinstance(source[0], nn.Module):
         raise InputError("expected (model, batches): the module, and a list of batches")
     return source[0], list(source[1])
-
-
-def _moved(value: Any, device: torch.device) -> Any:
-    if isinstance(value, Tensor):
-        return value.to(device)
-    if isinstance(value, Mapping):
-        return {key: _moved(item, device) for key, item in value.items()}
-    if isinstance(value, tuple | list):
-        return type(value)(_moved(item, device) for item in value)
-    return value

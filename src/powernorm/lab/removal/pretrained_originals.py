@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from powernorm.errors import InputError
@@ -18,6 +17,7 @@ from powernorm.lab.data.orders import Shuffled
 from powernorm.lab.data.readers import load_corpus
 from powernorm.lab.removal.original import Original
 from powernorm.lab.removal.settings import RemovalDataSettings
+from powernorm.lab.training.losses import outputs_nll
 
 Objective = Literal["causal", "masked", "none"]
 """What a model's head says: the next token, the token under a mask, or nothing that is known."""
@@ -113,10 +113,6 @@ class PretrainedOriginal(Original):
         """Return two rows of the text, as the model takes them."""
         return self.inputs(self._made(self._rows["train"][:2], 0))
 
-    def to(self, batch: Inputs, device: torch.device) -> Inputs:
-        """Return a batch on a device."""
-        return {name: value.to(device) for name, value in batch.items()}
-
     def inputs(self, batch: Inputs) -> Inputs:
         """Return the keyword arguments of the model in a batch."""
         return {name: value for name, value in batch.items() if name != "targets"}
@@ -146,11 +142,8 @@ class PretrainedOriginal(Original):
 
     def nll(self, model: nn.Module, outputs: Any, batch: Inputs) -> tuple[Tensor, float]:
         """Return the summed loss of a batch in nats, and the number of its targets."""
-        del model
-        targets, logits = batch["targets"], self.logits(outputs)
-        loss = F.cross_entropy(
-            logits.float().flatten(0, -2), targets.flatten(), ignore_index=IGNORED, reduction="sum"
-        )
+        targets = batch["targets"]
+        loss = outputs_nll(model, self.logits(outputs), targets)
         return loss, float((targets != IGNORED).sum())
 
     def _cut(self, documents: Sequence[str], length: int) -> list[list[int]]:
