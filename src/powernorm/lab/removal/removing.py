@@ -38,8 +38,7 @@ from powernorm.lab.engine.run import Run
 from powernorm.lab.engine.state import seed_everything
 from powernorm.lab.engine.stopping import Stop, Stopped
 from powernorm.lab.model_outputs import floats_in
-from powernorm.lab.removal.original import Original
-from powernorm.lab.removal.originals import open_original
+from powernorm.lab.removal.originals import Original, open_original
 from powernorm.lab.removal.report import write_removal_page
 from powernorm.lab.removal.settings import DEFAULT_SHARE, DEFAULT_STEPS, RemovalSettings
 from powernorm.lab.removal.training import RemovalTraining, Values, on_split

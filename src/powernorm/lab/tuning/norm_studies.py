@@ -122,7 +122,7 @@ class NormStudy:
         return [Point(self.norm, dict(trial.params), trial.number) for trial in found]
 
     def next_round(self, size: int, num_trials: int) -> list[Point]:
-        """Return the trials to train next: those that were begun, and new ones.
+        """Return the trials to train next: those that were begun, and new ones; none in the end.
 
         Args:
             size: of a round.
@@ -198,12 +198,3 @@ class NormStudy:
         if len(complete) < FEWEST_FOR_IMPORTANCE or len({t.value for t in complete}) < 2:
             return {}
         return dict(get_param_importances(self._study))
-
-
-def rounds_left(studies: Sequence[NormStudy], num_trials: int) -> bool:
-    """Return whether a norm has trials that nobody has told the end of."""
-    return any(
-        len(study.trials()) < num_trials
-        or any(trial.state == TrialState.RUNNING for trial in study.trials())
-        for study in studies
-    )

@@ -25,7 +25,6 @@ from powernorm.lab.tuning.norm_studies import (
     NormStudy,
     naming_storage,
     open_storage,
-    rounds_left,
 )
 from powernorm.lab.tuning.ranges import Point, Space
 from powernorm.lab.tuning.subjects import Subject, untuned_values
@@ -169,12 +168,11 @@ class Tuning:
         """
         executor: Executor | None = None
         with ExitStack() as started:
-            while rounds_left(self._studies, self._budget.num_trials):
-                asked = [
-                    one
-                    for study in self._studies
-                    for one in study.next_round(self._round_size, self._budget.num_trials)
-                ]
+            while asked := [
+                trial
+                for study in self._studies
+                for trial in study.next_round(self._round_size, self._budget.num_trials)
+            ]:
                 grid = self._grid(asked)
                 if executor is None:  # the first grid says for what
                     executor = started.enter_context(self._executor(self._trials, grid))
