@@ -187,13 +187,9 @@ def test_a_long_removal_of_a_run_learns_its_task_too(
 
 def test_a_long_fit_says_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("powernorm.lab.removal.training.NOTICE_SECONDS", 0.0)
-    heard: list[str] = []
-
-    def listen(event: Event) -> None:
-        if isinstance(event, Notice):
-            heard.append(event.message)
-
-    powernorm.remove(own(), tmp_path / "out", settings=SHORT, on_event=listen)
+    events: list[Event] = []
+    powernorm.remove(own(), tmp_path / "out", settings=SHORT, on_event=events.append)
+    heard = [event.message for event in events if isinstance(event, Notice)]
     told = [text for text in heard if "fitted" in text]
     assert told == [f"fitted {done} of {1 + len(told)} norms" for done in range(1, 1 + len(told))]
     assert len(told) > 1

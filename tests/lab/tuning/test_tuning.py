@@ -204,15 +204,18 @@ def test_own_ranges_are_kept_to(tmp_path: Path) -> None:
         "width": "linear:0.5:2",
         "depth": "int:1:3",
         "norm_options.bn.momentum": "choice:0.1,0.2,none",
+        "norm_options.pn.warmup_steps": "int:1:5",
         "steps": "choice:4,6",
     }
-    tuned(tmp_path, trials=4, search=search, prune=False)
+    tuned(tmp_path, norms=["ln", "bn", "pn"], trials=4, search=search, prune=False)
     rows = rows_of(tmp_path)
     assert "learning_rate" not in rows[0]
     # The first trial has what nobody chose, as far as the ranges hold it.
     assert [(row["width"], row["steps"]) for row in rows if row["trial"] == "0"] == [
         ("1.0", "6")
-    ] * 2
+    ] * 3
+    # A run makes the warm-up a tenth of its steps where nobody sets it.
+    assert rows[-4]["norm_options.pn.warmup_steps"] == "1"
     assert all(0.5 <= float(row["width"]) <= 2 and row["depth"] in "123" for row in rows)
     assert {row["steps"] for row in rows} <= {"4", "6"}
     momenta = {row["norm_options.bn.momentum"] for row in rows if row["norm"] == "bn"}

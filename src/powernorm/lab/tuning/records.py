@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import isfinite
@@ -100,12 +99,6 @@ def _check_same_tuning(out: Path, old: Mapping[str, Any], new: Mapping[str, Any]
         )
     # Of norms that are new, there is nothing to compare.
     check_same_settings(out, old, {**new, "search": {norm: now[norm] for norm in before}})
-
-
-def as_read(value: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a value as it is read back from a JSON file."""
-    read: dict[str, Any] = json.loads(json.dumps(value))
-    return read
 
 
 def write_record(out: Path, record: TuningRecord, identity: Mapping[str, Any], **own: Any) -> None:

@@ -1,11 +1,12 @@
 """The trials of all norms, round by round, and the comparison of the best."""
 
+import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import optuna
 
@@ -106,15 +107,15 @@ class Tuning:
         """Trials of a norm at a time, as many as keep the workers busy."""
         self._compared: dict[str, int] = {}
         """Trials whose settings the runs of the comparison have."""
-        self._identity = records.as_read(
-            {
-                **subject.identity,
-                "select_by": self._goal,
-                "tuning_seed": self._seed,
-                "prune": budget.prunes,
-                "search": {n: {k: one.text for k, one in s.items()} for n, s in spaces.items()},
-            }
-        )
+        identity = {
+            **subject.identity,
+            "select_by": self._goal,
+            "tuning_seed": self._seed,
+            "prune": budget.prunes,
+            "search": {n: {k: one.text for k, one in s.items()} for n, s in spaces.items()},
+        }
+        # As it is read back, with lists in place of tuples.
+        self._identity: dict[str, Any] = json.loads(json.dumps(identity))
 
     @contextmanager
     def holding(self, *, resume: bool, force: bool) -> Iterator[None]:

@@ -12,6 +12,7 @@ from powernorm.lab.comparing import notes_of
 from powernorm.lab.engine.grid import Grid
 from powernorm.lab.engine.tasks import Task, TrainingFunction, task_of
 from powernorm.lab.engine.trials import TrialRules
+from powernorm.lab.engine.warmup import warmup_options
 from powernorm.lab.own_grid import OwnVariant, own_grid
 from powernorm.lab.settings.comparison import (
     ComparisonSettings,
@@ -215,6 +216,9 @@ def own_subject(
     whole = made(seeds=seeds, goal=goal)
     decides = Goal(metric=whole.goal, direction=whole.direction)
     judged = select_by or _valid_goal(decides)
+    steps = task.num_steps(whole.settings)
+    # As `Run` builds the norms: their warm-ups fit into the run where nobody sets them.
+    derived = {} if steps is None else {norm: warmup_options(norm, steps) for norm in norms}
 
     def grid(
         points: Sequence[Point], seeds: Sequence[int], goal: Goal, labels: Sequence[str] | None
@@ -244,7 +248,7 @@ def own_subject(
             "goal": decides,
         },
         settings=whole.settings,
-        norm_options=norm_options,
+        norm_options={n: {**derived.get(n, {}), **norm_options.get(n, {})} for n in norms},
         ranges={},
         grid=grid,
     )
