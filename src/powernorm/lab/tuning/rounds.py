@@ -28,7 +28,7 @@ from powernorm.lab.tuning.norm_studies import (
     open_storage,
 )
 from powernorm.lab.tuning.ranges import Point, Space
-from powernorm.lab.tuning.subjects import Subject, untuned_values
+from powernorm.lab.tuning.subjects import Subject
 from powernorm.runs import (
     CHECKPOINTS_FOLDER,
     CONFIG_FILE,
@@ -151,7 +151,7 @@ class Tuning:
                     norm,
                     self._goal,
                     space,
-                    untuned_values(self._subject, norm, space),
+                    self._subject.untuned(norm, space),
                     self._seed,
                 )
                 for norm, space in self._spaces.items()

@@ -63,11 +63,12 @@ class Subject:
     None trains all points in the final comparison.
     """
 
-    def untuned(self, norm: str, key: str) -> Any:
-        """Return what a setting is without a tuning; None where that is no single value."""
-        if key.startswith("norm_options."):
-            return _option(norm, key, self.norm_options.get(norm, {}))
-        return self.settings.get(key)
+    def untuned(self, norm: str, space: Space) -> dict[str, Any]:
+        """Return the settings of a norm without a tuning, by dotted key, where ranges hold them."""
+        options = self.norm_options.get(norm, {})
+        own = {key: _option(norm, key, options) for key in space if key.startswith("norm_options.")}
+        values = {key: self.settings.get(key) for key in space} | own
+        return {key: value for key, value in values.items() if space[key].holds(value)}
 
     def trials(
         self, points: Sequence[Point], known: Sequence[Point], seed: int, rules: TrialRules
@@ -322,19 +323,12 @@ def spaces_of(
     return spaces
 
 
-def untuned_values(subject: Subject, norm: str, space: Space) -> dict[str, Any]:
-    """Return what the settings are without a tuning, where the ranges hold it."""
-    values = {key: subject.untuned(norm, key) for key in space}
-    return {key: value for key, value in values.items() if space[key].holds(value)}
-
-
 def _check_ends(subject: Subject, spaces: Mapping[str, Space]) -> None:
     """Check each end of every range, beside the first values of the others."""
     points = []
     for norm, space in spaces.items():
-        first = {key: one.values[0] for key, one in space.items()} | untuned_values(
-            subject, norm, space
-        )
+        lowest = {key: one.values[0] for key, one in space.items()}
+        first = {**lowest, **subject.untuned(norm, space)}
         tried = [first, *({**first, k: v} for k, one in space.items() for v in one.values)]
         points += [Point(norm, values) for values in tried]
     numbered = [replace(point, number=index) for index, point in enumerate(points)]
