@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from powernorm.lab.removal.settings import RemovalSettings, to_json
+from powernorm.lab.removal.settings import RemovalSettings
 
 ROOT = Path(__file__).parents[1]
 
@@ -33,8 +33,8 @@ def test_the_page_names_all_settings_with_their_defaults() -> None:
     text = (ROOT / "docs" / "removal.md").read_text(encoding="utf-8")
     listed = text.partition("| setting | default | |\n")[2].partition("\n\n")[0].splitlines()
     cells = [line.split("|")[1:3] for line in listed]
-    for section, values in to_json(RemovalSettings()).items():
-        for name, value in values.items() if isinstance(values, dict) else [("", values)]:
+    for section, values in vars(RemovalSettings()).items():
+        for name, value in getattr(values, "__dict__", {"": values}).items():
             if section == "schedule" and name != "name":  # the page of recipes has these
                 continue
             default = "none" if value is None else str(value).replace("False", "false")

@@ -2,8 +2,7 @@
 
 import sys
 from collections.abc import Mapping
-from contextlib import nullcontext, redirect_stdout
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -11,13 +10,17 @@ import typer
 from typer.core import TyperCommand
 
 from powernorm.cli import launching, options
-from powernorm.cli.ends import end_with_failures, interruptible, resuming_command
+from powernorm.cli.ends import (
+    end_with_failures,
+    interruptible,
+    results_printed,
+    resuming_command,
+)
 from powernorm.errors import InputError
-from powernorm.runs import RESULTS_FILE, STUDIES, TASKS
+from powernorm.runs import STUDIES, TASKS
 
 if TYPE_CHECKING:
-    from powernorm.lab.engine.executors.choice import Workers
-    from powernorm.lab.engine.grid import Grid, Race
+    from powernorm.lab.engine.grid import Race
     from powernorm.lab.recipes import Recipe
     from powernorm.lab.settings.comparison import ComparisonSettings
 
@@ -28,10 +31,8 @@ _GIVEN: Final = "powernorm.given"
 def compare(
     task: Annotated[
         str,
-        typer.Argument(
-            help=f"What to train: {', '.join(TASKS)}; mine.toml, a recipe of your own; or "
-            "my.module:train, a function of your own (docs/own-models.md). `powernorm compare lm "
-            "--help` lists the settings of lm.",
+        options.task(
+            " (docs/own-models.md). `powernorm compare lm --help` lists the settings of lm"
         ),
     ],
     norms: Annotated[
@@ -73,18 +74,15 @@ def compare(
         ),
     ] = None,
     assignments: options.Assignments = None,
-    force: options.Force = False,
-    resume: options.Resume = False,
+    force: Annotated[bool, options.force("the runs")] = False,
+    resume: Annotated[bool, options.resume("the runs")] = False,
     accept_edits: options.AcceptEdits = False,
     device: options.Device = "auto",
     devices: Annotated[
         int,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="Train every run in N processes, each on a GPU of its own or a part of the CPUs; "
-            "with --jobs so many for each of them; over several machines start this command with "
-            "torchrun instead.",
+        options.devices(
+            "; with --jobs so many for each of them; over several machines start this command with "
+            "torchrun instead"
         ),
     ] = 1,
     jobs: options.Jobs = 1,
@@ -139,9 +137,9 @@ def compare(
     """
     from powernorm.lab.engine.executors.choice import Workers
     from powernorm.lab.engine.grid_training import compare_grid
+    from powernorm.lab.own_grid import own_grid
     from powernorm.lab.working import with_threads
 
-    shown = Shown(as_json=as_json, quiet=quiet)
     workers = Workers(
         jobs, executor, parsed_executor_options(executor_options or []), retries, devices
     )
@@ -151,7 +149,19 @@ def compare(
         foreign = {"--placement": placement, "--preset": preset, "--study": study, "--data": data}
         refuse(foreign, f"{task} is a function of your own")
         folder = out or Path("runs") / task.replace(":", "-")
-        grid = _own(task, norms, seeds, goal, changes, device, workers.threads(num_threads))
+        metric, _, direction = (goal or "").rpartition(":")
+        if not metric:
+            raise InputError(
+                f"{task} needs --goal METRIC:max or METRIC:min: which of the values that it "
+                "returns decides, and which way it is better, e.g. --goal accuracy:max"
+            )
+        grid = own_grid(
+            task,
+            goal={metric: direction},
+            device=device,
+            num_threads=workers.threads(num_threads),
+            **own_lines(norms, seeds, changes),
+        )
     else:
         refuse({"--goal": goal}, f"{task} has a measure of its own")
         chosen = named_settings(norms, placement, seeds, data, device)
@@ -180,7 +190,18 @@ def compare(
             if code:
                 raise typer.Exit(code)
         else:
-            _train(grid, folder, shown, workers, resume=resume, force=force)
+            from powernorm.lab.comparing import compare_and_show
+
+            with results_printed(folder, as_json=as_json):
+                compare_and_show(
+                    grid,
+                    folder,
+                    workers=workers,
+                    resume=resume,
+                    force=force,
+                    progress=not quiet,
+                    table=not (quiet or as_json),
+                )
     if not launching.is_launched():  # else who started this process looks
         end_with_failures(folder, only=[line.folder(seed) for line, seed in grid.runs()])
 
@@ -249,14 +270,6 @@ class CompareCommand(TyperCommand):
             formatter.write_dl(explained(settings_of(named[0])))
 
 
-@dataclass(frozen=True)
-class Shown:
-    """What the command shows."""
-
-    as_json: bool
-    quiet: bool
-
-
 def _race(confidence: float | None, margin: float | None, *, is_race: bool) -> "Race | None":
     """Return how the norms race; None where they do not."""
     if not is_race:
@@ -320,59 +333,23 @@ def _accelerator_of(device: str) -> str | None:
     return "gpu" if device == "cuda" else "cpu"
 
 
-def _own(
-    task: str,
-    norms: str | None,
-    seeds: str | None,
-    goal: str | None,
-    assignments: list[str],
-    device: str,
-    num_threads: int | None,
-) -> "Grid":
-    """Return the grid of a function of the user's own."""
-    from powernorm.lab.own_grid import NORMS, checked_norms, checked_seeds, own_grid
+def own_lines(norms: str | None, seeds: str | None, assignments: list[str]) -> dict[str, Any]:
+    """Return norms, seeds and settings of a function of the user's own, by the names of `own_grid`.
 
-    metric, _, direction = (goal or "").rpartition(":")
-    if not metric:
-        raise InputError(
-            f"{task} needs --goal METRIC:max or METRIC:min: which of the values that it returns "
-            "decides, and which way it is better, e.g. --goal accuracy:max"
-        )
-    names = list(NORMS) if norms is None else [name.strip() for name in norms.split(",")]
+    Raises:
+        InputError: one cannot be used.
+    """
+    from powernorm.lab.own_grid import NORMS, checked_norms, checked_seeds
     from powernorm.lab.settings.overrides import split_settings
 
+    names = list(NORMS) if norms is None else [name.strip() for name in norms.split(",")]
     settings, norm_options = split_settings(assignments)
-    return own_grid(
-        task,
-        norms=checked_norms([name for name in names if name]),
-        seeds=checked_seeds(1 if seeds is None else parsed_seeds(seeds)),
-        goal={metric: direction},
-        settings=settings,
-        norm_options=norm_options,
-        device=device,
-        num_threads=num_threads,
-    )
-
-
-def _train(
-    grid: "Grid", folder: Path, shown: Shown, workers: "Workers", *, resume: bool, force: bool
-) -> None:
-    """Train, print the table and write the page."""
-    from powernorm.lab.comparing import compare_and_show
-
-    # What a function of the user's own prints is no part of the JSON.
-    with redirect_stdout(sys.stderr) if shown.as_json else nullcontext():
-        compare_and_show(
-            grid,
-            folder,
-            workers=workers,
-            resume=resume,
-            force=force,
-            progress=not shown.quiet,
-            table=not (shown.quiet or shown.as_json),
-        )
-    if shown.as_json and launching.is_main():
-        typer.echo((folder / RESULTS_FILE).read_text(encoding="utf-8"), nl=False)
+    return {
+        "norms": checked_norms([name for name in names if name]),
+        "seeds": checked_seeds(1 if seeds is None else parsed_seeds(seeds)),
+        "settings": settings,
+        "norm_options": norm_options,
+    }
 
 
 def _train_in_processes(devices: int) -> int:

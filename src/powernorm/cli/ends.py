@@ -3,7 +3,7 @@
 import shlex
 import sys
 from collections.abc import Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, redirect_stdout
 from pathlib import Path
 
 import typer
@@ -34,6 +34,21 @@ def interruptible(folder: Path, command: str | None = None) -> Iterator[None]:
         ignore_until_exit()
         _say_how_to_go_on(f"stopped ({error})", folder, command)
         raise typer.Exit(EXIT_CODE) from None
+
+
+@contextmanager
+def results_printed(folder: Path, *, as_json: bool) -> Iterator[None]:
+    """Print results.json after the block, if it is asked for, and nothing else.
+
+    Args:
+        folder: of the comparison that the block makes.
+        as_json: whether it is asked for.
+    """
+    # What a function of the user's own prints is no part of the JSON.
+    with redirect_stdout(sys.stderr) if as_json else nullcontext():
+        yield
+    if as_json and launching.is_main():
+        typer.echo((folder / RESULTS_FILE).read_text(encoding="utf-8"), nl=False)
 
 
 def end_with_failures(

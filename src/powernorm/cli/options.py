@@ -1,15 +1,28 @@
 """Options that several commands share."""
 
 from pathlib import Path
-from typing import Annotated, Final
+from typing import Annotated, Any, Final
 
 import typer
 
 from powernorm.errors import printable
-from powernorm.runs import PLACEMENTS
+from powernorm.runs import PLACEMENTS, TASKS
 
 PRESET: Final = "demo"
 """Where no preset is named."""
+
+
+def task(more: str = "") -> Any:
+    """Return the argument that names what is trained.
+
+    Args:
+        more: the end of its help.
+    """
+    return typer.Argument(
+        help=f"What to train: {', '.join(TASKS)}; mine.toml, a recipe of your own; or "
+        f"my.module:train, a function of your own{more}.",
+    )
+
 
 Placement = Annotated[
     str | None,
@@ -46,9 +59,16 @@ Assignments = Annotated[
     ),
 ]
 
-Force = Annotated[bool, typer.Option("--force", help="Delete the runs that DIR holds first.")]
 
-Resume = Annotated[bool, typer.Option("--resume", help="Go on with the runs that DIR holds.")]
+def force(what: str) -> Any:
+    """Return the option `--force`, which deletes this first."""
+    return typer.Option("--force", help=f"Delete {what} that DIR holds first.")
+
+
+def resume(what: str, more: str = "") -> Any:
+    """Return the option `--resume`, which goes on with this."""
+    return typer.Option("--resume", help=f"Go on with {what} that DIR holds{more}.")
+
 
 AcceptEdits = Annotated[
     bool,
@@ -65,6 +85,21 @@ Device = Annotated[
         help="auto (a GPU where there is one), cpu, cuda; of a function of your own also cuda:1, …",
     ),
 ]
+
+
+def devices(more: str = "") -> Any:
+    """Return the option `--devices`.
+
+    Args:
+        more: the end of its help.
+    """
+    return typer.Option(
+        min=1,
+        metavar="N",
+        help="Train every run in N processes, each on a GPU of its own or a part of the CPUs"
+        f"{more}.",
+    )
+
 
 Jobs = Annotated[
     int,
@@ -131,6 +166,8 @@ AsJson = Annotated[
 Quiet = Annotated[
     bool, typer.Option("--quiet", "-q", help="Show no progress; with --json only that.")
 ]
+
+Silent = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")]
 
 
 def accept_edits(*folders: Path) -> None:

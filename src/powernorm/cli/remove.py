@@ -5,8 +5,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from powernorm.cli import options
 from powernorm.cli.ends import interruptible
-from powernorm.cli.options import TrustCode
 
 if TYPE_CHECKING:
     from powernorm.lab.removal.removing import Removed
@@ -74,12 +74,8 @@ def remove(
             help="Change a setting; may be given several times. docs/removal.md lists them.",
         ),
     ] = None,
-    resume: Annotated[
-        bool, typer.Option("--resume", help="Go on with the removal that DIR holds, if any.")
-    ] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="Delete the removal that DIR holds first.")
-    ] = False,
+    resume: Annotated[bool, options.resume("the removal", ", if any")] = False,
+    force: Annotated[bool, options.force("the removal")] = False,
     stock: Annotated[
         bool,
         typer.Option(
@@ -96,8 +92,8 @@ def remove(
         int | None,
         typer.Option(min=1, metavar="N", help="CPU threads of torch. Small models like 1."),
     ] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
-    trust_code: TrustCode = False,
+    quiet: options.Silent = False,
+    trust_code: options.TrustCode = False,
 ) -> None:
     """Take the norms out of a trained model by a short training, and fold what is left of them.
 

@@ -1,7 +1,5 @@
 """`powernorm tune`: the same budget of trials for every norm, then the comparison of the best."""
 
-import sys
-from contextlib import nullcontext, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -11,28 +9,19 @@ from powernorm.cli import options
 from powernorm.cli.compare import (
     built_in_settings,
     named_settings,
+    own_lines,
     parsed_executor_options,
-    parsed_seeds,
     refuse,
 )
-from powernorm.cli.ends import end_with_failures, interruptible
+from powernorm.cli.ends import end_with_failures, interruptible, results_printed
 from powernorm.errors import InputError
-from powernorm.runs import RESULTS_FILE, TASKS
 
 if TYPE_CHECKING:
-    from powernorm.lab.engine.executors.choice import Workers
-    from powernorm.lab.tuning.subjects import Subject
     from powernorm.runs import Goal
 
 
 def tune(
-    task: Annotated[
-        str,
-        typer.Argument(
-            help=f"What to train: {', '.join(TASKS)}; mine.toml, a recipe of your own; or "
-            "my.module:train, a function of your own.",
-        ),
-    ],
+    task: Annotated[str, options.task()],
     norms: Annotated[
         str | None,
         typer.Option(
@@ -97,26 +86,12 @@ def tune(
         ),
     ] = None,
     assignments: options.Assignments = None,
-    force: Annotated[
-        bool, typer.Option("--force", help="Delete the tuning and the runs that DIR holds first.")
-    ] = False,
+    force: Annotated[bool, options.force("the tuning and the runs")] = False,
     resume: Annotated[
-        bool,
-        typer.Option(
-            "--resume",
-            help="Go on with the tuning that DIR holds, also with more trials, norms or seeds.",
-        ),
+        bool, options.resume("the tuning", ", also with more trials, norms or seeds")
     ] = False,
     device: options.Device = "auto",
-    devices: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="Train every run in N processes, each on a GPU of its own or a part of the CPUs; "
-            "with --jobs so many for each of them.",
-        ),
-    ] = 1,
+    devices: Annotated[int, options.devices("; with --jobs so many for each of them")] = 1,
     jobs: options.Jobs = 1,
     num_threads: options.Threads = None,
     executor: options.ExecutorName = None,
@@ -131,9 +106,12 @@ def tune(
     comparison's seeds and scored on the test split. Ends as `powernorm compare` does; the report
     says how each number was tuned. The same command with --resume goes on.
     """
+    from powernorm.lab.comparing import notes_of
     from powernorm.lab.engine.executors.choice import Workers
     from powernorm.lab.tuning.rounds import Budget
+    from powernorm.lab.tuning.subjects import builtin_subject, own_subject
     from powernorm.lab.tuning.tuner import tune_and_show
+    from powernorm.lab.working import with_threads
 
     budget = Budget(trials, tuning_seed, prune)
     # What asks for the trials stays one process: runs of several are a worker's.
@@ -142,27 +120,33 @@ def tune(
         jobs, engine, parsed_executor_options(executor_options or []), retries, devices
     )
     judged = None if select_by is None else _goal("--select-by", select_by)
+    changes = assignments or []
     if ":" in task:
         foreign = {"--placement": placement, "--preset": preset, "--data": data}
         refuse(foreign, f"{task} is a function of your own")
         folder = out or Path("runs") / f"tuned-{task.replace(':', '-')}"
-        subject = _own(
+        if goal is None:
+            raise InputError(
+                f"{task} needs --goal METRIC:max or METRIC:min: which of the values that it "
+                "returns the comparison is about, e.g. --goal test_accuracy:max"
+            )
+        decides = _goal("--goal", goal)
+        subject = own_subject(
             task,
-            norms,
-            seeds,
-            goal,
-            judged,
-            assignments or [],
-            device,
-            workers.threads(num_threads),
+            goal={decides["metric"]: decides["direction"]},
+            select_by=judged,
+            device=device,
+            num_threads=workers.threads(num_threads),
+            **own_lines(norms, seeds, changes),
         )
     else:
         refuse({"--goal": goal}, f"{task} has a measure of its own")
         chosen = named_settings(norms, placement, seeds, data, device)
-        changes = [*chosen, *(assignments or [])]
-        subject, name = _built_in(task, preset, changes, judged, workers, num_threads)
+        config, recipe, name = built_in_settings(task, preset, None, [*chosen, *changes])
+        notes = notes_of(config, recipe)
+        subject = builtin_subject(with_threads(config, workers, num_threads), notes, judged)
         folder = out or Path("runs") / f"tuned-{name}"
-    with interruptible(folder), redirect_stdout(sys.stderr) if as_json else nullcontext():
+    with interruptible(folder), results_printed(folder, as_json=as_json):
         tune_and_show(
             subject,
             folder,
@@ -174,63 +158,7 @@ def tune(
             progress=not quiet,
             table=not (quiet or as_json),
         )
-    if as_json:
-        typer.echo((folder / RESULTS_FILE).read_text(encoding="utf-8"), nl=False)
     end_with_failures(folder)
-
-
-def _built_in(
-    task: str,
-    preset: str | None,
-    assignments: list[str],
-    judged: "Goal | None",
-    workers: "Workers",
-    num_threads: int | None,
-) -> "tuple[Subject, str]":
-    """Return a recipe of a built-in task, and the name of its folder."""
-    from powernorm.lab.comparing import notes_of
-    from powernorm.lab.tuning.subjects import BuiltinSubject
-    from powernorm.lab.working import with_threads
-
-    config, recipe, name = built_in_settings(task, preset, None, assignments)
-    notes = notes_of(config, recipe)
-    return BuiltinSubject(with_threads(config, workers, num_threads), notes, judged), name
-
-
-def _own(
-    task: str,
-    norms: str | None,
-    seeds: str | None,
-    goal: str | None,
-    judged: "Goal | None",
-    assignments: list[str],
-    device: str,
-    num_threads: int | None,
-) -> "Subject":
-    """Return a function of the user's own."""
-    from powernorm.lab.own_grid import NORMS, checked_norms, checked_seeds
-    from powernorm.lab.settings.overrides import split_settings
-    from powernorm.lab.tuning.subjects import OwnSubject
-
-    if goal is None:
-        raise InputError(
-            f"{task} needs --goal METRIC:max or METRIC:min: which of the values that it returns "
-            "the comparison is about, e.g. --goal test_accuracy:max"
-        )
-    decides = _goal("--goal", goal)
-    names = list(NORMS) if norms is None else [name.strip() for name in norms.split(",")]
-    settings, norm_options = split_settings(assignments)
-    return OwnSubject(
-        task,
-        norms=checked_norms([name for name in names if name]),
-        seeds=checked_seeds(1 if seeds is None else parsed_seeds(seeds)),
-        goal={decides["metric"]: decides["direction"]},
-        select_by=judged,
-        settings=settings,
-        norm_options=norm_options,
-        device=device,
-        num_threads=num_threads,
-    )
 
 
 def _goal(option: str, text: str) -> "Goal":

@@ -25,16 +25,9 @@ def work(
             metavar="DIR", help="Of a comparison that `powernorm compare` has begun, or planned."
         ),
     ],
-    devices: Annotated[
-        int,
-        typer.Option(
-            min=1,
-            metavar="N",
-            help="Train every run in N processes, each on a GPU of its own or a part of the CPUs.",
-        ),
-    ] = 1,
+    devices: Annotated[int, options.devices()] = 1,
     accept_edits: options.AcceptEdits = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")] = False,
+    quiet: options.Silent = False,
     worker: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
     """Train the runs of a comparison that nobody else trains, until all are over.

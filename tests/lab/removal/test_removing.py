@@ -6,7 +6,9 @@ import copy
 import csv
 import json
 import shutil
+from collections import namedtuple
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,7 @@ from torch import Tensor, nn
 import powernorm
 from covering import some_default
 from integrations.tiny_encoder import TEXTS, WORDS, write_encoder
-from lab.training.tiny_training import Configure, compare
+from lab.training.tiny_training import Configure, compare, tiny_config
 from powernorm.errors import InputError
 from powernorm.lab.engine.events import Event, Notice, StepsDone
 from powernorm.lab.engine.stopping import Stopped
@@ -35,10 +37,6 @@ SHORT = ("training.steps=6", "training.validations=2", "training.log_every=2", "
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory, text: Path) -> Path:
     """A run of `compare lm` that learned a little."""
-    from functools import partial
-
-    from lab.training.tiny_training import tiny_config
-
     configure: Configure = partial(tiny_config, str(text))
     out = tmp_path_factory.mktemp("runs")
     compare(override(configure(norms=["ln"]), ["training.max_steps=20"]), out)
@@ -130,9 +128,10 @@ def test_scheduler_that_stops_it_finds_a_checkpoint(run: Path, tmp_path: Path) -
 
 
 def test_model_of_ones_own_learns_from_itself(tmp_path: Path) -> None:
-    """Without a loss the outputs and what follows the norms are the goal."""
+    """Without a loss the outputs and the values behind the norms are the goal."""
     settings = [*SHORT, "training.steps=40", "optimizer.learning_rate=3e-3"]
-    removed = powernorm.remove(own(), tmp_path / "out", settings=settings, quiet=True)
+    model = own()[0], [namedtuple("Rows", "x")(x) for x in own()[1]]
+    removed = powernorm.remove(model, tmp_path / "out", settings=settings, quiet=True)
     rows = metrics_of(tmp_path / "out")
     assert float(rows[-1]["valid_error"]) < 0.7 * float(rows[0]["valid_error"])
     again = powernorm.load(tmp_path / "out" / "model", own()[0])
@@ -188,13 +187,9 @@ def test_a_long_removal_of_a_run_learns_its_task_too(
 
 def test_a_long_fit_says_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("powernorm.lab.removal.training.NOTICE_SECONDS", 0.0)
-    heard: list[str] = []
-
-    def listen(event: Event) -> None:
-        if isinstance(event, Notice):
-            heard.append(event.message)
-
-    powernorm.remove(own(), tmp_path / "out", settings=SHORT, on_event=listen)
+    events: list[Event] = []
+    powernorm.remove(own(), tmp_path / "out", settings=SHORT, on_event=events.append)
+    heard = [event.message for event in events if isinstance(event, Notice)]
     told = [text for text in heard if "fitted" in text]
     assert told == [f"fitted {done} of {1 + len(told)} norms" for done in range(1, 1 + len(told))]
     assert len(told) > 1

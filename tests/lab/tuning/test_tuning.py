@@ -18,6 +18,7 @@ import optuna
 import pytest
 import valleys
 
+from covering import some_default
 from lab.training.tiny_training import STEPS, Configure
 from powernorm import lab
 from powernorm.errors import InputError
@@ -29,6 +30,7 @@ from powernorm.lab.tuning.norm_studies import NormStudy
 
 SEARCH = {"learning_rate": "log:1e-5:1"}
 GOAL = {"test_loss": "min"}
+UNSEARCHED = '{"identity": {}, "norms": {"ln": {"curve": []}}, "compared": {}, "round_size": 1}'
 
 
 @pytest.fixture(autouse=True)
@@ -133,12 +135,7 @@ def test_a_second_call_trains_nothing(whole: Path, tmp_path: Path) -> None:
     assert said(tmp_path) == said(whole)
 
 
-SLOW = pytest.mark.slow
-
-
-@pytest.mark.parametrize(
-    "number", [pytest.param(1, marks=SLOW), 6, *(pytest.param(n, marks=SLOW) for n in (14, 16))]
-)
+@pytest.mark.parametrize("number", some_default([1, 6, 14, 16], 6))
 def test_an_interrupted_tuning_goes_on_as_if_it_had_not_been(
     whole: Path, tmp_path: Path, number: int
 ) -> None:
@@ -207,15 +204,18 @@ def test_own_ranges_are_kept_to(tmp_path: Path) -> None:
         "width": "linear:0.5:2",
         "depth": "int:1:3",
         "norm_options.bn.momentum": "choice:0.1,0.2,none",
+        "norm_options.pn.warmup_steps": "int:1:5",
         "steps": "choice:4,6",
     }
-    tuned(tmp_path, trials=4, search=search, prune=False)
+    tuned(tmp_path, norms=["ln", "bn", "pn"], trials=4, search=search, prune=False)
     rows = rows_of(tmp_path)
     assert "learning_rate" not in rows[0]
     # The first trial has what nobody chose, as far as the ranges hold it.
     assert [(row["width"], row["steps"]) for row in rows if row["trial"] == "0"] == [
         ("1.0", "6")
-    ] * 2
+    ] * 3
+    # A run makes the warm-up a tenth of its steps where nobody sets it.
+    assert rows[-4]["norm_options.pn.warmup_steps"] == "1"
     assert all(0.5 <= float(row["width"]) <= 2 and row["depth"] in "123" for row in rows)
     assert {row["steps"] for row in rows} <= {"4", "6"}
     momenta = {row["norm_options.bn.momentum"] for row in rows if row["norm"] == "bn"}
@@ -344,6 +344,7 @@ def test_folders_of_others_are_refused_and_kept(whole: Path, tmp_path: Path) -> 
         ("optuna.db", lambda path: changed(path, "DELETE FROM trial_values")),
         ("optuna.db", lambda path: changed(path, "DELETE FROM trial_params")),
         ("tuning.json", lambda path: path.write_text('{"norms": []}')),
+        ("tuning.json", lambda path: path.write_text(UNSEARCHED)),
     ],
 )
 def test_what_is_damaged_is_named_in_one_line(
@@ -355,7 +356,7 @@ def test_what_is_damaged_is_named_in_one_line(
     with pytest.raises(InputError) as caught:
         tuned(out, seeds=2, trials=8, resume=True)
     assert re.fullmatch(
-        rf"{out / name} is damaged \(.+\): put a copy .+ --force", str(caught.value)
+        rf"{out / name}(: norms.+;| is damaged \(.+\):) put a copy .+ --force", str(caught.value)
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from powernorm.lab.engine.run import Run
 
-BEST = {"ln": -2.0, "bn": -1.5, "rbn": -1.0}
+BEST = {"ln": -2.0, "bn": -1.5, "rbn": -1.0, "pn": -1.0}
 """Logarithm of the learning rate at the bottom of the valley, by norm."""
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
 import torch
-from rich.console import Console
 from torch import Tensor, nn
 
 import powernorm
@@ -22,6 +21,7 @@ from powernorm.inspection.devices import Device, checked_device
 from powernorm.inspection.examples import as_call
 from powernorm.integrations.folded_pretrained import copy_companions, load_whole
 from powernorm.integrations.stock_models import compare_stock
+from powernorm.lab.comparing import shown
 from powernorm.lab.data.corpus import EVALUATED_SPLITS
 from powernorm.lab.engine.environment import environment
 from powernorm.lab.engine.events import Listener, Notice, ignore
@@ -34,21 +34,15 @@ from powernorm.lab.engine.folders import (
 )
 from powernorm.lab.engine.isolation import own_generators, own_modes, threads
 from powernorm.lab.engine.leases import Lease
-from powernorm.lab.engine.progress import ComparisonProgress
 from powernorm.lab.engine.run import Run
 from powernorm.lab.engine.state import seed_everything
 from powernorm.lab.engine.stopping import Stop, Stopped
 from powernorm.lab.model_outputs import floats_in
-from powernorm.lab.removal.original import Original
-from powernorm.lab.removal.originals import open_original
+from powernorm.lab.removal.originals import Original, open_original
 from powernorm.lab.removal.report import write_removal_page
-from powernorm.lab.removal.settings import (
-    DEFAULT_SHARE,
-    DEFAULT_STEPS,
-    RemovalSettings,
-    to_json,
-)
+from powernorm.lab.removal.settings import DEFAULT_SHARE, DEFAULT_STEPS, RemovalSettings
 from powernorm.lab.removal.training import RemovalTraining, Values, on_split
+from powernorm.lab.settings.comparison import plain
 from powernorm.lab.settings.overrides import override
 from powernorm.runs import (
     CHECKPOINTS_FOLDER,
@@ -173,11 +167,22 @@ def remove(
         lease = Lease(folder)
         try:
             _begin(folder, wanted, original, resume=resume, force=force)
-            progress = _progress(quiet=quiet, on_event=on_event)
-            with progress as shown:
-                listener: Listener = shown or on_event or ignore
-                job = _Job(original, wanted, folder, on_device, lease, stop, listener, stock)
-                return job.run()
+            with shown(folder, on_event or not quiet) as listener:
+                run = Run(
+                    norm="none",
+                    label=wanted.label,
+                    seed=wanted.seed,
+                    folder=folder,
+                    device=on_device,
+                    settings=wanted,
+                    data=None,
+                    num_steps=_number_of_steps(wanted, original),
+                    norm_options={},
+                    lease=lease,
+                    stop=stop,
+                    listener=listener or ignore,
+                )
+                return _Job(run, original, lease, stock=stock).run()
         except InputError:
             # Of settings that fit everything but the model: the next try is a first.
             if not last_checkpoint(folder).exists():
@@ -199,53 +204,21 @@ def _settings(
     return override(chosen, [*changes, *([] if data is None else [f"data.path={data}"])])
 
 
-def _progress(*, quiet: bool, on_event: Listener | None) -> Any:
-    if quiet or on_event is not None:
-        return nullcontext()
-    return ComparisonProgress(Console(stderr=True))
-
-
 class _Job:
     """One removal in its folder."""
 
-    def __init__(
-        self,
-        original: Original,
-        settings: RemovalSettings,
-        folder: Path,
-        device: torch.device,
-        lease: Lease,
-        stop: Stop,
-        listener: Listener,
-        stock: bool,
-    ) -> None:
+    def __init__(self, run: Run, original: Original, lease: Lease, *, stock: bool) -> None:
+        self._run = run
         self._original = original
-        self._stock = stock
-        self._settings = settings
-        self._folder = folder
-        self._listener = listener
-        self._stop = stop
         self._lease = lease
-        self._run = Run(
-            norm="none",
-            label=settings.label,
-            seed=settings.seed,
-            folder=folder,
-            device=device,
-            settings=settings,
-            data=None,
-            num_steps=_number_of_steps(settings, original),
-            norm_options={},
-            lease=lease,
-            stop=stop,
-            listener=listener,
-        )
+        self._stock = stock
+        self._folder = run.folder
 
     def run(self) -> Removed:
         """Train, fold, save and report."""
         try:
-            with self._stop.never_hidden(), own_modes():
-                seed_everything(self._settings.seed)
+            with self._run.stop.never_hidden(), own_modes():
+                seed_everything(self._run.seed)
                 training = RemovalTraining(self._run, self._original, stock=self._stock)
                 training.train()
                 if self._run.is_nonfinite:
@@ -256,7 +229,7 @@ class _Job:
                 return self._finish(training)
         except (KeyboardInterrupt, Stopped) as end:
             if isinstance(end, Stopped):
-                self._stop.ignore()
+                self._run.stop.ignore()
             self._run.close()
             self._write_result("interrupted", {})
             with suppress(InputError):
@@ -266,7 +239,7 @@ class _Job:
             self._run.close()
 
     def _finish(self, training: RemovalTraining) -> Removed:
-        self._listener(Notice("folding, and measuring the result"))
+        self._run.listener(Notice("folding, and measuring the result"))
         trained = copy.deepcopy(training.model).cpu().eval()
         example, found = self._original.example_inputs(), dict[str, Any]()
         result: nn.Module | None = None
@@ -336,8 +309,8 @@ class _Job:
     ) -> None:
         result: dict[str, Any] = {
             "status": status,
-            "label": self._settings.label,
-            "seed": self._settings.seed,
+            "label": self._run.label,
+            "seed": self._run.seed,
             "step": self._run.step,
             "num_steps": self._run.num_steps,
             "metrics": dict(metrics),
@@ -429,15 +402,11 @@ def _begin(
 ) -> None:
     """Write what the removal is made of, or check that it was made of the same."""
     steps = _number_of_steps(settings, original)
-    made_of = {"settings": to_json(settings), "original": original.facts(), "num_steps": steps}
+    made_of = {"settings": plain(settings), "original": original.facts(), "num_steps": steps}
     path = folder / REMOVAL_FILE
     if resume and path.exists():  # else it was stopped before it began
         old = read_json(path)
-        check_same_settings(
-            folder,
-            {key: old.get(key, {}) for key in made_of},
-            {key: made_of[key] for key in made_of},
-        )
+        check_same_settings(folder, {key: old.get(key, {}) for key in made_of}, made_of)
         remove_unfinished(folder)
         return
     if force:

@@ -2,7 +2,6 @@
 
 from typing import ClassVar, Final, Literal
 
-from powernorm.lab.settings.comparison import plain
 from powernorm.lab.settings.section import (
     Fraction,
     FractionBelowOne,
@@ -146,14 +145,7 @@ class RemovalOptimizerSettings:
             learning_rate: that of the original's training, where it is known.
         """
         default = DEFAULT_RATE if learning_rate is None else RATE_SHARE * learning_rate
-        return OptimizerSettings(
-            learning_rate=self.learning_rate or default,
-            beta1=self.beta1,
-            beta2=self.beta2,
-            weight_decay=self.weight_decay,
-            clip_norm=self.clip_norm,
-            accumulation=self.accumulation,
-        )
+        return OptimizerSettings(**{**vars(self), "learning_rate": self.learning_rate or default})
 
 
 @section()
@@ -188,9 +180,3 @@ class RemovalSettings:
         if self.anchor.weight:
             parts.append("anchor")
         return "+".join(parts)
-
-
-def to_json(settings: RemovalSettings) -> dict[str, object]:
-    """Return the settings as nested dictionaries, lists and scalars."""
-    found: dict[str, object] = plain(settings)
-    return found

@@ -19,7 +19,7 @@ from powernorm.integrations.stock_models import check_fits_stock
 from powernorm.lab.engine.events import Notice
 from powernorm.lab.engine.run import Run
 from powernorm.lab.engine.watching import evaluating
-from powernorm.lab.removal.original import Original
+from powernorm.lab.removal.originals import Original
 from powernorm.lab.removal.settings import (
     LONG_DISTILLATION,
     LONG_SHARE,

@@ -3,7 +3,6 @@
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -14,8 +13,8 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from sqlalchemy.engine import URL
 
 from powernorm.errors import InputError
-from powernorm.lab.engine.trials import Limits, median_limits
-from powernorm.lab.tuning.ranges import Space
+from powernorm.lab.engine.trials import Limits, TrialRules, median_limits
+from powernorm.lab.tuning.ranges import Point, Space
 from powernorm.runs import Goal
 
 STORAGE_FILE: Final = "optuna.db"
@@ -36,17 +35,6 @@ STATES: Final = {
     "failed": TrialState.FAIL,
 }
 """What Optuna is told of a run, by its status."""
-
-
-@dataclass(frozen=True)
-class Asked:
-    """A trial that is to be trained."""
-
-    norm: str
-    number: int
-    """Optuna's, from 0."""
-    values: Mapping[str, Any]
-    """By dotted key."""
 
 
 def open_storage(folder: Path) -> optuna.storages.BaseStorage:
@@ -128,8 +116,13 @@ class NormStudy:
         """Return all trials that were asked for."""
         return self._study.get_trials(deepcopy=False, states=_ASKED)
 
-    def next_round(self, size: int, num_trials: int) -> list[Asked]:
-        """Return the trials to train next: those that were begun, and new ones.
+    def points(self, states: Sequence[TrialState] = _ASKED) -> list[Point]:
+        """Return the trials in some states, as they are trained."""
+        found = (trial for trial in self.trials() if trial.state in states)
+        return [Point(self.norm, dict(trial.params), trial.number) for trial in found]
+
+    def next_round(self, size: int, num_trials: int) -> list[Point]:
+        """Return the trials to train next: those that were begun, and new ones; none in the end.
 
         Args:
             size: of a round.
@@ -140,8 +133,7 @@ class NormStudy:
         first = is_told.index(False) if False in is_told else len(known)
         for number in range(len(known), min((first // size + 1) * size, num_trials)):
             self._ask(number)
-        running = (trial for trial in self.trials() if trial.state == TrialState.RUNNING)
-        return [Asked(self.norm, trial.number, dict(trial.params)) for trial in running]
+        return self.points((TrialState.RUNNING,))
 
     def _ask(self, number: int) -> None:
         seed = zlib.crc32(f"{self._seed} {self.norm} {number}".encode())
@@ -196,8 +188,7 @@ class NormStudy:
         for trial in self.trials():
             value = trial.value if trial.state == TrialState.COMPLETE else None
             if value is not None:
-                known = [value] if best is None else [value, best]
-                best = min(known) if self._goal["direction"] == "min" else max(known)
+                best = TrialRules(self._goal).better(best, value)
             curve.append(best)
         return curve
 
@@ -207,12 +198,3 @@ class NormStudy:
         if len(complete) < FEWEST_FOR_IMPORTANCE or len({t.value for t in complete}) < 2:
             return {}
         return dict(get_param_importances(self._study))
-
-
-def rounds_left(studies: Sequence[NormStudy], num_trials: int) -> bool:
-    """Return whether a norm has trials that nobody has told the end of."""
-    return any(
-        len(study.trials()) < num_trials
-        or any(trial.state == TrialState.RUNNING for trial in study.trials())
-        for study in studies
-    )

@@ -101,19 +101,14 @@ def parse_search(
         search: `key=range` each, or ranges by key.
 
     Raises:
-        InputError: one is not of this form, or is no range.
+        InputError: one is not of this form.
     """
     given = [f"{k}={v}" for k, v in search.items()] if isinstance(search, Mapping) else search
     for item in given:
         if "=" not in item:
             raise InputError(f"{item!r} is not of the form KEY=RANGE, such as {EXAMPLE}")
     settings, options = split_settings(given)
-    texts = {norm: {k: str(v) for k, v in chosen.items()} for norm, chosen in options.items()}
-    own = {f"norm_options.{n}.{k}": v for n, chosen in texts.items() for k, v in chosen.items()}
-    for key, text in {**settings, **own}.items():
-        if text != FIXED:
-            parse_range(key, text)
-    return settings, texts
+    return settings, {n: {k: str(v) for k, v in own.items()} for n, own in options.items()}
 
 
 def option_key(norm: str, option: str) -> str:
@@ -121,15 +116,32 @@ def option_key(norm: str, option: str) -> str:
     return f"norm_options.{norm}.{option}"
 
 
-def options_in(values: Mapping[str, Any], norm: str) -> dict[str, Any]:
-    """Return the options of a norm among values by dotted key."""
-    start = option_key(norm, "")
-    return {key.removeprefix(start): v for key, v in values.items() if key.startswith(start)}
+@dataclass(frozen=True)
+class Point:
+    """A line of a grid: a norm with the values that a trial has, or that were chosen."""
 
+    norm: str
+    values: Mapping[str, Any]
+    """By dotted key."""
+    number: int | None = None
+    """Number of the trial, from 0; None for the final comparison."""
 
-def settings_in(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the other values, by dotted key."""
-    return {key: value for key, value in values.items() if not key.startswith("norm_options.")}
+    @property
+    def label(self) -> str:
+        """Name of the line: of its folder, and in tables."""
+        name = self.norm.replace(":", ".")
+        return name if self.number is None else f"{name}-trial{self.number}"
+
+    def norm_options(self) -> dict[str, Any]:
+        """Return those of the values that are options of the norm, by option."""
+        start = option_key(self.norm, "")
+        return {
+            key.removeprefix(start): v for key, v in self.values.items() if key.startswith(start)
+        }
+
+    def settings(self) -> dict[str, Any]:
+        """Return the other values, by dotted key."""
+        return {key: v for key, v in self.values.items() if not key.startswith("norm_options.")}
 
 
 def value_text(value: Any) -> str:

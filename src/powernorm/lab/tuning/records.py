@@ -2,31 +2,32 @@
 
 import csv
 import io
-import json
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from dataclasses import dataclass
 from math import isfinite
 from pathlib import Path
 from typing import Any, Final
 
 from powernorm.errors import InputError
-from powernorm.files import check_own, read_text, remove, write
+from powernorm.files import check_own, remove, write
 from powernorm.lab.engine.folders import (
     check_folder,
     check_same_settings,
     prepare_folder,
-    read_json,
     write_json,
 )
 from powernorm.lab.engine.trials import Limits
+from powernorm.lab.report.logs import read_metrics
+from powernorm.lab.schema import read_record
 from powernorm.lab.tuning.norm_studies import STORAGE_FILE
+from powernorm.lab.tuning.ranges import Point
 from powernorm.runs import (
-    CHECKPOINTS_FOLDER,
     METRICS_FILE,
     TRIALS_COLUMNS,
     TRIALS_FILE,
     TRIALS_FOLDER,
     TUNING_FILE,
+    NormTuning,
     RunResult,
     TuningRecord,
 )
@@ -34,9 +35,20 @@ from powernorm.runs import (
 FORMAT: Final = 1
 
 
+@dataclass(frozen=True)
+class Begun:
+    """Contents of tuning.json that a resumed tuning needs."""
+
+    identity: dict[str, Any]
+    norms: dict[str, NormTuning]
+    round_size: int
+    compared: dict[str, int]
+    """Trials whose settings the runs of the comparison have, by norm."""
+
+
 def take_folder(
     out: Path, identity: Mapping[str, Any], *, resume: bool, force: bool
-) -> Mapping[str, Any] | None:
+) -> Begun | None:
     """Make the folder of a tuning ready, or refuse it.
 
     Args:
@@ -67,15 +79,8 @@ def take_folder(
         prepare_folder(out, resume=False, force=True)
         remove(*(out / name for name in (TRIALS_FOLDER, STORAGE_FILE, TRIALS_FILE, TUNING_FILE)))
         return None
-    record = read_json(path)
-    kinds = {"identity": dict, "norms": dict, "compared": dict, "round_size": int}
-    wrong = [key for key, kind in kinds.items() if not isinstance(record.get(key), kind)]
-    if wrong:
-        raise InputError(
-            f"{path} is damaged ({', '.join(wrong)}): put a copy of it in its place, or begin anew "
-            "with --force"
-        )
-    _check_same_tuning(out, record["identity"], identity)
+    record = read_record(Begun, path, "put a copy of it in its place, or restart with --force")
+    _check_same_tuning(out, record.identity, identity)
     return record
 
 
@@ -85,22 +90,15 @@ def _check_same_tuning(out: Path, old: Mapping[str, Any], new: Mapping[str, Any]
     Raises:
         InputError: they differ; the message names where.
     """
-    spaces = "search"
-    left_out = [norm for norm in old[spaces] if norm not in new[spaces]]
+    before, now = old.get("search", {}), new["search"]
+    left_out = [norm for norm in before if norm not in now]
     if left_out:
         raise InputError(
-            f"{out} has trials of {', '.join(old[spaces])}: name {', '.join(left_out)} among the "
+            f"{out} has trials of {', '.join(before)}: name {', '.join(left_out)} among the "
             "norms, too, or give another --out"
         )
     # Of norms that are new, there is nothing to compare.
-    common = {norm: new[spaces][norm] for norm in old[spaces]}
-    check_same_settings(out, old, {**new, spaces: common})
-
-
-def as_read(value: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a value as it is read back from a JSON file."""
-    read: dict[str, Any] = json.loads(json.dumps(value))
-    return read
+    check_same_settings(out, old, {**new, "search": {norm: now[norm] for norm in before}})
 
 
 def write_record(out: Path, record: TuningRecord, identity: Mapping[str, Any], **own: Any) -> None:
@@ -125,15 +123,12 @@ def write_trials(out: Path, rows: Sequence[Mapping[str, Any]], keys: Sequence[st
 
 def history(folder: Path, column: str) -> Limits:
     """Return the values of a column of a run's metrics.csv by step, those that are numbers."""
-    path = folder / METRICS_FILE
-    text = read_text(path) if path.exists() else ""
-    found = {}
-    for row in csv.DictReader(text.splitlines()):
-        with suppress(ValueError):
-            value = float(row.get(column) or "nan")
-            if isfinite(value):
-                found[int(row["step"])] = value
-    return found
+    cells = ((row["step"], row.get(column)) for row in read_metrics(folder / METRICS_FILE))
+    return {
+        int(step): value
+        for step, value in cells
+        if step is not None and value is not None and isfinite(value)
+    }
 
 
 def last_step(folder: Path) -> int | None:
@@ -141,16 +136,9 @@ def last_step(folder: Path) -> int | None:
     return max(history(folder, "step"), default=None)
 
 
-def forget_checkpoints(folder: Path) -> None:
-    """Delete the weights of a trial that is over; its logs and its result stay."""
-    remove(folder / CHECKPOINTS_FOLDER)
-
-
-def trial_row(
-    result: RunResult | None, folder: Path, number: int, norm: str, metric: str
-) -> dict[str, Any]:
+def trial_row(result: RunResult | None, folder: Path, trial: Point, metric: str) -> dict[str, Any]:
     """Return the row of a trial in trials.csv, without its settings."""
-    row: dict[str, Any] = {"norm": norm, "trial": number, "folder": folder.name}
+    row: dict[str, Any] = {"norm": trial.norm, "trial": trial.number, "folder": folder.name}
     if result is None:
         return {**row, "status": "unfinished"}
     return {

@@ -1,14 +1,17 @@
 """The trials of all norms, round by round, and the comparison of the best."""
 
+import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import optuna
 
 from powernorm.errors import InputError
+from powernorm.files import remove
 from powernorm.lab.engine.coordination import Executor
 from powernorm.lab.engine.events import Listener, Notice
 from powernorm.lab.engine.executors.choice import Workers
@@ -20,19 +23,20 @@ from powernorm.lab.engine.trials import TrialRules
 from powernorm.lab.tuning import records
 from powernorm.lab.tuning.norm_studies import (
     NUM_RANDOM,
-    Asked,
     NormStudy,
     naming_storage,
     open_storage,
-    rounds_left,
 )
-from powernorm.lab.tuning.ranges import Space
-from powernorm.lab.tuning.subjects import (
-    Point,
-    Subject,
-    untuned_values,
+from powernorm.lab.tuning.ranges import Point, Space
+from powernorm.lab.tuning.subjects import Subject
+from powernorm.runs import (
+    CHECKPOINTS_FOLDER,
+    CONFIG_FILE,
+    TRIALS_FOLDER,
+    NormTuning,
+    RunResult,
+    TuningRecord,
 )
-from powernorm.runs import CONFIG_FILE, TRIALS_FOLDER, NormTuning, RunResult, TuningRecord
 
 PRUNER: Final = (
     "median rule: a trial ends when its best value so far is worse than the median of the earlier "
@@ -93,7 +97,7 @@ class Tuning:
         self._trials = out / TRIALS_FOLDER
         self._budget = budget
         self._seed = budget.seed_beside(subject.seeds)
-        self._goal = subject.select_by()
+        self._goal = subject.select_by
         self._spaces = spaces
         self._workers = workers
         self._listener = listener
@@ -103,15 +107,15 @@ class Tuning:
         """Trials of a norm at a time, as many as keep the workers busy."""
         self._compared: dict[str, int] = {}
         """Trials whose settings the runs of the comparison have."""
-        self._identity = records.as_read(
-            {
-                **subject.identity(),
-                "select_by": self._goal,
-                "tuning_seed": self._seed,
-                "prune": budget.prunes,
-                "search": {n: {k: one.text for k, one in s.items()} for n, s in spaces.items()},
-            }
-        )
+        identity = {
+            **subject.identity,
+            "select_by": self._goal,
+            "tuning_seed": self._seed,
+            "prune": budget.prunes,
+            "search": {n: {k: one.text for k, one in s.items()} for n, s in spaces.items()},
+        }
+        # As it is read back, with lists in place of tuples.
+        self._identity: dict[str, Any] = json.loads(json.dumps(identity))
 
     @contextmanager
     def holding(self, *, resume: bool, force: bool) -> Iterator[None]:
@@ -129,9 +133,9 @@ class Tuning:
         old = records.take_folder(self._out, self._identity, resume=resume, force=force)
         known: dict[str, int] = {}
         if old is not None:
-            self._round_size = old["round_size"]
-            self._compared = dict(old["compared"])
-            known = {norm: len(one["curve"]) for norm, one in old["norms"].items()}
+            self._round_size = old.round_size
+            self._compared = old.compared
+            known = {norm: len(one["curve"]) for norm, one in old.norms.items()}
             most = max(known.values(), default=0)
             if most > self._budget.num_trials:
                 raise InputError(
@@ -147,7 +151,7 @@ class Tuning:
                     norm,
                     self._goal,
                     space,
-                    untuned_values(self._subject, norm, space),
+                    self._subject.untuned(norm, space),
                     self._seed,
                 )
                 for norm, space in self._spaces.items()
@@ -164,34 +168,37 @@ class Tuning:
             InputError: every trial of the first round failed, or one of a norm came to no end.
         """
         executor: Executor | None = None
-        try:
-            while rounds_left(self._studies, self._budget.num_trials):
-                asked = [
-                    one
-                    for study in self._studies
-                    for one in study.next_round(self._round_size, self._budget.num_trials)
-                ]
+        with ExitStack() as started:
+            while asked := [
+                trial
+                for study in self._studies
+                for trial in study.next_round(self._round_size, self._budget.num_trials)
+            ]:
                 grid = self._grid(asked)
-                if executor is None and self._workers.are_used:
-                    executor = self._workers.start_executor(self._trials, grid)
+                if executor is None:  # the first grid says for what
+                    executor = started.enter_context(self._executor(self._trials, grid))
                 self._train(grid, asked, executor)
-        finally:
-            if executor is not None:
-                executor.close()
 
-    def _grid(self, asked: Sequence[Asked]) -> Grid:
+    @contextmanager
+    def _executor(self, out: Path, grid: Grid) -> Iterator[Executor | None]:
+        """Have what starts workers in a folder in the block; None where this process trains."""
+        if not self._workers.are_used:
+            yield None
+            return
+        executor = self._workers.start_executor(out, grid)
+        try:
+            yield executor
+        finally:
+            executor.close()
+
+    def _grid(self, asked: Sequence[Point]) -> Grid:
         """Return the grid of a round."""
         limits = {study.norm: study.limits() for study in self._studies}
         rules = TrialRules(self._goal, limits if self._budget.prunes else {})
-        known = [
-            Point(study.norm, dict(trial.params), trial.number)
-            for study in self._studies
-            for trial in study.trials()
-        ]
-        points = [Point(one.norm, one.values, one.number) for one in asked]
-        return self._subject.trials(points, known, self._seed, rules)
+        known = [point for study in self._studies for point in study.points()]
+        return self._subject.trials(asked, known, self._seed, rules)
 
-    def _train(self, grid: Grid, asked: Sequence[Asked], executor: Executor | None) -> None:
+    def _train(self, grid: Grid, asked: Sequence[Point], executor: Executor | None) -> None:
         is_first = not self._trials.exists()
         compare_grid(
             grid,
@@ -205,12 +212,13 @@ class Tuning:
         self._check_that_some_train(asked)
         for one in asked:
             study = next(study for study in self._studies if study.norm == one.norm)
-            folder = self._folder(grid, one.norm, one.number)
+            folder = self._folder(one)
             result = self._results[folder.name]
             value = result.metrics.get(self._goal["metric"])
-            history = records.history(folder, self._subject.column())
+            history = records.history(folder, self._subject.column)
+            assert one.number is not None
             study.tell(one.number, result.status, value, history)
-            records.forget_checkpoints(folder)
+            remove(folder / CHECKPOINTS_FOLDER)  # the logs and the result stay
         self._write()
         self._listener(Notice(self._progress()))
 
@@ -218,7 +226,7 @@ class Tuning:
         found = ((folder.name, read_own_result(folder)) for folder in find_runs(self._trials))
         self._results = {name: result for name, result in found if result is not None}
 
-    def _check_that_some_train(self, asked: Sequence[Asked]) -> None:
+    def _check_that_some_train(self, asked: Sequence[Point]) -> None:
         """Stop where nothing but errors came of the first trials: so would the others."""
         failed = [one for one in self._results.values() if one.status == "failed"]
         if len(failed) == len(self._results) == len(asked):
@@ -226,11 +234,6 @@ class Tuning:
                 f"every trial failed, the first one by {failed[0].message or 'an error'}: "
                 f"correct it, then begin again with --force (see {self._trials})"
             )
-
-    def _folder(self, grid: Grid, norm: str, number: int) -> Path:
-        label = Point(norm, {}, number).label
-        line = next(line for line in grid.lines if line.name == label)
-        return self._trials / line.folder(self._seed)
 
     def _progress(self) -> str:
         done = min(len(study.curve()) for study in self._studies)
@@ -265,19 +268,8 @@ class Tuning:
         record = self._record()
         head = grid.head
         grid = replace(grid, head=lambda: {**head(), "tuning": record})
-        used = self._workers.are_used
-        executor = self._workers.start_executor(self._out, grid) if used else None
-        try:
-            compare_grid(
-                grid,
-                self._out,
-                resume=True,
-                on_event=self._listener,
-                executor=executor,
-            )
-        finally:
-            if executor is not None:
-                executor.close()
+        with self._executor(self._out, grid) as executor:
+            compare_grid(grid, self._out, resume=True, on_event=self._listener, executor=executor)
 
     def _forget_others(self, chosen: dict[str, int]) -> None:
         """Delete runs of the comparison whose settings are no longer the best."""
@@ -305,19 +297,19 @@ class Tuning:
         )
         rows = []
         for study in self._studies:
-            for trial in study.trials():
-                folder = self._trials / self._run_name(study.norm, trial.number)
+            for trial in study.points():
+                folder = self._folder(trial)
                 found = self._results.get(folder.name)
-                row = records.trial_row(
-                    found, folder, trial.number, study.norm, self._goal["metric"]
-                )
-                rows.append({**row, **trial.params})
+                row = records.trial_row(found, folder, trial, self._goal["metric"])
+                rows.append({**row, **trial.values})
         keys = dict.fromkeys(key for space in self._spaces.values() for key in space)
         records.write_trials(self._out, rows, list(keys))
 
-    def _run_name(self, norm: str, number: int) -> str:
-        start = f"{Point(norm, {}, number).label}-"
-        return next((name for name in self._results if name.startswith(start)), start)
+    def _folder(self, trial: Point) -> Path:
+        """Return the folder of a trial; without a result it has no full name yet."""
+        start = f"{trial.label}-"
+        name = next((name for name in self._results if name.startswith(start)), start)
+        return self._trials / name
 
     def _record(self) -> TuningRecord:
         return TuningRecord(
@@ -330,15 +322,14 @@ class Tuning:
         )
 
     def _norm_record(self, study: NormStudy) -> NormTuning:
-        statuses = [
-            self._results[name].status if name in self._results else "unfinished"
-            for trial in study.trials()
-            for name in [self._run_name(study.norm, trial.number)]
-        ]
+        results = [self._results.get(self._folder(trial).name) for trial in study.points()]
+        statuses: Counter[str] = Counter(
+            "unfinished" if one is None else one.status for one in results
+        )
         best, curve = study.best(), study.curve()
         return NormTuning(
             search={key: one.text for key, one in study.space.items()},
-            trials={status: statuses.count(status) for status in dict.fromkeys(statuses)},
+            trials=dict(statuses),
             untuned=curve[0] if curve else None,
             best=None
             if best is None or best.value is None

@@ -1,15 +1,18 @@
-"""What is tuned: a recipe of a built-in task, or a function of a user's own."""
+"""The subject of a tuning: a recipe of a built-in task, or a function of a user's own."""
 
 import inspect
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Protocol
+from functools import partial
+from operator import attrgetter
+from typing import Any, Final
 
 from powernorm.errors import InputError
 from powernorm.lab.comparing import notes_of
 from powernorm.lab.engine.grid import Grid
-from powernorm.lab.engine.tasks import Task, task_of
+from powernorm.lab.engine.tasks import Task, TrainingFunction, task_of
 from powernorm.lab.engine.trials import TrialRules
+from powernorm.lab.engine.warmup import warmup_options
 from powernorm.lab.own_grid import OwnVariant, own_grid
 from powernorm.lab.settings.comparison import (
     ComparisonSettings,
@@ -21,15 +24,7 @@ from powernorm.lab.settings.comparison import (
 from powernorm.lab.settings.overrides import known_keys
 from powernorm.lab.tasks.builtin import check_norms, grid_of
 from powernorm.lab.tasks.registry import task_of as builtin_task
-from powernorm.lab.tuning.ranges import (
-    FIXED,
-    Space,
-    option_key,
-    options_in,
-    parse_range,
-    settings_in,
-    value_text,
-)
+from powernorm.lab.tuning.ranges import FIXED, Point, Space, option_key, parse_range, value_text
 from powernorm.norms.registry import norm_info
 from powernorm.norms.search_spaces import search_space
 from powernorm.runs import Goal
@@ -40,62 +35,40 @@ WARMUP_STEPS: Final = "schedule.warmup_steps"
 
 
 @dataclass(frozen=True)
-class Point:
-    """A line of a grid: a norm with the values that a trial has, or that were chosen."""
+class Subject:
+    """A comparison whose norms are tuned."""
 
-    norm: str
-    values: Mapping[str, Any]
-    """By dotted key."""
-    number: int | None = None
-    """Of the trial; None for the final comparison."""
+    norms: Sequence[str]
+    """Short names, or `module:Class`."""
+    seeds: Sequence[int]
+    """Seeds of the final comparison."""
+    goal: Goal
+    """The metric that the final comparison is about."""
+    select_by: Goal
+    """The value of the valid split by which trials are judged."""
+    column: str
+    """The column of metrics.csv that has it during a run."""
+    identity: Mapping[str, Any]
+    """Settings that a resumed tuning must have in common with the one before, as JSON."""
+    settings: Mapping[str, Any]
+    """The settings without a tuning, by dotted key."""
+    norm_options: Mapping[str, Mapping[str, Any]]
+    """The options without a tuning, by norm, where they are not the norm's defaults."""
+    ranges: Mapping[str, str]
+    """The ranges that all norms have without being asked for, by dotted key."""
+    grid: Callable[[Sequence[Point], Sequence[int], Goal, Sequence[str] | None], Grid]
+    """Returns the grid of points, seeds and a goal, all of them checked.
 
-    @property
-    def label(self) -> str:
-        """Name of the line: of its folder, and in tables."""
-        name = self.norm.replace(":", ".")
-        return name if self.number is None else f"{name}-trial{self.number}"
+    The last argument names the labels of trials to train, where the points are those of all trials;
+    None trains all points in the final comparison.
+    """
 
-
-class Subject(Protocol):
-    """What is tuned."""
-
-    @property
-    def norms(self) -> Sequence[str]:
-        """Short names."""
-
-    @property
-    def seeds(self) -> Sequence[int]:
-        """Return those of the final comparison."""
-
-    @property
-    def goal(self) -> Goal:
-        """Return what the final comparison is about."""
-
-    def identity(self) -> dict[str, Any]:
-        """Return what a tuning that goes on must have in common with the one before, as JSON."""
-
-    def select_by(self) -> Goal:
-        """Return the value of the valid split by which trials are judged.
-
-        Raises:
-            InputError: nothing says which.
-        """
-
-    def column(self) -> str:
-        """Return the column of metrics.csv that has it during a run."""
-
-    def shared_ranges(self) -> dict[str, str]:
-        """Return the ranges that all norms have without being asked for."""
-
-    def untuned(self, norm: str, key: str) -> Any:
-        """Return what a setting is without a tuning; None where that is no single value."""
-
-    def check(self, points: Sequence[Point]) -> None:
-        """Check that settings can be used.
-
-        Raises:
-            InputError: one cannot; the message names it.
-        """
+    def untuned(self, norm: str, space: Space) -> dict[str, Any]:
+        """Return the settings of a norm without a tuning, by dotted key, where ranges hold them."""
+        options = self.norm_options.get(norm, {})
+        own = {key: _option(norm, key, options) for key in space if key.startswith("norm_options.")}
+        values = {key: self.settings.get(key) for key in space} | own
+        return {key: value for key, value in values.items() if space[key].holds(value)}
 
     def trials(
         self, points: Sequence[Point], known: Sequence[Point], seed: int, rules: TrialRules
@@ -108,13 +81,22 @@ class Subject(Protocol):
             seed: of their runs.
             rules: by which they are judged.
         """
+        labels = [point.label for point in points]
+        return replace(self.grid(known, [seed], rules.goal, labels), trial=rules)
 
     def comparison(self, points: Sequence[Point]) -> Grid:
-        """Return the grid of the final comparison."""
+        """Return the grid of the final comparison, each norm with the settings of its point.
+
+        Raises:
+            InputError: a setting cannot be used; the message names it.
+        """
+        return self.grid(points, self.seeds, self.goal, None)
 
 
-class BuiltinSubject:
-    """A recipe of a built-in task.
+def builtin_subject(
+    config: ComparisonSettings, notes: Notes | None = None, select_by: Goal | None = None
+) -> Subject:
+    """Return a recipe of a built-in task as what is tuned.
 
     Args:
         config: its settings.
@@ -122,109 +104,91 @@ class BuiltinSubject:
         select_by: overrules what the task is judged by.
 
     Raises:
-        InputError: it has variants, or norms that do not fit.
+        InputError: it has variants, norms that do not fit, or is not judged by that.
     """
+    if config.variants:
+        raise InputError(
+            f"the recipe {config.preset} has variants, whose settings are the point: tune a "
+            "recipe of norms"
+        )
+    check_norms(config)
+    told = notes or notes_of(config)
+    known = _goals(config)
+    if select_by is not None and select_by not in known:
+        options = ", ".join(f"{one['metric']}:{one['direction']}" for one in known)
+        raise InputError(
+            f"{config.task} cannot be judged by {select_by['metric']}:{select_by['direction']} "
+            f"during the training: choose {options}"
+        )
+    judged = select_by or known[0]
+    keys = [key for key in known_keys(type(config)) if not key.startswith("norm_options.")]
 
-    def __init__(
-        self, config: ComparisonSettings, notes: Notes | None = None, select_by: Goal | None = None
-    ) -> None:
-        if config.variants:
-            raise InputError(
-                f"the recipe {config.preset} has variants, whose settings are the point: tune a "
-                "recipe of norms"
-            )
-        check_norms(config)
-        self._config = config
-        self._notes = notes or notes_of(config)
-        self.norms = config.norms
-        self.seeds = config.seeds
-        self.goal = self._notes.goal
-        known = self._goals()
-        if select_by is not None and select_by not in known:
-            options = ", ".join(f"{one['metric']}:{one['direction']}" for one in known)
-            raise InputError(
-                f"{config.task} cannot be judged by {select_by['metric']}:{select_by['direction']} "
-                f"during the training: choose {options}"
-            )
-        self._select_by = select_by or known[0]
-
-    def _goals(self) -> list[Goal]:
-        """Return what trials can be judged by, the one that chooses checkpoints first."""
-        loss = Goal(metric="valid_loss", direction="min")
-        score = self._config.score
-        has_score = score is not None and score["metric"] in builtin_task(self._config).metrics
-        if score is None or not has_score or not self._config.score_every:
-            return [loss]
-        return [score, loss] if self._config.selects_by_score else [loss, score]
-
-    def identity(self) -> dict[str, Any]:
-        """Return all settings but norms and seeds."""
-        settings = to_json(self._config)
-        return {key: settings[key] for key in settings if key not in ("norms", "seeds")}
-
-    def select_by(self) -> Goal:
-        """Return the task's score of the valid split, or its loss."""
-        return self._select_by
-
-    def column(self) -> str:
-        """Return the column of the loss or of the score."""
-        return "valid_loss" if self._select_by["metric"] == "valid_loss" else "valid_score"
-
-    def shared_ranges(self) -> dict[str, str]:
-        """Return ranges of the learning rate and its warm-up around the recipe's own."""
-        rate = self._config.optimizer.learning_rate
-        steps = self._config.schedule.warmup_steps
-        ranges = {LEARNING_RATE: f"log:{rate / 8:.6g}:{rate * 4:.6g}"}
-        if steps is None:
-            ranges[WARMUP] = "linear:0.01:0.3"
-        else:
-            most = max(steps + 1, min(4 * steps, self._config.training.max_steps // 2))
-            ranges[WARMUP_STEPS] = f"int:{max(1, steps // 4)}:{most}"
-        return ranges
-
-    def untuned(self, norm: str, key: str) -> Any:
-        """Return the recipe's value, or the norm's default."""
-        if key.startswith("norm_options."):
-            return _option(norm, key, options_of(self._config, norm))
-        if key not in known_keys(type(self._config)):
-            return None  # is refused with all others
-        value: Any = self._config
-        for part in key.split("."):
-            value = getattr(value, part)
-        return value
-
-    def check(self, points: Sequence[Point]) -> None:
-        """Make the settings of each, and its norm once."""
-        check_norms(self._with(points, self.seeds))
-
-    def trials(
-        self, points: Sequence[Point], known: Sequence[Point], seed: int, rules: TrialRules
+    def grid(
+        points: Sequence[Point], seeds: Sequence[int], goal: Goal, labels: Sequence[str] | None
     ) -> Grid:
-        """Return the grid of trials, each a variant."""
-        config = replace(self._with(known, (seed,)), norms=tuple(point.label for point in points))
-        notes = Notes(rules.goal)
-        return replace(grid_of(config, notes), trial=rules)
-
-    def comparison(self, points: Sequence[Point]) -> Grid:
-        """Return the grid of the norms, each a variant with the settings that were chosen."""
-        return grid_of(self._with(points, self.seeds), self._notes)
-
-    def _with(self, points: Sequence[Point], seeds: Sequence[int]) -> ComparisonSettings:
         variants = tuple(
             Variant(
                 label=point.label,
                 norm=point.norm,
-                norm_options=options_in(point.values, point.norm),
-                settings={k: value_text(v) for k, v in settings_in(point.values).items()},
+                norm_options=point.norm_options(),
+                settings={k: value_text(v) for k, v in point.settings().items()},
             )
             for point in points
         )
-        norms = tuple(dict.fromkeys(point.norm for point in points))
-        return replace(self._config, norms=norms, seeds=tuple(seeds), variants=variants)
+        norms = config.norms if labels is None else tuple(labels)
+        whole = replace(config, norms=norms, seeds=tuple(seeds), variants=variants)
+        return grid_of(whole, told if labels is None else Notes(goal))
+
+    return Subject(
+        norms=config.norms,
+        seeds=config.seeds,
+        goal=told.goal,
+        select_by=judged,
+        column="valid_loss" if judged["metric"] == "valid_loss" else "valid_score",
+        identity={k: v for k, v in to_json(config).items() if k not in ("norms", "seeds")},
+        settings={key: attrgetter(key)(config) for key in keys},
+        norm_options={norm: options_of(config, norm) for norm in config.norms},
+        ranges=_recipe_ranges(config),
+        grid=grid,
+    )
 
 
-class OwnSubject:
-    """A training function of a user's own.
+def _goals(config: ComparisonSettings) -> list[Goal]:
+    """Return what trials can be judged by, the one that chooses checkpoints first."""
+    loss, score = Goal(metric="valid_loss", direction="min"), config.score
+    has_score = score is not None and score["metric"] in builtin_task(config).metrics
+    if score is None or not has_score or not config.score_every:
+        return [loss]
+    return [score, loss] if config.selects_by_score else [loss, score]
+
+
+def _recipe_ranges(config: ComparisonSettings) -> dict[str, str]:
+    """Return ranges of the learning rate and its warm-up around the recipe's own."""
+    rate, steps = config.optimizer.learning_rate, config.schedule.warmup_steps
+    ranges = {LEARNING_RATE: f"log:{rate / 8:.6g}:{rate * 4:.6g}"}
+    if steps is None:
+        ranges[WARMUP] = "linear:0.01:0.3"
+    else:
+        most = max(steps + 1, min(4 * steps, config.training.max_steps // 2))
+        ranges[WARMUP_STEPS] = f"int:{max(1, steps // 4)}:{most}"
+    return ranges
+
+
+def own_subject(
+    train: Task | TrainingFunction | str,
+    *,
+    norms: Sequence[str],
+    seeds: Sequence[int],
+    goal: Mapping[str, str],
+    select_by: Goal | None,
+    settings: Mapping[str, Any],
+    norm_options: Mapping[str, Mapping[str, Any]],
+    device: str,
+    num_threads: int | None,
+) -> Subject:
+    """Return a training function of a user's own as what is tuned.
+
+    Nothing is searched that nobody names: what the parameters mean, only the user knows.
 
     Args:
         train: function, task or `module:name`.
@@ -238,119 +202,73 @@ class OwnSubject:
         num_threads: of each run.
 
     Raises:
-        InputError: as `own_grid`.
+        InputError: as `own_grid`, or nothing says by what trials are judged.
     """
+    task = task_of(train)
+    made = partial(
+        own_grid,
+        task,
+        norms=norms,
+        settings=settings,
+        norm_options=norm_options,
+        device=device,
+        num_threads=num_threads,
+    )
+    whole = made(seeds=seeds, goal=goal)
+    judged = select_by or _valid_goal(whole.goal)
+    steps = task.num_steps(whole.settings)
+    # As `Run` builds the norms: their warm-ups fit into the run where nobody sets them.
+    derived = {} if steps is None else {norm: warmup_options(norm, steps) for norm in norms}
 
-    def __init__(
-        self,
-        train: Any,
-        *,
-        norms: Sequence[str],
-        seeds: Sequence[int],
-        goal: Mapping[str, str],
-        select_by: Goal | None,
-        settings: Mapping[str, Any],
-        norm_options: Mapping[str, Mapping[str, Any]],
-        device: str,
-        num_threads: int | None,
-    ) -> None:
-        self._task: Task = task_of(train)
-        self._arguments: dict[str, Any] = {
-            "settings": settings,
-            "norm_options": norm_options,
-            "device": device,
-            "num_threads": num_threads,
-        }
-        grid = own_grid(self._task, norms=norms, seeds=seeds, goal=goal, **self._arguments)
-        self._settings = grid.settings
-        self.norms = norms
-        self.seeds = seeds
-        self.goal = grid.goal
-        self._select_by = select_by
-
-    def identity(self) -> dict[str, Any]:
-        """Return the function's name, its settings and the norms' options."""
-        return {
-            "task": self._task.name,
-            "settings": self._task.to_json(self._settings),
-            "norm_options": {n: dict(o) for n, o in self._arguments["norm_options"].items()},
-            "goal": dict(self.goal),
-        }
-
-    def select_by(self) -> Goal:
-        """Return what was given, or the goal with valid in place of test."""
-        if self._select_by is not None:
-            return self._select_by
-        metric = self.goal["metric"]
-        if metric.startswith("test_"):
-            valid = metric.replace("test_", "valid_", 1)
-            return Goal(metric=valid, direction=self.goal["direction"])
-        raise InputError(
-            f"the goal {metric} does not say by what trials are judged: give --select-by "
-            "METRIC:max or METRIC:min, a value of the valid split that the function returns and, "
-            "to give up trials early, logs; the goal is then for the test split"
-        )
-
-    def column(self) -> str:
-        """Return the metric's own name."""
-        return self.select_by()["metric"]
-
-    def shared_ranges(self) -> dict[str, str]:
-        """Return none: what the parameters mean, only the user knows."""
-        return {}
-
-    def untuned(self, norm: str, key: str) -> Any:
-        """Return the function's default, or the norm's."""
-        if key.startswith("norm_options."):
-            return _option(norm, key, self._arguments["norm_options"].get(norm, {}))
-        return self._settings.get(key)
-
-    def check(self, points: Sequence[Point]) -> None:
-        """Check the settings of each, and its norm's options."""
-        self._grid(points, self.seeds, self.goal)
-
-    def trials(
-        self, points: Sequence[Point], known: Sequence[Point], seed: int, rules: TrialRules
-    ) -> Grid:
-        """Return the grid of trials, each a variant."""
-        labels = [point.label for point in points]
-        grid = self._grid(known, [seed], rules.goal, labels)
-        return replace(grid, trial=rules)
-
-    def comparison(self, points: Sequence[Point]) -> Grid:
-        """Return the grid of the norms, each with the settings that were chosen."""
-        return self._grid(points, self.seeds, self.goal)
-
-    def _grid(
-        self,
-        points: Sequence[Point],
-        seeds: Sequence[int],
-        goal: Goal,
-        labels: Sequence[str] | None = None,
+    def grid(
+        points: Sequence[Point], seeds: Sequence[int], goal: Goal, labels: Sequence[str] | None
     ) -> Grid:
         variants = [
             OwnVariant(
                 point.norm if point.number is None else point.label,
                 point.norm,
-                settings_in(point.values),
-                options_in(point.values, point.norm),
+                point.settings(),
+                point.norm_options(),
             )
             for point in points
         ]
-        return own_grid(
-            self._task,
-            norms=list(dict.fromkeys(point.norm for point in points)),
-            seeds=seeds,
-            goal={goal["metric"]: goal["direction"]},
-            variants=variants,
-            labels=labels,
-            **self._own_options({point.norm for point in points}),
-        )
+        about = {goal["metric"]: goal["direction"]}
+        return made(seeds=seeds, goal=about, variants=variants, labels=labels)
 
-    def _own_options(self, norms: set[str]) -> dict[str, Any]:
-        options = self._arguments["norm_options"]
-        chosen = {norm: options[norm] for norm in options if norm in norms}
-        return {**self._arguments, "norm_options": chosen}
+    return Subject(
+        norms=norms,
+        seeds=seeds,
+        goal=whole.goal,
+        select_by=judged,
+        column=judged["metric"],
+        identity={
+            "task": task.name,
+            "settings": task.to_json(whole.settings),
+            "norm_options": {norm: dict(chosen) for norm, chosen in norm_options.items()},
+            "goal": whole.goal,
+        },
+        settings=whole.settings,
+        norm_options={n: {**derived.get(n, {}), **norm_options.get(n, {})} for n in norms},
+        ranges={},
+        grid=grid,
+    )
+
+
+def _valid_goal(goal: Goal) -> Goal:
+    """Return a goal of the test split with valid in place of test.
+
+    Raises:
+        InputError: it is none of the test split.
+    """
+    metric = goal["metric"]
+    if metric.startswith("test_"):
+        valid = metric.replace("test_", "valid_", 1)
+        return Goal(metric=valid, direction=goal["direction"])
+    raise InputError(
+        f"the goal {metric} does not say by what trials are judged: give --select-by "
+        "METRIC:max or METRIC:min, a value of the valid split that the function returns and, "
+        "to give up trials early, logs; the goal is then for the test split"
+    )
 
 
 def _option(norm: str, key: str, options: Mapping[str, Any]) -> Any:
@@ -393,7 +311,7 @@ def spaces_of(
     for norm in subject.norms:
         declared = {**search_space(norm), **options.get(norm, {})}
         own = {option_key(norm, option): text for option, text in declared.items()}
-        texts = {**subject.shared_ranges(), **settings, **own}
+        texts = {**subject.ranges, **settings, **own}
         spaces[norm] = {k: parse_range(k, text) for k, text in texts.items() if text != FIXED}
         if not spaces[norm]:
             raise InputError(
@@ -404,20 +322,13 @@ def spaces_of(
     return spaces
 
 
-def untuned_values(subject: Subject, norm: str, space: Space) -> dict[str, Any]:
-    """Return what the settings are without a tuning, where the ranges hold it."""
-    values = {key: subject.untuned(norm, key) for key in space}
-    return {key: value for key, value in values.items() if space[key].holds(value)}
-
-
 def _check_ends(subject: Subject, spaces: Mapping[str, Space]) -> None:
     """Check each end of every range, beside the first values of the others."""
     points = []
     for norm, space in spaces.items():
-        first = {key: one.values[0] for key, one in space.items()} | untuned_values(
-            subject, norm, space
-        )
+        lowest = {key: one.values[0] for key, one in space.items()}
+        first = {**lowest, **subject.untuned(norm, space)}
         tried = [first, *({**first, k: v} for k, one in space.items() for v in one.values)]
         points += [Point(norm, values) for values in tried]
     numbered = [replace(point, number=index) for index, point in enumerate(points)]
-    subject.check(numbered)
+    subject.comparison(numbered)

@@ -17,12 +17,7 @@ from powernorm.lab.report import Comparison
 from powernorm.lab.settings.comparison import ComparisonSettings, Notes
 from powernorm.lab.tuning.ranges import parse_search
 from powernorm.lab.tuning.rounds import Budget, Tuning
-from powernorm.lab.tuning.subjects import (
-    BuiltinSubject,
-    OwnSubject,
-    Subject,
-    spaces_of,
-)
+from powernorm.lab.tuning.subjects import Subject, builtin_subject, own_subject, spaces_of
 from powernorm.lab.working import with_threads
 from powernorm.runs import Goal
 
@@ -104,16 +99,15 @@ def tune(
     """
     workers = Workers(jobs, executor, executor_options or {}, retries)
     judged = None if select_by is None else _as_goal(select_by)
-    subject: Subject
     if isinstance(train, ComparisonSettings):
         given = {"norms": norms != NORMS, "seeds": seeds != 1, "goal": goal, "settings": settings}
         given |= {"norm_options": norm_options, "device": device != "auto"}
         own = [name for name, value in given.items() if value]
         if own:
             raise InputError(f"{own[0]} is part of a recipe: change it by powernorm.lab.override")
-        subject = BuiltinSubject(with_threads(train, workers, num_threads), notes, judged)
+        subject = builtin_subject(with_threads(train, workers, num_threads), notes, judged)
     else:
-        subject = OwnSubject(
+        subject = own_subject(
             train,
             norms=checked_norms(norms),
             seeds=checked_seeds(seeds),
