@@ -4,8 +4,8 @@
 
 from this folder, or `python compare_mlm.py`; `--set text=FILE` trains on a text of yours, a
 sentence a line. Of each sentence 15 % of the tokens are hidden and asked for (Devlin et al. 2019).
-Nothing is learned from the context in the first hundreds of steps: give `--set steps=2000` to see
-more than the frequencies of the tokens.
+In the first hundreds of steps little is learned from the context: give `--set steps=1000` or more
+to see what the frequencies of the tokens do not say.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ class MaskedLanguageModel(nn.Module):
     ) -> None:
         super().__init__()
         self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
+        for table in (self.tokens, self.positions):
+            nn.init.normal_(table.weight, std=0.1)  # torch's 1 drowns what the layers add
         layer = nn.TransformerEncoderLayer(
             width, heads, 4 * width, dropout, "gelu", batch_first=True, norm_first=True
         )

@@ -38,6 +38,8 @@ class Tagger(nn.Module):
     ) -> None:
         super().__init__()
         self.words, self.positions = nn.Embedding(num_words, width), nn.Embedding(length, width)
+        for table in (self.words, self.positions):
+            nn.init.normal_(table.weight, std=0.1)  # torch's 1 drowns what the layers add
         layer = nn.TransformerEncoderLayer(
             width, 4, 4 * width, 0.0, "gelu", batch_first=True, norm_first=is_pre
         )
