@@ -114,8 +114,8 @@ def translation(pairs: Path, norm: str, **changes: Any) -> ComparisonSettings:
 def language(text: Path, task: str) -> ComparisonSettings:
     config = of_task(task, tiny_config(str(text), norms=("bn",), dropout=0.0))
     data = replace(config.data, batch_size=7)
-    if task == "tag":
-        data = replace(data, path="turkish", vocabulary_size=300)
+    if task == "classify":
+        data = replace(data, path="rt")
     training = replace(config.training, max_steps=6, log_every=1, validate_every=3)
     training = replace(training, accelerator="cpu")
     return even(replace(config, data=data, training=training))
@@ -138,7 +138,7 @@ def plain_job(name: str, pairs: Path) -> Job:
 @pytest.fixture(scope="module")
 def jobs(pairs: Path, text: Path) -> dict[str, Job]:
     made = [plain_job(name, pairs) for name in SAME]
-    made += [Job(task, language(text, task)) for task in ("lm", "tag")]
+    made += [Job(task, language(text, task)) for task in ("lm", "classify")]
     average = {"average_checkpoints": 2, "recalibration_batches": 2}
     diagnosed = {"diagnose_every": 3}
     made += [
@@ -262,7 +262,7 @@ def measured(run: Mapping[str, Any]) -> dict[str, float]:
     return {name: value for name, value in numbers.items() if value is not None}
 
 
-@pytest.mark.parametrize("name", [*SAME, "lm", "tag", "average", "average-fsdp2", "diagnosed"])
+@pytest.mark.parametrize("name", [*SAME, "lm", "classify", "average", "average-fsdp2", "diagnosed"])
 def test_two_processes_equal_one(
     name: str, jobs: dict[str, Job], two: tuple[Path, list[dict[str, Any]]], tmp_path: Path
 ) -> None:
@@ -289,7 +289,7 @@ def assert_equals_one_process(
     assert measured(got) == pytest.approx(measured(expected), rel=1e-4)
     assert measured(second[f"{name} False"]) == measured(got)
     assert_close_runs(the_run(tmp_path / name), the_run(out / name))
-    if name not in ("lm", "tag"):
+    if name not in ("lm", "classify"):
         texts = [the_run(part / name) / "translations.tsv" for part in (out, tmp_path)]
         assert texts[0].read_text() == texts[1].read_text()
 

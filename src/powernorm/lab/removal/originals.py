@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from powernorm.errors import InputError
 from powernorm.integrations.model_sources import ModelWithBatches, is_named, model_by_name
 from powernorm.integrations.pretrained import is_pretrained
-from powernorm.lab.data.batch import IGNORED, MASK, Batch
+from powernorm.lab.data.batch import IGNORED, Batch
 from powernorm.lab.data.corpus import EvaluatedSplit
 from powernorm.lab.own_models import is_own_run, load_own_run
 from powernorm.lab.removal.original import Original
@@ -60,7 +60,6 @@ class RunOriginal(Original):
         config = run_config(trained.settings)
         encoded = run_text(trained.settings, data=data)
         self._data = task_of(config).data(encoded, config, seed)
-        self._is_masked = config.task == "mlm"
         self.has_loss = True
         self.has_logits = not isinstance(self.model, OwnLikelihood)
         self.num_steps = config.training.max_steps * config.optimizer.accumulation
@@ -89,10 +88,8 @@ class RunOriginal(Original):
         return model(**batch.inputs())
 
     def valid(self, batch: Batch) -> Tensor | None:
-        """Return the positions that are no padding, or those that are asked for."""
-        if not self._is_masked:
-            return batch.targets != IGNORED
-        return ~batch.named[MASK] if MASK in batch.named else None
+        """Return the positions that are asked for."""
+        return batch.targets != IGNORED
 
     def nll(self, model: nn.Module, outputs: Any, batch: Batch) -> tuple[Tensor, float]:
         """Return the summed loss of a batch in nats, and the number of its targets."""
