@@ -8,15 +8,13 @@ import csv
 import json
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from powernorm import lab
-
 sys.path.append(str(Path(__file__).parents[1] / "verdict"))
 
-from settings import settings as verdict_settings
+from settings import settings
+from training import train
 
 NORMS = ("ln", "bn", "rbn", "pn")
 SEEDS = (0, 1, 2, 3, 4)
@@ -27,27 +25,15 @@ NUM_VALIDATIONS = 10
 Setting = dict[str, Any]
 
 
-def settings() -> dict[str, lab.ComparisonSettings]:
-    """Return the settings by name, in the verdict's order, of which every beginning is mixed."""
-    return {name: _with_curves(config) for name, config in verdict_settings().items()}
-
-
-def _with_curves(config: lab.ComparisonSettings) -> lab.ComparisonSettings:
-    training = replace(
-        config.training,
-        validate_every=config.training.max_steps // NUM_VALIDATIONS,
-        early_checkpoint=None,
-    )
-    return replace(config, preset="race", norms=NORMS, training=training)
-
-
-def train(out: Path, names: list[str], say: Callable[[str], None]) -> None:
+def train_all(out: Path, names: list[str], say: Callable[[str], None]) -> None:
     """Train what is not trained yet, in this process."""
     for seeds in ROUNDS:
         for index, name in enumerate(names, start=1):
             say(f"[{index}/{len(names)}] {name}, seeds {', '.join(map(str, seeds))}")
-            config = replace(settings()[name], seeds=seeds)
-            results = lab.compare(config, out / name, resume=True, quiet=True)
+            setting = settings()[name]
+            results = train(
+                setting, out / name, NORMS, seeds, validations=NUM_VALIDATIONS, early=False
+            )
             for run in results.runs:
                 if run.status == "failed":
                     raise SystemExit(f"{out / name / run.folder} failed; see result.json there")
@@ -83,12 +69,12 @@ def _rounded(value: Any) -> float | None:
 
 
 def _setting(name: str, runs: dict[tuple[str, int], dict[str, Any]]) -> Setting:
-    config = settings()[name]
+    setting = settings()[name]
     whole = [seed for seed in SEEDS if all((norm, seed) in runs for norm in NORMS)]
     return {
         "name": name,
-        "text": name.partition(f"-{config.placement}-")[0],
-        "max_steps": config.training.max_steps,
+        "text": setting.group,
+        "max_steps": setting.max_steps,
         "seeds": whole,
         "runs": {norm: [runs[norm, seed] for seed in whole] for norm in NORMS},
     }

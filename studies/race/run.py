@@ -13,7 +13,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from curves import collect, settings, train
+from curves import collect, settings, train_all
 from scores import scores_of
 from tables import write_tables
 
@@ -31,7 +31,7 @@ def main() -> None:
     else:
         if not given.collect_only:
             try:
-                train(given.out, given.only or list(settings()), print)
+                train_all(given.out, given.only or list(settings()), print)
             except KeyboardInterrupt:
                 raise SystemExit("interrupted; the same command goes on") from None
         found = collect(given.out)

@@ -12,7 +12,7 @@ import argparse
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,9 @@ import powernorm
 from powernorm import lab
 from powernorm.diagnosis import DiagnosisRow, evaluation_gap
 from scores import CLEAR_GAP, NORMS, TIDS, scores_of
-from settings import RUNS, settings
+from settings import RUNS, Setting, settings
 from tables import write_tables
+from training import Examples, data_of, early_model, train
 
 NUM_BATCHES = 50
 """Training batches in each pass of an early diagnosis."""
@@ -34,6 +35,9 @@ QUANTITIES = [*TIDS, *(f"{norm}{of}_gap" for of in ("", "_batch") for norm in NO
 """What is known early. `…_gap` is the norm's loss minus LayerNorm's on the valid split at that
 time, `…_batch_gap` the same with the norm evaluated by the statistics of each batch, since running
 ones lag behind early."""
+
+STORED = ["group", "task", "placement", "num_layers", "num_features", "learning_rate", "max_steps"]
+"""What is stored of a setting."""
 
 Runs = dict[tuple[str, int], Any]
 """Results by norm and seed."""
@@ -75,12 +79,9 @@ def measured_settings(
         for index, name in enumerate(names, start=1):
             console.print(f"[{index}/{len(names)}] {name}", markup=False, highlight=False)
             runs: Runs = {}
+            setting = changed(settings()[name], assignments)
             for norms, seeds in RUNS:
-                config = replace(settings()[name], norms=norms, seeds=seeds)
-                config = lab.override(config, assignments)
-                results = lab.compare(
-                    config, out / name, resume=True, quiet=True, on_event=progress
-                )
+                results = train(setting, out / name, norms, seeds, on_event=progress)
                 runs |= {(run.norm, run.seed): run for run in results.runs}
             failed = [run.folder for run in runs.values() if run.status == "failed"]
             if failed:
@@ -88,16 +89,21 @@ def measured_settings(
             folders = {norm: out / name / runs[norm, 0].folder for norm, seed in runs if not seed}
             yield {
                 "name": name,
-                "group": name.partition(f"-{config.model.placement}-")[0],
-                "task": config.task,
-                "placement": config.model.placement,
-                "num_layers": config.model.num_layers,
-                "num_features": config.model.num_features,
-                "learning_rate": config.optimizer.learning_rate,
-                "max_steps": config.training.max_steps,
-                **early_of(folders),
+                **{key: getattr(setting, key) for key in STORED},
+                **early_of(setting, folders),
                 "gaps": {norm: gap_of(norm, runs) for norm in NORMS if norm in folders},
             }
+
+
+def changed(setting: Setting, assignments: list[str]) -> Setting:
+    """Return a setting with other numbers, such as `max_steps=10`."""
+    known = [field.name for field in fields(setting)]
+    for assignment in assignments:
+        key, _, value = assignment.partition("=")
+        if key not in known:
+            raise powernorm.InputError(f"--set {assignment}: choose one of {', '.join(known)}")
+        setting = replace(setting, **{key: type(getattr(setting, key))(value)})
+    return setting
 
 
 def gap_of(norm: str, runs: Runs) -> dict[str, Any]:
@@ -106,34 +112,33 @@ def gap_of(norm: str, runs: Runs) -> dict[str, Any]:
     record: dict[str, Any] = {key: [] for key in keys} | {"num_lost": 0, "num_base_lost": 0}
     for seed in sorted(seed for name, seed in runs if name == norm):
         ours, base = runs[norm, seed].metrics, runs["ln", seed].metrics
-        if ours["test_loss"] is not None and base["test_loss"] is not None:
+        lost, base_lost = (found.get("test_loss") is None for found in (ours, base))
+        if not lost and not base_lost:
             record["seeds"].append(seed)
             for split in ("valid", "test"):
                 record[split].append(ours[f"{split}_loss"] - base[f"{split}_loss"])
-        elif base["test_loss"] is not None:
+        elif not base_lost:
             record["num_lost"] += 1
-        elif ours["test_loss"] is not None:
+        elif not lost:
             record["num_base_lost"] += 1
     return record
 
 
-def early_of(runs: Mapping[str, Path]) -> dict[str, Any]:
+def early_of(setting: Setting, runs: Mapping[str, Path]) -> dict[str, Any]:
     """Measure the early checkpoints of one seed; a run that was lost by then has no quantities."""
-    data = lab.run_data(json.loads((runs["ln"] / "config.json").read_text(encoding="utf-8")))
-    batches = [data.batches.batch(index).inputs() for index in range(NUM_BATCHES)]
-    valid = list(data.evaluation("valid"))
+    data = data_of(setting, runs["ln"], NUM_BATCHES)
+    batches = [batch.inputs for batch in data.training]
     step, advice = None, None
     found: dict[str, float | None] = {}
     losses: dict[str, tuple[float, float]] = {}
     for norm, run in runs.items():
-        checkpoint = run / "checkpoints" / "early.ckpt"
-        if not checkpoint.exists():
+        model = early_model(setting, run)
+        if model is None:
             continue
-        trained = lab.load_trained(checkpoint)
-        step, model = trained.step, trained.model
+        step = setting.early_step
         if not all(bool(tensor.isfinite().all()) for tensor in model.state_dict().values()):
             continue
-        losses[norm] = losses_of(model, valid)
+        losses[norm] = losses_of(model, data.valid)
         # A loss that is not finite comes of activations that are not: nothing can be diagnosed.
         if norm == "ln" and math.isfinite(losses[norm][0]):
             report = powernorm.diagnose(model, batches, batch_sizes=(), spectra=False)
@@ -146,7 +151,7 @@ def early_of(runs: Mapping[str, Path]) -> dict[str, Any]:
         found[f"{norm}_gap"] = running - losses["ln"][0]
         found[f"{norm}_batch_gap"] = batch - losses["ln"][0]
     return {
-        "tokens_per_batch": data.batches.tokens_per_batch,
+        "tokens_per_batch": data.tokens_per_batch,
         "early_step": step,
         "early": {key: finite(found.get(key)) for key in QUANTITIES},
         "advice": advice,
@@ -154,7 +159,7 @@ def early_of(runs: Mapping[str, Path]) -> dict[str, Any]:
 
 
 @torch.no_grad()
-def losses_of(model: nn.Module, batches: list[Any]) -> tuple[float, float]:
+def losses_of(model: nn.Module, batches: list[Examples]) -> tuple[float, float]:
     """Return the mean loss by running statistics and by those of each batch."""
     gap = evaluation_gap(model, batches, mean_nll)
     if gap is not None:
@@ -164,11 +169,11 @@ def losses_of(model: nn.Module, batches: list[Any]) -> tuple[float, float]:
     return loss, loss
 
 
-def mean_nll(model: nn.Module, batch: Any) -> tuple[float, int]:
+def mean_nll(model: nn.Module, batch: Examples) -> tuple[float, int]:
     """Return the mean negative log-likelihood of a batch and the number of its targets."""
-    logits = model(**batch.inputs()).flatten(0, -2)
+    logits, number = model(**batch.inputs).flatten(0, -2), int((batch.targets != -100).sum())
     nll = F.cross_entropy(logits, batch.targets.flatten(), reduction="sum")
-    return float(nll) / max(batch.num_targets, 1), batch.num_targets
+    return float(nll) / max(number, 1), number
 
 
 def ln_quantities(rows: Sequence[DiagnosisRow]) -> dict[str, float]:

@@ -5,7 +5,7 @@ BatchNorm in its place do better? They differ in what is known to matter: task a
 depth, tokens in a batch. All else, the learning rate too, is the same for all norms of a setting.
 """
 
-from powernorm.lab import ComparisonSettings, settings_from
+from dataclasses import dataclass
 
 RUNS = [(("ln", "bn"), (0, 1)), (("rbn", "pn"), (0,))]
 """Norms and seeds that are trained in every setting."""
@@ -35,53 +35,60 @@ SHAPES = {
     "wide": (128, 3, {"pre": 8e-3, "post": 2e-3}),
 }
 
+VOCABULARY = 1000
+"""Subwords or words."""
+
 # Updates by the rows of a batch, so that every run takes about equally long. They are few: what is
 # compared is where the norms stand after so many updates, not what they could reach.
 STEPS = {2: 1200, 4: 1000, 8: 600, 16: 400, 32: 400, 64: 300}
 
 
-def settings() -> dict[str, ComparisonSettings]:
+@dataclass(frozen=True)
+class Setting:
+    """What is trained with each norm."""
+
+    group: str
+    """Task and text."""
+    task: str
+    corpus: str
+    length: int
+    """Tokens of a row at most."""
+    batch_size: int
+    """Rows."""
+    num_features: int
+    num_layers: int
+    placement: str
+    learning_rate: float
+    max_steps: int
+
+    @property
+    def name(self) -> str:
+        """Return the name by which a setting is chosen."""
+        shape = f"{self.num_features}x{self.num_layers}"
+        return f"{self.group}-{self.placement}-{shape}-{self.batch_size}rows"
+
+    @property
+    def early_step(self) -> int:
+        """Return the step after which the runs are diagnosed."""
+        return max(1, round(0.1 * self.max_steps))
+
+
+def settings() -> dict[str, Setting]:
     """Return all combinations by name, in an order of which every beginning is mixed."""
-    return dict(
-        _setting(text, list(SHAPES)[(index + turn) % len(SHAPES)], placement)
+    found = [
+        _setting(group, list(SHAPES)[(index + turn) % len(SHAPES)], placement)
         for turn in range(len(SHAPES))
         for placement in ("pre", "post")
-        for index, text in enumerate(TEXTS)
-    )
+        for index, group in enumerate(TEXTS)
+    ]
+    return {setting.name: setting for setting in found}
 
 
-def _setting(text: str, shape: str, placement: str) -> tuple[str, ComparisonSettings]:
-    task, corpus, length, batch_sizes = TEXTS[text]
+def _setting(group: str, shape: str, placement: str) -> Setting:
+    task, corpus, length, batch_sizes = TEXTS[group]
     width, depth, rates = SHAPES[shape]
     rows = batch_sizes[shape]
-    values = {
-        "task": task,
-        "preset": "verdict",
-        "data": {
-            "path": corpus,
-            "vocabulary_size": 1000,
-            "sequence_length": length,
-            "batch_size": rows,
-            "evaluation_batch_size": 128,
-        },
-        "model": {
-            "num_features": width,
-            "num_layers": depth,
-            "num_heads": 4,
-            "feedforward_features": 4 * width,
-            "placement": placement,
-        },
-        "optimizer": {"learning_rate": rates[placement]},
-        "training": {
-            "max_steps": STEPS[rows],
-            "num_threads": 1,
-            "log_every": 20,
-            "validate_every": STEPS[rows] // 4,
-            "validation_tokens": 8192,
-            "monitor_every": 0,
-            "tid_batches": 0,
-            "early_checkpoint": 0.1,
-        },
-        "norm_options": {"rbn": {"mean_penalty": 0.1, "var_penalty": 1.0}},
-    }
-    return f"{text}-{placement}-{width}x{depth}-{rows}rows", settings_from(values)
+    steps, rate = STEPS[rows], rates[placement]
+    return Setting(
+        group, task, corpus, length, rows, width, depth, placement, rate, max_steps=steps
+    )

@@ -41,7 +41,7 @@ def test_study_ends_in_its_figure(tmp_path: Path, text_file: Path) -> None:
 
 def test_studies_of_our_own_are_no_tasks(tmp_path: Path) -> None:
     line = refusal(tmp_path, "compare", "verdict")
-    assert "no task 'verdict': choose one of lm, mlm, tag" in line
+    assert "no task 'verdict': choose one of lm, translation" in line
     line = refusal(tmp_path, "compare", "lm", "--study", "verdict")
     assert "no study 'verdict'" in line
 
@@ -52,7 +52,7 @@ def test_recipes_say_which_studies_a_task_has(tmp_path: Path) -> None:
     assert "lowest-layers" not in studies
     refused = refusal(tmp_path, "compare", "image", "--study", "lowest-layers")
     assert "makes no sense for the task image" in refused
-    assert "choose one of lm, mlm, tag" in refused
+    assert "choose one of lm, translation" in refused
 
 
 def test_an_embedded_text_is_data(tmp_path: Path) -> None:
@@ -94,7 +94,7 @@ def test_recipes_of_one_task(tmp_path: Path, task: str) -> None:
 def test_unknown_task(tmp_path: Path) -> None:
     line = refusal(tmp_path, "recipes", "mt")
     assert "'mt'" in line
-    assert "choose one of lm, mlm, tag, translation" in line
+    assert "choose one of lm, translation, classify" in line
 
 
 def test_unknown_preset_lists_the_known_ones(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from torch import nn
 
 TESTS = Path(__file__).parents[1]
 WAYS = (signal.SIGKILL, signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
-SUBJECTS = ("lm", "lm-char", "tag", "translation", "own", "tune", "race", "remove")
+SUBJECTS = ("lm", "lm-char", "classify", "translation", "own", "tune", "race", "remove")
 """Built-in tasks, a user's function, and the commands that train by them."""
 
 CHANGED = "short-translation"

@@ -139,10 +139,9 @@ def test_a_checkpoint_is_kept_under_a_name(tmp_path: Path) -> None:
         return {"loss": 1.0}
 
     trained(function, tmp_path)
-    folder = tmp_path / "bn-seed0/checkpoints"
-    kept = {name: torch.load(folder / name, weights_only=True) for name in ("early.ckpt",)}
-    assert kept["early.ckpt"]["step"] == 4
-    assert kept["early.ckpt"]["states"]["model"]["first.weight"].mean() == 4
+    early = tmp_path / "bn-seed0/checkpoints/early.ckpt"
+    assert torch.load(early, weights_only=True)["step"] == 4
+    assert lab.saved_states(early)["model"]["first.weight"].mean() == 4
 
 
 @pytest.mark.parametrize(

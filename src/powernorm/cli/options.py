@@ -46,7 +46,7 @@ Data = Annotated[
     typer.Option(
         metavar="PATH",
         help="A text file, a folder with ….train.txt, ….valid.txt and ….test.txt, or the name "
-        "of a data set; for tag CoNLL-U files with such names; for translation a folder with "
+        "of a data set; for parse CoNLL-U files with such names; for translation a folder with "
         "train.de, train.en, valid.de …, sentence pairs in columns between tabs, or hf:NAME; "
         "`powernorm data` lists the sets and what the other tasks take; else the recipe's.",
     ),

@@ -5,7 +5,12 @@ from collections import Counter
 import pytest
 import torch
 
-from powernorm.lab.data.baselines import BigramModel, UnigramModel, baseline_metrics
+from powernorm.lab.data.baselines import (
+    BigramModel,
+    UnigramModel,
+    WordTagModel,
+    baseline_metrics,
+)
 from powernorm.lab.data.corpus import Corpus
 from powernorm.lab.data.subwords import END_ID, EncodedCorpus, EncodedSplit
 
@@ -79,3 +84,16 @@ def test_metrics_are_per_word_and_per_token() -> None:
     assert metrics["test_loss"] == pytest.approx(nll / 6)
     assert metrics["test_perplexity"] == pytest.approx(math.exp(nll / 3))
     assert set(metrics) == {"valid_perplexity", "valid_loss", "test_perplexity", "test_loss"}
+
+
+def test_tags_of_words_against_counting() -> None:
+    pairs = [(0, 1), (0, 1), (0, 2), (1, 0), (3, 2)]  # word 2 was never seen
+    words, tags = torch.tensor(pairs).T
+    counts, of_word, of_tag = (Counter(values) for values in (pairs, words.tolist(), tags.tolist()))
+    found = WordTagModel(words, tags, 4, 3).probabilities(torch.arange(4)[:, None], torch.arange(3))
+    for word in range(4):
+        for tag in range(3):
+            prior = (of_tag[tag] + 1) / (len(pairs) + 3)
+            expected = (counts[word, tag] + prior) / (of_word[word] + 1)
+            assert float(found[word, tag]) == pytest.approx(expected)
+    torch.testing.assert_close(found.sum(1), torch.ones(4, dtype=torch.float64))

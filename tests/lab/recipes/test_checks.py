@@ -36,7 +36,7 @@ def test_placement_is_free_where_no_preset_has_the_other() -> None:
     for task, preset, more in (
         ("lm", "full", []),
         ("translation", "verses-small", ["model.final_norm_warmup=none"]),
-        ("tag", "demo", []),
+        ("classify", "demo", []),
     ):
         chosen_settings(named_recipe(task, preset), ["model.placement=post", *more])
     check_choice(study_config("lm", "penalties", "full"))
@@ -88,7 +88,7 @@ def test_own_path_is_left_to_the_readers() -> None:
     ("task", "name", "words"),
     [
         ("classify", "conll2003", "of ner, not of classify: take one of rt, imdb, sst-5"),
-        ("image", "rt", "of classify, lm, lm-char, mlm, not of image: take one of drawn-digits"),
+        ("image", "rt", "of classify, lm, lm-char, not of image: take one of drawn-digits"),
         ("parse", "mnist", "of image, not of parse: take one of petrogold, turkish"),
     ],
 )

@@ -78,8 +78,6 @@ def test_a_study_that_no_paper_prints_has_no_records() -> None:
 def test_measures() -> None:
     assert {task: measure_of(task) for task in TASKS} == {
         "lm": "test_perplexity",
-        "mlm": "test_perplexity",
-        "tag": "test_perplexity",
         "translation": "test_bleu",
         "ner": "test_f1",
         "parse": "test_uas",

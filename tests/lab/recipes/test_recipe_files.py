@@ -110,9 +110,9 @@ values = { ln = 50, bn = "diverged", pn = inf }
         ("norms = ['ln']", "needs a task or what it extends"),
         ("task = 'mt'", "no task 'mt': choose one of lm"),
         ("extends = 'lm/big'", "no recipe 'lm/big'"),
-        ("extends = 'demo'", "several recipes 'demo': say which, lm/demo, mlm/demo"),
+        ("extends = 'demo'", "several recipes 'demo': say which, lm/demo, translation/demo"),
         ("extends = 'mine.toml'", "goes round in a circle"),
-        ("task = 'lm'\nextends = 'tag/demo'", "task=lm: it extends tag/demo, a recipe of tag"),
+        ("task = 'lm'\nextends = 'ner/demo'", "task=lm: it extends ner/demo, a recipe of ner"),
         ("task = 'lm'\nspeed = 3", "'speed' is not a setting"),
         ("task = 'lm'\n[data]\nlanguages = 'de-en'", r"'data\.languages' is not a setting"),
         ("task = 'lm'\n[training]\nmax_steps = '7'", r"training\.max_steps=7 has the wrong type"),
@@ -176,7 +176,7 @@ def test_the_command_line_runs_a_file_and_prints_one(tmp_path: Path, text_file: 
 def test_help_lists_the_settings_of_a_task_with_their_defaults(tmp_path: Path) -> None:
     plain = " ".join(powernorm(tmp_path, "compare", "--help").out.split())
     assert "data.vocabulary_size" not in plain
-    shown = " ".join(powernorm(tmp_path, "compare", "tag", "--help").out.split())
+    shown = " ".join(powernorm(tmp_path, "compare", "ner", "--help").out.split())
     assert "data.vocabulary_size Number of words, two marks included. [default 2000]" in shown
     assert "schedule.warmup_steps" in shown
     assert "decoding.beam_size" not in shown

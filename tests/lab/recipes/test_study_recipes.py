@@ -174,17 +174,16 @@ def test_numbers_of_a_paper_stand_beside_the_variants_that_repeat_them() -> None
     ("task", "name", "preset", "assignments", "message"),
     [
         ("lm", "alpha", "demo", [], "no study 'alpha': choose one of micro-batches, lowest-layers"),
-        ("mt", "alphas", "demo", [], "there is no task 'mt': choose one of lm, mlm"),
+        ("mt", "alphas", "demo", [], "there is no task 'mt': choose one of lm, translation"),
         (
             "image",
             "lowest-layers",
             "demo",
             [],
             "lowest-layers makes no sense for the task image, whose model has no setting "
-            "model.num_norm_layers: choose one of lm, mlm, tag, translation, classify, ner, "
-            "lm-char",
+            "model.num_norm_layers: choose one of lm, translation, classify, ner, lm-char",
         ),
-        ("tag", "future", "demo", [], "makes no sense for the task tag.*: choose one of lm"),
+        ("ner", "future", "demo", [], "makes no sense for the task ner.*: choose one of lm"),
         (
             "lm",
             "future",
@@ -202,7 +201,7 @@ def test_numbers_of_a_paper_stand_beside_the_variants_that_repeat_them() -> None
         ("parse", "alphas", "rows", [], "no preset 'rows': choose one of smoke, demo, petrogold"),
         ("lm", "alphas", "smoke", ["norms=bn"], "alphas has no variant of bn; choose from ln, pn"),
         (
-            "tag",
+            "lm",
             "micro-batches",
             "smoke",
             ["data.batch_size=7"],

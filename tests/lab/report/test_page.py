@@ -1,5 +1,6 @@
 """The page: complete, self-contained, escaped, and readable by machines that check it."""
 
+import json
 import re
 import subprocess
 import sys
@@ -16,6 +17,7 @@ from lab.report.synthetic import write_comparison
 from powernorm.lab.report import curves, figures, read_comparison, render_page, write_report
 from powernorm.lab.report.curves import Series
 from powernorm.lab.report.figures import learning_curves
+from powernorm.runs import RESULTS_FILE
 
 VOID_ELEMENTS = frozenset({"meta", "br", "hr", "wbr"})
 HOSTILE = "<script>alert('x')</script>&\"$\\frac{\x1b[2J\ud800"
@@ -86,6 +88,14 @@ def test_curves_say_what_they_count(tmp_path: Path, task: str, unit: str) -> Non
     for figure in drawn:
         assert f">{unit}</text>" in figure.svg
         assert f"against training {unit} for ln" in figure.svg
+
+
+@pytest.mark.parametrize(("task", "unit"), [("tag", "tag"), ("mlm", "masked token")])
+def test_comparisons_of_tasks_that_left_are_shown(tmp_path: Path, task: str, unit: str) -> None:
+    folder = write_comparison(tmp_path / "old", norms=("ln", "bn"), seeds=(0,))
+    results = json.loads((folder / RESULTS_FILE).read_text(encoding="utf-8"))
+    (folder / RESULTS_FILE).write_text(json.dumps(results | {"task": task}), encoding="utf-8")
+    assert f"perplexity per {unit}" in write_report(folder).read_text(encoding="utf-8")
 
 
 def test_ids_are_unique_and_every_reference_has_its_target(page: str, elements: Elements) -> None:

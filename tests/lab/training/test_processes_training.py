@@ -115,8 +115,8 @@ def translation(pairs: Path, norm: str, **changes: Any) -> ComparisonSettings:
 def language(text: Path, task: str) -> ComparisonSettings:
     config = of_task(task, tiny_config(str(text), norms=("bn",), dropout=0.0))
     data = replace(config.data, batch_size=7)
-    if task == "tag":
-        data = replace(data, path="turkish", vocabulary_size=300)
+    if task == "classify":
+        data = replace(data, path="rt")
     training = replace(config.training, max_steps=6, log_every=1, validate_every=3)
     training = replace(training, accelerator="cpu")
     return even(replace(config, data=data, training=training))
@@ -128,7 +128,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 SAME = ("ln-ddp", "pn-ddp", "rbn-fsdp2")
-EQUAL = (*SAME, "lm", "tag", "average", "average-fsdp2", "diagnosed")
+EQUAL = (*SAME, "lm", "classify", "average", "average-fsdp2", "diagnosed")
 MORE = ("bn-ddp", "rbn-ddp", "mabn-ddp", "ln-fsdp2", "bn-fsdp2", "pn-fsdp2")
 
 
@@ -140,7 +140,7 @@ def plain_job(name: str, pairs: Path) -> Job:
 @pytest.fixture(scope="module")
 def jobs(pairs: Path, text: Path) -> dict[str, Job]:
     made = [plain_job(name, pairs) for name in SAME]
-    made += [Job(task, language(text, task)) for task in ("lm", "tag")]
+    made += [Job(task, language(text, task)) for task in ("lm", "classify")]
     average = {"average_checkpoints": 2, "recalibration_batches": 2}
     diagnosed = {"diagnose_every": 3}
     made += [
@@ -291,7 +291,7 @@ def assert_equals_one_process(
     assert measured(got) == pytest.approx(measured(expected), rel=1e-4)
     assert measured(second[f"{name} False"]) == measured(got)
     assert_close_runs(the_run(tmp_path / name), the_run(out / name))
-    if name not in ("lm", "tag"):
+    if name not in ("lm", "classify"):
         texts = [the_run(part / name) / "translations.tsv" for part in (out, tmp_path)]
         assert texts[0].read_text() == texts[1].read_text()
 

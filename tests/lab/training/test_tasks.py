@@ -1,115 +1,34 @@
-import math
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
-import torch.nn.functional as F
-from minimized import training_losses
-from tiny_training import TRAINING, Configure, compare, of_task
+from tiny_training import TRAINING, Configure, compare
 
 from powernorm.errors import InputError
 from powernorm.inspection.modules import batch_layers
-from powernorm.lab.data.batch import IGNORED
 from powernorm.lab.data.readers import load_corpus
 from powernorm.lab.data.subwords import encode_corpus
 from powernorm.lab.engine.folders import EARLY
 from powernorm.lab.engine.state import read_checkpoint
-from powernorm.lab.settings.comparison import ComparisonSettings, early_step, to_json
+from powernorm.lab.settings.comparison import early_step, to_json
 from powernorm.lab.tasks.registry import task_of
 from powernorm.lab.tasks.settings import settings_from
 from powernorm.lab.tasks.trained_models import load_trained, run_data, training_batches
 from powernorm.lab.training.evaluation import evaluate
-from powernorm.norms import penalty
-
-
-def masked(configure: Configure, **changes: object) -> ComparisonSettings:
-    return of_task("mlm", configure(**changes))
-
-
-def test_masked_language_models_train_and_learn(configure: Configure, tmp_path: Path) -> None:
-    training = replace(TRAINING, max_steps=120, validate_every=60, tid_batches=3)
-    config = masked(configure, norms=("ln", "bn"), dropout=0.0, training=training)
-    results = compare(config, tmp_path)
-    (unigram,) = results.baselines
-    base = unigram["metrics"]["test_loss"]
-    assert base is not None
-    for run in results.runs:
-        loss = run.metrics["test_loss"]
-        assert run.status == "finished"
-        assert loss is not None
-        assert loss < base - 0.05, run.norm
-        # Per masked token, not per word.
-        assert run.metrics["test_perplexity"] == pytest.approx(math.exp(loss))
-    assert results.runs[1].tid is not None
-
-
-def test_the_unigram_is_asked_for_the_masked_tokens_alone(configure: Configure) -> None:
-    config = masked(configure)
-    encoded = encode_corpus(load_corpus(config.data.path), config.data.vocabulary_size)
-    counts = torch.bincount(encoded.splits["train"].tokens, minlength=encoded.vocabulary_size) + 1
-    nll, number = 0.0, 0
-    for batch in task_of(config).data(encoded, config, 0).evaluation("valid"):
-        for target in batch.targets.flatten().tolist():
-            if target != IGNORED:
-                nll -= math.log(float(counts[target]) / float(counts.sum()))
-                number += 1
-    (found,) = task_of(config).baselines(encoded, config)
-    assert found["metrics"]["valid_loss"] == pytest.approx(nll / number)
-
-
-def test_the_masked_loss_is_the_mean_over_targets_plus_the_penalty(configure: Configure) -> None:
-    config = masked(configure, dropout=0.0, norm_options={"rbn": {"mean_penalty": 10.0}})
-    encoded = encode_corpus(load_corpus(config.data.path), config.data.vocabulary_size)
-    data = task_of(config).data(encoded, config, 0)
-    batch = data.batches.batch(0)
-    size = encoded.vocabulary_size + task_of(config).num_extra_tokens
-    model = task_of(config).build(config, "rbn", (size,), seed=0).train()
-    found = training_losses(model, batch)
-
-    other = task_of(config).build(config, "rbn", (size,), seed=0).train()
-    logits = other(batch.named["tokens"], batch.named["padding_mask"]).detach()
-    asked = batch.targets != IGNORED
-    plain = F.cross_entropy(logits[asked], batch.targets[asked])
-    added = penalty(other, reduction="token_sum").detach()
-    torch.testing.assert_close(found["cross_entropy"], plain)
-    torch.testing.assert_close(found["loss"].detach(), plain + added / batch.num_targets)
-    assert added > 0
-
-
-def test_padding_has_no_say_in_a_masked_language_model(configure: Configure) -> None:
-    config = masked(configure, norms=("bn",), dropout=0.0)
-    encoded = encode_corpus(load_corpus(config.data.path), config.data.vocabulary_size)
-    batch = task_of(config).data(encoded, config, 0).batches.batch(0)
-    padding = torch.zeros_like(batch.named["tokens"], dtype=torch.bool)
-    padding[::2, -3:] = True
-    model = task_of(config).build(config, "bn", (encoded.vocabulary_size + 1,), seed=0).train()
-    before = model(batch.named["tokens"], padding)[~padding]
-    after = model(batch.named["tokens"].masked_fill(padding, 7), padding)[~padding]
-    torch.testing.assert_close(after, before)
-
-
-def test_only_causal_models_cannot_see_ahead(configure: Configure) -> None:
-    for config, sees in ((configure(dropout=0.0), False), (masked(configure, dropout=0.0), True)):
-        model = task_of(config).build(config, "bn", (50,), seed=0).eval()
-        tokens = torch.randint(50, (2, 8), generator=torch.Generator().manual_seed(0))
-        changed = tokens.clone()
-        changed[:, -1] = (changed[:, -1] + 1) % 50
-        differs = not torch.equal(model(tokens)[:, 0], model(changed)[:, 0])
-        assert differs is sees
 
 
 def test_an_unknown_task_lists_the_known_ones(configure: Configure) -> None:
-    with pytest.raises(InputError, match="no task 'mt': choose one of lm, mlm"):
+    with pytest.raises(InputError, match="no task 'mt': choose one of lm, translation, classify"):
         settings_from(to_json(configure()) | {"task": "mt"})
 
 
 def test_a_trained_model_knows_its_batches(configure: Configure, tmp_path: Path) -> None:
-    config = masked(configure, norms=("bn",), seeds=(3,))
+    config = configure(norms=("bn",), seeds=(3,))
     results = compare(config, tmp_path)
     trained = load_trained(tmp_path / "bn-pre-seed3")
     batches = training_batches(trained.settings, 4)
-    assert {"tokens", "padding_mask"} == set(batches[0])
+    assert set(batches[0]) == {"tokens"}
     encoded = encode_corpus(load_corpus(config.data.path), config.data.vocabulary_size)
     expected = task_of(config).data(encoded, config, 3).batches.batch(2)
     assert torch.equal(batches[2]["tokens"], expected.named["tokens"])

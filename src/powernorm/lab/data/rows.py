@@ -8,7 +8,6 @@ from torch import Tensor
 
 from powernorm.lab.data.batch import Batch, EvaluationBatches, TrainingBatches
 from powernorm.lab.data.orders import Order, Shuffled, spaced_by_tokens
-from powernorm.lab.data.subwords import END_ID
 
 
 class Rows(ABC):
@@ -87,16 +86,15 @@ class Rows(ABC):
 
 
 class PaddedRows(Rows):
-    """Rows of several lengths that lie in one stream.
+    """Rows of several lengths that follow one another in one stream.
 
     Args:
         lengths: tokens in each row, int64, (rows,).
-        starts: where they begin in the stream; None where they follow one another.
     """
 
-    def __init__(self, lengths: Tensor, starts: Tensor | None = None) -> None:
+    def __init__(self, lengths: Tensor) -> None:
         super().__init__(lengths)
-        self._starts = lengths.cumsum(0) - lengths if starts is None else starts
+        self._starts = lengths.cumsum(0) - lengths
 
     def places(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return where in the stream the tokens of rows stand, and what is padding there.
@@ -111,23 +109,3 @@ class PaddedRows(Rows):
         positions = torch.arange(int(lengths.max()))
         padding = positions >= lengths[:, None]
         return (self._starts[rows][:, None] + positions).masked_fill_(padding, 0), padding
-
-
-class DocumentRows(PaddedRows):
-    """Documents without their end marks; a longer one than `length` makes several rows.
-
-    Args:
-        tokens: every document followed by the end mark, (num_tokens,).
-        length: tokens in a row at most.
-    """
-
-    unit = "documents"
-
-    def __init__(self, tokens: Tensor, length: int) -> None:
-        ends = (tokens == END_ID).nonzero().flatten()
-        starts = torch.cat([ends.new_zeros(1), ends[:-1] + 1])
-        pieces = -(-(ends - starts) // length)
-        first = pieces.cumsum(0) - pieces
-        number = torch.arange(int(pieces.sum())) - first.repeat_interleave(pieces)
-        starts = starts.repeat_interleave(pieces) + number * length
-        super().__init__((ends.repeat_interleave(pieces) - starts).clamp(max=length), starts)

@@ -177,12 +177,12 @@ def saved_states(folder: Path) -> dict[str, Any]:
     """Return what a run's last checkpoint holds of each tracked object, by its name.
 
     Args:
-        folder: of the run.
+        folder: of the run; or one of its checkpoints, such as `checkpoints/early.ckpt`.
 
     Raises:
         InputError: it has no checkpoint, or a damaged one.
     """
-    path = last_checkpoint(folder)
+    path = folder if folder.is_file() else last_checkpoint(folder)
     if not path.exists():
         raise InputError(f"{folder} has no checkpoint: give the folder of a run that tracks states")
     states: dict[str, Any] = read_checkpoint(path)["states"]

@@ -1,4 +1,4 @@
-"""A Transformer language model, causal or masked, whose norms come from a factory."""
+"""A Transformer language model whose norms come from a factory."""
 
 import math
 from collections.abc import Callable
@@ -39,7 +39,6 @@ class LanguageModel(nn.Module):
         max_length: longest sequence.
         seed: of the initial weights, which are the same for every norm.
         upper_norm: makes the norms above the lowest layers.
-        causal: whether a position sees earlier ones only; a masked language model sees all.
         attention: makes the attention of each layer, whose forward takes `(x, padding_mask=…)`;
             None is the usual one.
         qk_norm: makes the norms of queries and keys, where the shape has them; None is the layer's
@@ -52,7 +51,7 @@ class LanguageModel(nn.Module):
 
     Raises:
         InputError: `num_heads` does not divide `num_features`, a sequence is too long, or there is
-            an `attention` that `causal=False` or norms inside of it would mean nothing to.
+            an `attention` that has no place for the norms or scales inside of it.
     """
 
     def __init__(
@@ -64,16 +63,10 @@ class LanguageModel(nn.Module):
         max_length: int,
         seed: int = 0,
         upper_norm: NormFactory | None = None,
-        causal: bool = True,
         attention: Callable[[], nn.Module] | None = None,
         qk_norm: NormFactory | None = None,
     ) -> None:
         super().__init__()
-        if attention is not None and not causal:
-            raise InputError(
-                "causal=False means nothing to an attention of its own, which decides by itself "
-                "what it sees: leave out causal or attention"
-            )
         all_places = layer_places(shape)
         has_inner = shape.qk_norm or any(one.linears or one.scales_heads for one in all_places)
         if attention is not None and has_inner:
@@ -93,9 +86,7 @@ class LanguageModel(nn.Module):
         def layer(layer_norm: NormFactory, places: LayerPlaces) -> nn.Module:
             if attention is not None:
                 return AttentionLayer(attention(), shape, layer_norm, places=places)
-            return TransformerLayer(
-                shape, layer_norm, causal=causal, places=places, qk_norm=qk_norm
-            )
+            return TransformerLayer(shape, layer_norm, causal=True, places=places, qk_norm=qk_norm)
 
         self.layers = nn.ModuleList(map(layer, norms, all_places))
         self.final_norm = final_norm(shape, norms[-1])
@@ -104,7 +95,7 @@ class LanguageModel(nn.Module):
         self.head.weight = self.embedding.weight
 
     def forward(self, tokens: Tensor, padding_mask: Tensor | None = None) -> Tensor:
-        """Return the logits of the token after each position (at it, where not causal)."""
+        """Return the logits of the token after each position."""
         logits: Tensor = self.head(self.features(tokens, padding_mask))
         return logits
 

@@ -16,7 +16,7 @@ from powernorm.inspection.batches import call_model
 from powernorm.inspection.devices import moved
 from powernorm.integrations.model_sources import ModelWithBatches, is_named, model_by_name
 from powernorm.integrations.pretrained import is_pretrained, load_pretrained
-from powernorm.lab.data.batch import IGNORED, MASK, Batch
+from powernorm.lab.data.batch import IGNORED, Batch
 from powernorm.lab.data.corpus import EvaluatedSplit, Split
 from powernorm.lab.data.orders import Shuffled
 from powernorm.lab.data.readers import load_corpus
@@ -176,7 +176,6 @@ class RunOriginal(Original):
         config = run_config(trained.settings)
         encoded = run_text(trained.settings, data=data)
         self._data = task_of(config).data(encoded, config, seed)
-        self._is_masked = config.task == "mlm"
         self.has_loss = True
         self.has_logits = not isinstance(self.model, OwnLikelihood)
         self.num_steps = config.training.max_steps * config.optimizer.accumulation
@@ -201,10 +200,8 @@ class RunOriginal(Original):
         return model(**batch.inputs())
 
     def valid(self, batch: Batch) -> Tensor | None:
-        """Return the positions that are no padding, or those that are asked for."""
-        if not self._is_masked:
-            return batch.targets != IGNORED
-        return ~batch.named[MASK] if MASK in batch.named else None
+        """Return the positions that are asked for."""
+        return batch.targets != IGNORED
 
     def nll(self, model: nn.Module, outputs: Any, batch: Batch) -> tuple[Tensor, float]:
         """Return the summed loss of a batch in nats, and the number of its targets."""

@@ -12,8 +12,6 @@ from powernorm.lab.training.task import BuiltinTask
 CLASSES: Final[Mapping[str, str]] = MappingProxyType(
     {
         "lm": "lm.task:LanguageModelTask",
-        "mlm": "mlm.task:MaskedLanguageModelTask",
-        "tag": "tag.task:TaggingTask",
         "translation": "translation.task:TranslationTask",
         "ner": "ner.task:EntityTask",
         "parse": "parse.task:ParsingTask",

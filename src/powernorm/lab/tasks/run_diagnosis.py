@@ -101,7 +101,7 @@ def _evaluation(
     smallest = list(data.evaluation("valid", EVALUATION_TOKENS))
     by_size = {}
     for tokens in BATCH_SIZES:
-        # The same rows, joined: what is masked in a row depends on how rows are put together.
+        # The same rows, joined: every size asks for the same targets.
         batches = _joined(smallest, tokens // BATCH_SIZES[0])
         if len(batches) > 1:
             by_size[round(sum(batch.num_tokens for batch in batches) / len(batches))] = batches

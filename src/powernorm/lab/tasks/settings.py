@@ -12,8 +12,6 @@ from powernorm.lab.settings.overrides import build
 CLASSES: Final[Mapping[str, str]] = MappingProxyType(
     {
         "lm": "LanguageModelSettings",
-        "mlm": "MaskedLanguageModelSettings",
-        "tag": "TaggingSettings",
         "translation": "TranslationSettings",
         "classify": "ClassificationSettings",
         "ner": "EntitySettings",

@@ -23,9 +23,6 @@ from powernorm.lab.training.evaluation import evaluate, finite_or_none
 from powernorm.lab.training.losses import TaskModel
 from powernorm.runs import EvaluationRow
 
-_SAMPLED_MASKS: Final = "mlm"
-"""The task whose targets depend on which rows are in a batch."""
-
 
 class Measured(NamedTuple):
     """What a split says of a model."""
@@ -155,36 +152,6 @@ class ParsingScores(RowScores):
         return found._replace(scores={**found.scores, **own})
 
 
-class RegroupedScores(SplitScores):
-    """Of the run's own batches joined or divided, so that all sizes ask for the same targets."""
-
-    def num_batches(self, size: int) -> int:
-        """Return how many batches of a size the split has."""
-        return len(self._regrouped(size))
-
-    def measure(self, size: int | None) -> Measured:
-        """Score the split in batches of a size."""
-        return self.likelihood(self._regrouped(size))
-
-    def _regrouped(self, size: int | None) -> Sequence[Batch]:
-        batches = list(self.data.evaluation(self.split))
-        if size is None:
-            return batches
-        parts = [
-            batch.shard(part, number)
-            for batch in batches
-            for number in [
-                min(max(1, round(batch.num_tokens / BATCH_SIZES[0])), len(batch.targets))
-            ]
-            for part in range(number)
-        ]
-        number = max(1, round(size * len(parts) / sum(part.num_tokens for part in parts)))
-        return [
-            parts[first].joined_with(parts[first + 1 : first + number])
-            for first in range(0, len(parts), number)
-        ]
-
-
 class TranslationScores(SplitScores):
     """Of translations: batches of at most so many positions, those of the encoder's inputs."""
 
@@ -231,7 +198,6 @@ class TranslationScores(SplitScores):
 _SCORES: Final[Mapping[str, type[SplitScores]]] = {
     "translation": TranslationScores,
     "parse": ParsingScores,
-    _SAMPLED_MASKS: RegroupedScores,
 }
 
 

@@ -1,4 +1,4 @@
-"""Settings of language modeling, masked language modeling and tagging."""
+"""Settings of text that several tasks share."""
 
 from typing import Annotated, Literal
 

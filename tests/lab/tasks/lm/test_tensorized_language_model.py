@@ -4,7 +4,7 @@ from copy import deepcopy
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from lab.task_models import check_causal, check_first_weights, learned
 from powernorm import fold
@@ -96,13 +96,6 @@ def test_positions_are_known_by_their_distances_alone() -> None:
         assert not torch.allclose(same[:, 0], same[:, 1])
     with pytest.raises(InputError, match="sequence of 10 tokens is longer than max_length=9"):
         model(torch.zeros(1, LENGTH + 1, dtype=torch.long))
-
-
-def test_cannot_be_a_masked_language_model() -> None:
-    with pytest.raises(InputError, match="causal=False means nothing to an attention of its own"):
-        LanguageModel(
-            5, nn.LayerNorm, TransformerShape(), max_length=4, causal=False, attention=nn.Identity
-        )
 
 
 @pytest.mark.parametrize("norm", ["bn", "rbn"])

@@ -119,7 +119,7 @@ def test_settings_that_do_not_go_together(
         check_norms(override(configure(), assignments))
 
 
-@pytest.mark.parametrize("task", ["mlm", "tag"])
+@pytest.mark.parametrize("task", ["lm-char", "ner"])
 def test_other_tasks_have_the_usual_attention(configure: Configure, task: str) -> None:
     for assignment in (TENSORIZED[0], ADAPTIVE[0]):
         with pytest.raises(InputError, match=f"is not a setting of the task {task}"):
