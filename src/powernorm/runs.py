@@ -92,6 +92,9 @@ DIAGNOSIS_FILE: Final = "diagnosis.json"
 DIAGNOSES_FILE: Final = "diagnoses.jsonl"
 DIAGNOSIS_PAGE: Final = "diagnosis.html"
 SCALES_FILE: Final = "scales.json"
+SUBWORDS_FILE: Final = "subwords.json"
+"""The vocabulary of a run's model of translation."""
+REMOVAL_FILE: Final = "removal.json"
 TRANSLATIONS_FILE: Final = "translations.tsv"
 TRANSLATIONS_COLUMNS: Final = ("source", "reference", "translation")
 BEST_SCORED: Final = "best checkpoint"
@@ -175,6 +178,11 @@ continues it; `failed`: an exception; `dropped`: not trained, or not to the end,
 was decided; `pruned`: a trial of a tuning that fell behind the earlier ones; `unfinished`: in no
 result, the run is still going or was killed.
 """
+
+LOST: Final[frozenset[Status]] = frozenset({"diverged", "nonfinite"})
+"""Statuses of runs whose loss was lost."""
+OVER: Final[frozenset[Status]] = LOST | {"finished", "pruned"}
+"""Statuses of runs that `resume` leaves as they are."""
 
 
 class TID(TypedDict):

@@ -211,8 +211,9 @@ def _write(source: "ModelSource", report: "FoldReport", out: Path) -> str:
 def _own_subwords(checkpoint: Path) -> dict[str, Any]:
     """Those of a run, with which a folded model translates wherever it is taken."""
     from powernorm.lab.engine.folders import read_json
-    from powernorm.lab.tasks.translation.vocabulary_files import SUBWORDS, VOCABULARY_FILE
+    from powernorm.lab.tasks.translation.vocabulary_files import SUBWORDS
+    from powernorm.runs import SUBWORDS_FILE
 
     folder = checkpoint if checkpoint.is_dir() else checkpoint.parent.parent
-    file = folder / VOCABULARY_FILE
+    file = folder / SUBWORDS_FILE
     return {SUBWORDS: read_json(file)} if file.is_file() else {}

@@ -31,10 +31,10 @@ from powernorm.lab.engine.line import Line
 from powernorm.lab.engine.logs import STEP
 from powernorm.lab.engine.outcomes import unmade_result
 from powernorm.lab.engine.race import standing
-from powernorm.lab.engine.run_training import OVER, forget_comparison, remove_rests
+from powernorm.lab.engine.run_training import forget_comparison, remove_rests
 from powernorm.lab.engine.stopping import Stop, Stopped
 from powernorm.lab.schema import written
-from powernorm.runs import METRICS_FILE, RESULT_FILE, RunResult
+from powernorm.runs import METRICS_FILE, OVER, RESULT_FILE, RunResult
 
 POLL_SECONDS: Final = 0.25
 STOP_SECONDS: Final = 120.0
@@ -232,7 +232,7 @@ class _Coordination:
         ended = {
             name: result
             for name, result in self._results.read().items()
-            if name in self._open and result.status in (*OVER, "failed")
+            if name in self._open and result.status in OVER | {"failed"}
         }
         if ended:
             self._write_results()

@@ -16,10 +16,12 @@ from powernorm.runs import (
     CHECKPOINTS_FOLDER,
     COMPARISON_FILE,
     CONFIG_FILE,
+    REMOVAL_FILE,
     REPORT_FILE,
     RESULT_FILE,
     RESULTS_FILE,
     SCALES_FILE,
+    SUBWORDS_FILE,
     TUNING_FILE,
     WORK_FILE,
     RunResult,
@@ -40,7 +42,7 @@ _OF_COMPARISON: Final = (COMPARISON_FILE, RESULTS_FILE, WORK_FILE, TUNING_FILE)
 _SEALED: Final = (
     *_OF_COMPARISON,
     *(CONFIG_FILE, RESULT_FILE, SCALES_FILE),
-    *("subwords.json", "removal.json"),
+    *(SUBWORDS_FILE, REMOVAL_FILE),
 )
 """Names of the files that `write_json` writes."""
 

@@ -31,13 +31,12 @@ from typing import Final, Literal
 from powernorm.errors import InputError
 from powernorm.lab.engine.grid import Grid, Race
 from powernorm.lab.engine.race_words import drop_sentences, end_sentence, reason
-from powernorm.runs import DropRecord, RaceOutcome, RaceRecord, RunResult
+from powernorm.runs import LOST, DropRecord, RaceOutcome, RaceRecord, RunResult
 
 LEAST_SEEDS: Final = 3
 """Before so many nothing can be decided."""
-ENDED: Final = ("finished", "diverged", "nonfinite", "failed")
+ENDED: Final = LOST | {"finished", "failed"}
 """Statuses of runs that a round does not wait for."""
-LOST: Final = ("diverged", "nonfinite")
 MOST_LOST: Final = 2
 """So many seeds lost that finished with the leader, and a norm is out without a test."""
 

@@ -34,6 +34,7 @@ from powernorm.runs import (
     CHECKPOINTS_FOLDER,
     COMPARISON_FILE,
     CONFIG_FILE,
+    OVER,
     REPORT_FILE,
     RESULT_FILE,
     RESULTS_FILE,
@@ -44,8 +45,6 @@ from powernorm.runs import (
 
 LOGGER = logging.getLogger(__name__)
 
-OVER: Final = ("finished", "diverged", "nonfinite", "pruned")
-"""Statuses of runs that `resume` leaves as they are."""
 NO_PLACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
 """Of an OSError: every other run would meet it, too."""
 RESUMED: Final = "interrupted; --resume goes on from the last checkpoint"
@@ -89,7 +88,7 @@ class RunTraining:
         self._ran_on = ran_on
         self.is_worker = ran_on is not None
         # What a worker has seen to fail, the next one would, too.
-        self.over = (*OVER, "failed") if self.is_worker else OVER
+        self.over = OVER | {"failed"} if self.is_worker else OVER
         """Statuses of runs that it does not train."""
         self._fingerprint = self._grid.task.fingerprint(data)
 

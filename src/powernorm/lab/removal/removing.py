@@ -48,6 +48,7 @@ from powernorm.runs import (
     CHECKPOINTS_FOLDER,
     METRICS_FILE,
     NORMS_FILE,
+    REMOVAL_FILE,
     REPORT_FILE,
     RESULT_FILE,
 )
@@ -55,7 +56,6 @@ from powernorm.surgery.folding import plan_fold
 from powernorm.surgery.marking import is_pretrained
 from powernorm.surgery.verification import Errors
 
-REMOVAL_FILE: Final = "removal.json"
 """What a removal was made of, in its folder and in that of the model."""
 MODEL_FOLDER: Final = "model"
 """Of a removal's folder, the part that `powernorm.load` reads."""

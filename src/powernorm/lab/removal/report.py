@@ -16,9 +16,8 @@ from powernorm.lab.report.logs import read_metrics
 from powernorm.lab.report.numerals import counted, duration, printable
 from powernorm.lab.report.tables import Table, copies
 from powernorm.lab.report.templates import part
-from powernorm.runs import METRICS_FILE, REPORT_FILE, RESULT_FILE
+from powernorm.runs import METRICS_FILE, REMOVAL_FILE, REPORT_FILE, RESULT_FILE
 
-_REMOVAL_FILE: Final = "removal.json"
 _FIX: Final = "make the removal again"
 _SPLITS: Final = ("valid", "test", "other")
 _WORDS: Final = {
@@ -39,7 +38,7 @@ def write_removal_page(folder: Path) -> Path:
     Raises:
         InputError: a file is missing or damaged.
     """
-    settings = read_json_object(folder / _REMOVAL_FILE, _FIX)
+    settings = read_json_object(folder / REMOVAL_FILE, _FIX)
     result = read_json_object(folder / RESULT_FILE, _FIX)
     curve = read_metrics(folder / METRICS_FILE)
     name = printable(str(settings["original"]["model"]))

@@ -9,6 +9,7 @@ from typing import Final
 
 from powernorm.lab.report.measures import MAIN, MEASURES, PERPLEXITY, Measure, goal_of, own_measure
 from powernorm.runs import (
+    LOST,
     ComparisonResults,
     DiagnosisRecord,
     RunResult,
@@ -70,7 +71,7 @@ class ReportedRun(RunResult):
     @property
     def broke_down(self) -> bool:
         """Whether it ended for a reason of its own: not stopped by the user, not still going."""
-        return self.shown_status in ("diverged", "nonfinite", "failed")
+        return self.shown_status in LOST | {"failed"}
 
     @property
     def is_as_expected(self) -> bool:

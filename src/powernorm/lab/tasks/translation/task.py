@@ -26,13 +26,13 @@ from powernorm.lab.tasks.translation.sentence_pairs import (
 )
 from powernorm.lab.tasks.translation.settings import TranslationDataSettings, TranslationSettings
 from powernorm.lab.tasks.translation.translating import translate_split
-from powernorm.lab.tasks.translation.vocabulary_files import VOCABULARY_FILE, vocabulary_record
+from powernorm.lab.tasks.translation.vocabulary_files import vocabulary_record
 from powernorm.lab.training.batches import RunData
 from powernorm.lab.training.evaluation import Scores
 from powernorm.lab.training.losses import TaskModel
 from powernorm.lab.training.norms import UPPER_NORM, norm_factory, norm_options, qk_norm_factory
 from powernorm.lab.training.task import BuiltinTask, Sizes
-from powernorm.runs import TRANSLATION_METRICS, Baseline
+from powernorm.runs import SUBWORDS_FILE, TRANSLATION_METRICS, Baseline
 
 BASELINE_SPLITS: Final[tuple[Split, ...]] = ("valid", "test")
 
@@ -137,7 +137,7 @@ class TranslationTask(BuiltinTask[EncodedPairs, TranslationSettings]):
             if encoded.corpus.tokenized
             else None,
         )
-        write_json(folder / VOCABULARY_FILE, record)
+        write_json(folder / SUBWORDS_FILE, record)
 
     def check(self, config: TranslationSettings, norm: str) -> None:
         """Check the settings, and the norms of all places.

@@ -23,11 +23,11 @@ from powernorm.lab.tasks.translation.settings import DecodingSettings, Translati
 from powernorm.lab.tasks.translation.translating import translate_ids
 from powernorm.lab.tasks.translation.vocabulary_files import (
     SUBWORDS,
-    VOCABULARY_FILE,
     SubwordVocabulary,
     read_vocabulary,
     vocabulary_of,
 )
+from powernorm.runs import SUBWORDS_FILE
 
 Ranked = list[tuple[str, float]]
 """Translations of a sentence with their scores, best first."""
@@ -141,4 +141,4 @@ def _load(path: Path) -> tuple[TrainedModel, Callable[[], SubwordVocabulary]]:
         folded = load_folded_run(path)
         return folded, lambda: vocabulary_of(folded.settings.get(SUBWORDS, {}), path)
     folder = path if path.is_dir() else path.parent.parent
-    return load_trained(path), lambda: read_vocabulary(folder / VOCABULARY_FILE)
+    return load_trained(path), lambda: read_vocabulary(folder / SUBWORDS_FILE)

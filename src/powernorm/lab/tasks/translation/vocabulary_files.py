@@ -10,7 +10,6 @@ from powernorm.lab.engine.folders import read_json
 from powernorm.lab.tasks.translation.imported_subwords import TextEncoder, text_encoder
 from powernorm.lab.tasks.translation.moses import Tokenization
 
-VOCABULARY_FILE: Final = "subwords.json"
 """The subwords of both languages, and which these are."""
 SUBWORDS: Final = "subwords"
 """The same among the settings of a folded model."""
