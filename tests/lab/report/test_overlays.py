@@ -131,15 +131,38 @@ def test_over_training_average_and_last_layer_and_those_of_the_paper(drawn: Draw
     )
     captions = " ".join(figure.caption for figure in overlays.over_training(lines, ""))
     assert "An epoch is 10 steps." in captions
-    ln, bn = drawn.panels["TID: mean, average"].bands
+    ln, bn = drawn.panels["TID: mean, average of 6 norms"].bands
     assert (ln.x, ln.mean) == ([0, 10, 20], pytest.approx([3.5, 7, 14]))
     assert (bn.x, bn.mean) == ([0, 10], pytest.approx([1.5 * 3.5, 4 * 3.5]))
     assert (bn.low, bn.high) == (pytest.approx([3.5, 10.5]), pytest.approx([7, 17.5]))
-    last = drawn.panels["TID: deviation, last layer"].bands[0]
+    last = drawn.panels["TID: deviation, six, the last"].bands[0]
     assert last.mean == pytest.approx([12, 24, 48])
     kappas = [title for title in drawn.panels if title.startswith("κ 50 %")]
     assert kappas == ["κ 50 %, two", "κ 50 %, four", "κ 50 %, six"]
     assert drawn.panels["σ at 50 % of the dimensions"].bands[0].mean == [0.5, 0.5, 0.5]
+
+
+def test_over_training_is_of_the_norms_that_are_compared(drawn: Drawn) -> None:
+    """As in a translation model, whose decoder keeps LayerNorm and has the last norms."""
+
+    def with_norm(norm: str, factor: float, step: int) -> DiagnosisRecord:
+        record = diagnosis(factor, step)
+        for number, row in enumerate(record["layers"]):
+            row["norm"] = norm if number < 4 else "ln"
+        return record
+
+    lines = lines_of(
+        [
+            made_run(norm, 0, diagnoses=[with_norm(norm, 1, 0), with_norm(norm, 2, 10)])
+            for norm in ("ln", "bn")
+        ]
+    )
+    overlays.over_training(lines, "")
+    for band in drawn.panels["TID: mean, average of 4 norms"].bands:
+        assert band.mean == pytest.approx([2.5, 5])
+    assert drawn.panels["TID: mean, four, the last"].bands[1].mean == pytest.approx([4, 8])
+    kappas = [title for title in drawn.panels if title.startswith("κ 50 %")]
+    assert kappas == ["κ 50 %, two", "κ 50 %, three", "κ 50 %, four"]
 
 
 def test_every_layer_has_a_figure(drawn: Drawn) -> None:

@@ -190,13 +190,13 @@ Measure = Callable[[DiagnosisRecord], float | None]
 def over_training(lines: Sequence[OverlayLine], prefix: str) -> list[DrawnFigure]:
     """The diagnoses that runs made while they trained; empty where none did (W22, Fig. 4, 6, 7)."""
     records = [record for line in lines for run in line.runs for record in run.diagnoses]
-    layers = _layers(records)
+    layers = _compared_layers(lines, _layers(records))
     if not layers:
         return []
     short = dict(zip(layers, short_names(layers), strict=True))
     shown = {layer: short[layer] for layer in _spaced(layers, _SHOWN)}
     figures: list[tuple[LayerQuantity, dict[str, Measure]]] = [
-        *((tid, _average_and_last(tid, layers[-1])) for tid in TIDS),
+        *((tid, _average_and_last(tid, layers, short)) for tid in TIDS),
         *((quantity, _at(quantity, shown)) for quantity in (*KAPPAS, LAMBDA)),
     ]
     notes = _epochs(records)
@@ -231,12 +231,30 @@ def every_layer(lines: Sequence[OverlayLine], prefix: str) -> list[DrawnFigure]:
     return drawn
 
 
-def _average_and_last(quantity: LayerQuantity, last: str) -> dict[str, Measure]:
+def _compared_layers(lines: Sequence[OverlayLine], layers: Sequence[str]) -> list[str]:
+    """The layers where every run has the norm that it is a run of.
+
+    A model of translation keeps LayerNorm in its decoder, which says nothing of the norms that are
+    compared. Where the runs have no such layer in common it is all layers.
+    """
+    shared = set(layers)
+    for run in (run for line in lines for run in line.runs):
+        for record in run.diagnoses:
+            own = {row["layer"] for row in record["layers"] if row["norm"] == run.norm}
+            shared &= own or shared
+    return [layer for layer in layers if layer in shared] or list(layers)
+
+
+def _average_and_last(
+    quantity: LayerQuantity, layers: Sequence[str], short: Mapping[str, str]
+) -> dict[str, Measure]:
     def average(record: DiagnosisRecord) -> float | None:
-        known = [v for row in record["layers"] if (v := _value(row, quantity)) is not None]
+        rows = [row for row in record["layers"] if row["layer"] in layers]
+        known = [v for row in rows if (v := _value(row, quantity)) is not None]
         return mean(known) if known else None
 
-    return {"average": average, "last layer": partial(_of_layer, name=last, quantity=quantity)}
+    last = partial(_of_layer, name=layers[-1], quantity=quantity)
+    return {f"average of {len(layers)} norms": average, f"{short[layers[-1]]}, the last": last}
 
 
 def _at(quantity: LayerQuantity, layers: Mapping[str, str]) -> dict[str, Measure]:
