@@ -12,9 +12,12 @@ from pathlib import Path
 import pytest
 
 from lab.killing import CHANGED, SUBJECTS
+from lab.own_training import tiny_grid
 from lab.training.same_runs import assert_readable, assert_same_folder
 from lab.training.tiny_training import compare
 from lab.training.tiny_translation import short_translation
+from powernorm.lab.engine.grid_training import compare_grid
+from powernorm.lab.engine.run_training import RunTraining
 
 
 def run_script(folder: Path, subject: str, *arguments: object, seconds: int) -> str:
@@ -68,3 +71,23 @@ def test_killed_before_changes_of_its_folder(tmp_path: Path, moments: int) -> No
         assert_readable(out)
         compare(config, out, resume=True)
         assert_same_folder(tmp_path / "whole", out)
+
+
+def test_killed_between_the_end_and_its_result(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last checkpoint has the averaged weights by then, and no run resumes from them."""
+    grid = tiny_grid(norms=["bn"])
+    compare_grid(grid, tmp_path / "whole")
+
+    def killed(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RunTraining, "_keep", killed)
+        with pytest.raises(KeyboardInterrupt):
+            compare_grid(grid, tmp_path / "killed")
+        assert not list((tmp_path / "killed").glob("*/result.json"))
+    monkeypatch.setattr(type(grid.task), "start", killed)  # it is not trained any more
+    compare_grid(grid, tmp_path / "killed", resume=True)
+    assert_same_folder(tmp_path / "whole", tmp_path / "killed")

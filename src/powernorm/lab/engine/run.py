@@ -22,7 +22,7 @@ from powernorm.lab.engine.best import Best, Direction
 from powernorm.lab.engine.diagnosing import EPOCH, Diagnosing, Epochs
 from powernorm.lab.engine.distribution import divide_weights, synchronized
 from powernorm.lab.engine.events import Listener, Notice, RunStarted, logged
-from powernorm.lab.engine.folders import BEST, LAST
+from powernorm.lab.engine.folders import BEST, LAST, last_checkpoint
 from powernorm.lab.engine.leases import LEASE_FILE, LOCK_FILE, Lease
 from powernorm.lab.engine.position import Position
 from powernorm.lab.engine.processes import (
@@ -43,6 +43,7 @@ from powernorm.lab.engine.tracked import Tracked
 from powernorm.lab.engine.trials import TrialRules
 from powernorm.lab.engine.warmup import warmup_options
 from powernorm.lab.engine.watching import Monitoring, evaluating
+from powernorm.lab.schema import record_of, written
 from powernorm.norms import Norm
 from powernorm.norms.models import Reduction
 from powernorm.runs import (
@@ -60,6 +61,7 @@ from powernorm.runs import (
     SCALES_FILE,
     TID,
     Baseline,
+    RunResult,
     Status,
 )
 
@@ -171,6 +173,7 @@ class Run:
         self._wants_checkpoint = False
         self._kept_names: list[str] = []
         self._keeps_end = True
+        self._end: Mapping[str, Any] | None = None
         self._stop_was_seen = False
 
     # What is compared
@@ -369,6 +372,7 @@ class Run:
                 "trial": (self._best_of_trial, self.is_pruned),
                 "best": None if self._best is None else self._best.state_dict(),
                 "speed": self._throughput.state_dict(),
+                **({} if self._end is None else {"result": self._end}),
             },
             copies=self._kept_names,
         )
@@ -791,12 +795,21 @@ class Run:
         """Whether anything depended on the norm."""
         return bool(self._built) or self._knows_norm
 
-    def keep_end(self) -> None:
+    @property
+    def ended(self) -> RunResult | None:
+        """The result of a run whose last checkpoint is that of `keep_end`, None of any other."""
+        kept = (self._tracked.checkpoint or {}).get("result")
+        if kept is None:
+            return None
+        return record_of(RunResult, kept, str(last_checkpoint(self.folder)), FIX, exact=True)
+
+    def keep_end(self, result: RunResult) -> None:
         """Let the last checkpoint hold what is tracked now: averaged, or the best weights.
 
-        After the result is kept, as a run that went on from here would not come to it again.
+        With the result, as a run that went on from here would not come to it again.
         """
         if self._saved_step is not None and self._keeps_end:
+            self._end = written(result)
             self.checkpoint()
 
     def close(self) -> None:

@@ -187,7 +187,7 @@ class RunTraining:
     def _outcome(self, run: Run, line: Line) -> RunResult:
         """Train a run and keep its result, whatever comes of it."""
         try:
-            result = self._trained(run, line)
+            result = run.ended or self._trained(run, line)
         except (KeyboardInterrupt, Stopped) as end:
             if isinstance(end, Stopped):
                 self._stop.ignore()
@@ -203,11 +203,7 @@ class RunTraining:
             raise
         except (Exception, SystemExit) as error:
             result = self._failed(run, line, error)
-        result = self._keep(run, result)
-        # The first process decides: a goal may be a number in some of them only.
-        if on_main(lambda: result.status) == "finished":
-            run.keep_end()
-        return result
+        return self._keep(run, result)
 
     def _trained(self, run: Run, line: Line) -> RunResult:
         try:
@@ -216,7 +212,11 @@ class RunTraining:
                 metrics = self._grid.task.start(run)
             if run.was_interrupted:
                 raise Stopped
-            return measured_result(run, line, self._grid, metrics)
+            result = measured_result(run, line, self._grid, metrics)
+            # The first process decides: a goal may be a number in some of them only.
+            if on_main(lambda: result.status) == "finished":
+                run.keep_end(result)
+            return result
         finally:
             run.close()
 

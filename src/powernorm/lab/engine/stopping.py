@@ -55,7 +55,10 @@ class Stop:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Answer the signals inside the block; elsewhere than in the main thread none come."""
+        """Answer the signals inside the block; elsewhere than in the main thread none come.
+
+        What they raise is never hidden: a library that builds something may fail by it otherwise.
+        """
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -64,7 +67,8 @@ class Stop:
         if callable(before[signal.SIGINT]):  # not ignored, as in a script's background
             signal.signal(signal.SIGINT, self._interrupt)
         try:
-            yield
+            with self.never_hidden():
+                yield
         except Stopped:
             # The process ends; a second signal must not cost the exit code by which it goes on.
             self.ignore()

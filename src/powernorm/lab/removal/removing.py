@@ -158,7 +158,6 @@ def remove(
     stop = Stop()
     with (
         stop.watching(),
-        stop.never_hidden(),
         own_generators(),
         threads(wanted.training.num_threads),
     ):

@@ -170,7 +170,7 @@ def tune_and_show(
         )
     spaces = spaces_of(subject, *parse_search(search))
     stop = Stop()
-    with shown(folder, progress) as listener, stop.watching(), stop.never_hidden():
+    with shown(folder, progress) as listener, stop.watching():
         tuning = Tuning(subject, folder.absolute(), budget, spaces, workers, listener or ignore)
         with tuning.holding(resume=resume, force=force):
             tuning.search()
