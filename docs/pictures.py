@@ -13,10 +13,9 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from powernorm.lab.report.results_document import claims
-from powernorm.lab.report.results_document import joined
 from powernorm.lab.report.loading import read_comparison
 from powernorm.lab.report.paired import paired_gap
+from powernorm.lab.report.results_document import claims, joined
 from powernorm.lab.report.summary import summarize
 
 ROOT = Path(__file__).parents[1]

@@ -16,7 +16,7 @@ from architectures.survey import survey
 ARCHITECTURES = {
     one.name: one for one in (*huggingface_models.ARCHITECTURES, *other_models.ARCHITECTURES)
 }
-TYPICAL = ("bert", "llama", "wav2vec2")
+TYPICAL = ("bert", "llama")
 """Those that the default suite runs."""
 
 

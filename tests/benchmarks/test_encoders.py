@@ -99,6 +99,7 @@ def measured(cases: list[Case], kinds: tuple[Kind, ...], *, thorough: bool) -> l
     )
 
 
+@pytest.mark.slow
 def test_torch_runs_every_precision() -> None:
     cases = [CASE._replace(precision=one) for one in costs.PRECISIONS["torch"]]
     for found in measured(cases, costs.RIVALS, thorough=True):

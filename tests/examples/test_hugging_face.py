@@ -23,6 +23,7 @@ pytestmark = [
 EXAMPLE = runpy.run_path(str(Path(__file__).parents[2] / "examples" / "hugging_face.py"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("made", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_a_classifier_from_texts_to_onnx(
     made: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]

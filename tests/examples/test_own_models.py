@@ -63,6 +63,7 @@ def test_a_gpt_in_a_plain_loop(home: Path) -> None:
     assert len(rows) > 3
 
 
+@pytest.mark.slow
 def test_a_bert_from_csv_by_the_trainer(home: Path) -> None:
     pytest.importorskip("transformers")
     write_reviews(home / "reviews.csv")

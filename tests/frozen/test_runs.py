@@ -108,7 +108,7 @@ def assert_repeats(case: str, out: Path, relative: float, names: list[str] | Non
 @pytest.mark.parametrize(
     "case",
     # The second half of the others is what a run from their middle repeats.
-    some_default([*TASKS, *OTHERS], "lm", *(set(TASKS) - set(RESUMABLE))),
+    some_default([*TASKS, *OTHERS], "lm"),
 )
 def test_a_recorded_comparison_repeats(case: str, process: Process, tmp_path: Path) -> None:
     process.executor.submit(train, case, tmp_path).result()
@@ -125,9 +125,7 @@ def test_a_recorded_comparison_in_two_processes_repeats(
     assert_repeats(case, tmp_path, process.relative)
 
 
-@pytest.mark.parametrize(
-    "case", some_default(RESUMABLE, "translation", "ner", "lm-char", "averaging", "float16")
-)
+@pytest.mark.parametrize("case", some_default(RESUMABLE, "translation", "lm-char", "float16"))
 def test_a_run_goes_on_from_its_recorded_middle(
     case: str, process: Process, tmp_path: Path
 ) -> None:

@@ -117,7 +117,7 @@ def test_compiled(name: str, checkpointed: bool) -> None:
     check_same(net, plain, losses)
 
 
-@pytest.mark.parametrize("name", some_default(NORMS, "rbn"))
+@pytest.mark.parametrize("name", some_default(NORMS))
 def test_checkpointed(name: str) -> None:
     plain, net = Net(name).to(DEVICE), Net(name, checkpointed=True).to(DEVICE)
     with use_backend("triton"):

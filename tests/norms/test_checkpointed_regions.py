@@ -24,6 +24,7 @@ from torch.utils.checkpoint import (
 
 import powernorm
 from cases import KEEPING_STATE, Case, case_id, states
+from covering import some_default
 
 CASES = (
     Case("bn"),
@@ -443,7 +444,7 @@ def test_replicas_in_threads_share_a_layer() -> None:
     assert_same(train(checkpointed()), train(run_plainly))
 
 
-@pytest.mark.parametrize("case", CASES[1:5:3], ids=case_id)
+@pytest.mark.parametrize("case", some_default(CASES[1:5:3], CASES[1]), ids=case_id)
 def test_records_go_with_the_graph(case: Case) -> None:
     """Masks and statistics must not pile up, of a dropped forward or with a loss that is kept."""
     norm, before = case.build(), num_masks()

@@ -186,7 +186,7 @@ def test_the_other_layout_is_refused_by_name() -> None:
             call()
 
 
-@pytest.mark.parametrize("name", some_default(["bn", "pn"], "pn"))
+@pytest.mark.parametrize("name", some_default(["bn", "pn"]))
 def test_compiled(name: str) -> None:
     """One graph for batches of any lengths."""
     eager, norm = (powernorm.build_norm(name, 8) for _ in range(2))

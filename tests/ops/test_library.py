@@ -75,6 +75,7 @@ def samples() -> dict[str, tuple[object, tuple[object, ...]]]:
 
 # torch 2.14 looks at the gradients of its own test tensors.
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize("backend", ["eager", "cpu"])
 @pytest.mark.parametrize("name", samples())
 def test_opcheck(name: str, backend: str) -> None:

@@ -65,7 +65,7 @@ def check(model: nn.Module, batches: list[dict[str, Any]]) -> None:
 
 @pytest.mark.parametrize(
     "family",
-    some_default(FAMILIES, "language-model", "torch-transformer", "t5"),
+    some_default(FAMILIES, "language-model", "torch-transformer"),
 )
 def test_of_each_family(family: str) -> None:
     model, inputs = FAMILIES[family]()

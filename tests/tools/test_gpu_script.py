@@ -67,6 +67,7 @@ def run(python: Path, *command: str, **variables: str) -> subprocess.CompletedPr
     )
 
 
+@pytest.mark.slow
 def test_the_tests_of_a_gpu_need_nothing_else(python: Path) -> None:
     done = run(python, str(python), "-c", "import typer")
     assert "No module named 'typer'" in done.stderr

@@ -139,6 +139,7 @@ def test_model_of_ones_own_learns_from_itself(tmp_path: Path) -> None:
     torch.testing.assert_close(again(x), removed.model(x))
 
 
+@pytest.mark.slow
 def test_model_of_transformers_with_batches_of_ones_own_is_loaded_by_its_folder(
     tmp_path: Path,
 ) -> None:

@@ -264,7 +264,7 @@ def measured(run: Mapping[str, Any]) -> dict[str, float]:
     return {name: value for name, value in numbers.items() if value is not None}
 
 
-@pytest.mark.parametrize("name", some_default(EQUAL, "pn-ddp", "rbn-fsdp2", "average", "diagnosed"))
+@pytest.mark.parametrize("name", some_default(EQUAL, "rbn-fsdp2", "average"))
 def test_two_processes_equal_one(
     name: str, jobs: dict[str, Job], two: tuple[Path, list[dict[str, Any]]], tmp_path: Path
 ) -> None:
