@@ -105,7 +105,8 @@ def test_bad_input_of_swap(home: Path, arguments: list[str], match: str) -> None
     assert match in refusal(home, "swap", *arguments)
 
 
-@pytest.mark.parametrize("norm", ["bn", pytest.param("pn-static", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("norm", ["bn", "pn-static"])
 def test_fold(runs: Path, tmp_path: Path, norm: str) -> None:
     run = runs / f"{norm}-pre-seed0"
     shown = powernorm(tmp_path, "fold", run)

@@ -63,6 +63,7 @@ def check_fit(programs: list[dict[str, Any]]) -> None:
             assert program["spilled"] <= 256, program
 
 
+@pytest.mark.slow
 def test_programs_fit(tmp_path: Path) -> None:
     programs = compiled(DEFAULT, tmp_path)
     assert len({program["kernel"] for program in programs}) == 17

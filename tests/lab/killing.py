@@ -29,6 +29,13 @@ WAYS = (signal.SIGKILL, signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 SUBJECTS = ("lm", "lm-char", "classify", "translation", "own", "tune", "race", "remove")
 """Built-in tasks, a user's function, and the commands that train by them."""
 
+ENGINES: dict[str, dict[str, Any]] = {
+    "local": {},
+    "ray": {"executor": "ray"},
+    "slurm": {"executor": "slurm", "executor_options": {"cluster": "local"}},
+}
+"""Comparisons whose runs other processes train, two at a time."""
+
 CHANGED = "short-translation"
 """A run with all kinds of files, so short that it can be killed before each of their changes."""
 
@@ -43,9 +50,9 @@ IMPORTED = (
 
 def train(subject: str, out: Path) -> None:
     """Begin the subject in this folder, or resume what is there."""
+    import own_training
     import racing
     import valleys
-    from own_training import tiny_grid
     from recorded_runs import recorded_config
     from small_models import data, stack
     from tiny_training import compare
@@ -56,7 +63,23 @@ def train(subject: str, out: Path) -> None:
     from powernorm.lab.engine.grid_training import compare_grid
 
     if subject == "own":
-        compare_grid(tiny_grid(norms=["bn", "pn"]), out, resume=True)
+        compare_grid(own_training.tiny_grid(norms=["bn", "pn"]), out, resume=True)
+    elif subject in ENGINES:
+        # What nobody interrupted, one process trained.
+        workers = {} if out.name == "whole" else {"jobs": 2, **ENGINES[subject]}
+        lab.compare(
+            own_training.train,
+            out,
+            norms=["ln", "bn", "rbn", "pn"],
+            seeds=2,
+            goal={"accuracy": "max"},
+            settings={"steps": 60, "checkpoint_every": 4},
+            device="cpu",
+            num_threads=1,
+            quiet=True,
+            resume=True,
+            **workers,
+        )
     elif subject == "tune":
         lab.tune(
             valleys.train,
@@ -174,8 +197,9 @@ def kill_and_resume(subject: str, folder: Path, kills: int, seed: int) -> dict[s
     """Return how often a child was over, killed, stopped or interrupted."""
     from powernorm.lab.engine.stopping import EXIT_CODE
 
-    train_whole(subject, folder / "warm")  # fills the caches
-    seconds = train_whole(subject, folder / "whole")
+    warm = train_whole(subject, folder / "warm")  # fills the caches
+    whole = train_whole(subject, folder / "whole")
+    seconds = warm if subject in ENGINES else whole
     chance = random.Random(seed)
     counts: dict[str, int] = {}
     chain = hits = 0
@@ -206,6 +230,7 @@ if __name__ == "__main__":
         *(str(TESTS / name) for name in ("frozen", "surgery/removal")),
     ]
     torch.set_num_threads(1)
+    os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)  # a cluster's workers import them, too
     for module in IMPORTED:
         importlib.import_module(module)
     what, where, how_often, *drawn_by = sys.argv[1:]

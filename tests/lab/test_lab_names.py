@@ -25,10 +25,11 @@ def test_unknown_name() -> None:
         _ = lab.train_all
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "folders"),
     [
-        pytest.param(("mine:train", "--goal", "loss:min"), set(), marks=pytest.mark.slow),
+        (("mine:train", "--goal", "loss:min"), set()),
         (("lm", "--preset", "smoke", "--set", "training.max_steps=2"), {"lm"}),
     ],
 )

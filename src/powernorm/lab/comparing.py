@@ -177,8 +177,13 @@ def compare_and_show(
     """Train, show what happens, write the page and print the table; see `compare`."""
     stop = Stop()
     with stop.watching():
-        executor = workers.start_executor(folder, grid) if workers.are_used else None
-        stop.install()  # Ray takes the signals, too
+        try:
+            executor = workers.start_executor(folder, grid) if workers.are_used else None
+            stop.install()  # Ray takes the signals, too
+        except Stopped:
+            raise
+        except SystemExit as end:  # of Ray's handler of SIGTERM
+            raise Stopped from end
         try:
             with shown(folder, progress) as listener:
                 compare_grid(

@@ -14,14 +14,12 @@ from powernorm.integrations.model_sources import (
     check_folder,
     check_own,
     diagnose_own,
-    is_named,
-    model_by_name,
 )
 from powernorm.integrations.pretrained import diagnose_pretrained, is_pretrained
 from powernorm.lab.data.corpus import EvaluatedSplit
 from powernorm.lab.data.readers import load_corpus
 from powernorm.lab.diagnosed_runs import with_paper
-from powernorm.lab.own_models import is_own_run, load_own_run
+from powernorm.lab.own_models import is_own_run, load_own_run, own_model
 from powernorm.lab.report.diagnoses import read_diagnosis
 from powernorm.lab.report.loading import read_comparison
 from powernorm.lab.report.overlays import OverlayLine, lines_of
@@ -96,9 +94,9 @@ def diagnose_source(
         InputError: there is no such model, an option does not fit it, or it cannot be diagnosed.
     """
     path = Path(source)
-    if is_named(source) or is_own_run(path):
+    own = own_model(source)
+    if own is not None:
         check_own(source, look.given())
-        own = model_by_name(source) if is_named(source) else load_own_run(path)
         return diagnose_own(
             own, path.name, look.num_batches, device=look.device, on_progress=on_progress
         )

@@ -14,7 +14,7 @@ from powernorm.integrations.model_sources import ModelSource, open_source, own_s
 from powernorm.integrations.pretrained import Pretrained, check_reads_text, load_tokenizer
 from powernorm.lab.data.batch import MASK
 from powernorm.lab.data.readers import load_corpus
-from powernorm.lab.own_models import is_own_run, load_own_run
+from powernorm.lab.own_models import own_model
 from powernorm.lab.tasks.trained_models import (
     is_folded,
     load_folded_run,
@@ -36,12 +36,11 @@ def open_model(source: str) -> ModelSource:
     Raises:
         InputError: there is no such model, or it cannot be loaded.
     """
-    found = open_source(source)
+    own = own_model(source)
+    found = open_source(source) if own is None else own_source(source, own)
     if found is not None:
         return found
     path = Path(source)
-    if is_own_run(path):
-        return own_source(source, load_own_run(path))
     trained = load_folded_run(path) if is_folded(path) else load_trained(path)
     return ModelSource("run", source, trained.model, trained.example_inputs(), trained.settings)
 

@@ -1,7 +1,6 @@
 """The grid of a user's own training function: what is asked for, checked."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, Final, Literal, cast, get_args
@@ -14,6 +13,7 @@ from powernorm.lab.engine.grid import Grid
 from powernorm.lab.engine.line import Line
 from powernorm.lab.engine.processes import are_several, local_rank
 from powernorm.lab.engine.tasks import Task, TrainingFunction, task_of
+from powernorm.lab.settings.comparison import Variant
 from powernorm.norms.registry import check_norm_options
 from powernorm.runs import Goal
 
@@ -21,19 +21,6 @@ NORM_OPTIONS: Final = "norm_options"
 NORMS: Final = ("ln", "bn", "rbn", "pn")
 NUM_THREADS: Final = "num_threads"
 Direction = Literal["min", "max"]
-
-
-@dataclass(frozen=True)
-class OwnVariant:
-    """A line with settings of its own, in place of a norm as such."""
-
-    label: str
-    """Name in tables and folders; a norm's own name is that norm."""
-    norm: str
-    settings: Mapping[str, Any]
-    """Over those of the comparison."""
-    norm_options: Mapping[str, Any]
-    """Over those that the comparison has for the norm."""
 
 
 def own_grid(
@@ -46,7 +33,7 @@ def own_grid(
     norm_options: Mapping[str, Mapping[str, Any]],
     device: str = "auto",
     num_threads: int | None = None,
-    variants: Sequence[OwnVariant] = (),
+    variants: Sequence[Variant] = (),
     labels: Sequence[str] | None = None,
 ) -> Grid:
     """Return the grid of a training function and of settings, all of them checked.
@@ -60,7 +47,8 @@ def own_grid(
         norm_options: options of `build_norm` by norm.
         device: as in `_chosen_device`.
         num_threads: CPU threads of torch in each run; None leaves torch its choice.
-        variants: what is trained in place of the norms as such.
+        variants: what is trained in place of the norms as such; one whose label is its norm is
+            that norm's own line.
         labels: of the variants that are trained; None is all. The others may have runs already.
 
     Raises:
@@ -98,7 +86,7 @@ def own_grid(
 
 
 def _line_of_variant(
-    variant: OwnVariant,
+    variant: Variant,
     task: Task,
     settings: Mapping[str, Any],
     options: Mapping[str, Mapping[str, Any]],

@@ -2,7 +2,12 @@
 
 from pathlib import Path
 
-from powernorm.integrations.model_sources import ModelWithBatches, checked_pair
+from powernorm.integrations.model_sources import (
+    ModelWithBatches,
+    checked_pair,
+    is_named,
+    model_by_name,
+)
 from powernorm.lab.engine.folders import read_json
 from powernorm.lab.engine.tasks import task_of
 from powernorm.norms.named_layers import names_of_files
@@ -13,6 +18,20 @@ def is_own_run(path: Path) -> bool:
     """Return whether a folder is a run of a user's function."""
     config = path / CONFIG_FILE
     return config.is_file() and "function" in read_json(config)
+
+
+def own_model(source: str) -> ModelWithBatches | None:
+    """Return a model that comes with batches: `module:name`, or a run of a function.
+
+    Args:
+        source: as commands take it; None is returned for every other name.
+
+    Raises:
+        InputError: the model cannot be imported or loaded.
+    """
+    if is_named(source):
+        return model_by_name(source)
+    return load_own_run(Path(source)) if is_own_run(Path(source)) else None
 
 
 @names_of_files()

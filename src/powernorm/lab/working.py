@@ -39,9 +39,9 @@ from powernorm.lab.engine.stopping import Stop
 from powernorm.lab.engine.tasks import SCRIPT, Task, TrainingFunction, task_of
 from powernorm.lab.engine.trackers import TRACKERS, check_trackers
 from powernorm.lab.engine.trials import TrialRules
-from powernorm.lab.own_grid import OwnVariant, own_grid
+from powernorm.lab.own_grid import own_grid
 from powernorm.lab.schema import read_record, record_of
-from powernorm.lab.settings.comparison import ComparisonSettings, Notes
+from powernorm.lab.settings.comparison import ComparisonSettings, Notes, Variant
 from powernorm.runs import (
     COMPARISON_FILE,
     RESULTS_FILE,
@@ -143,7 +143,7 @@ class _OwnWork:
     norm_options: dict[str, dict[str, Any]]
     device: str
     num_threads: PositiveInt | None
-    variants: list[OwnVariant]
+    variants: list[Variant]
 
 
 @dataclass(frozen=True)

@@ -57,42 +57,73 @@ class NormInfo:
     paper: str
     presets: Mapping[str, Any] = field(default_factory=dict)
     """Options that the short name sets; they can be overridden."""
+    search: Mapping[str, str] = field(default_factory=dict)
+    """Ranges in which a tuning chooses options: `log:LOW:HIGH` or `linear:LOW:HIGH` of numbers,
+    `int:LOW:HIGH` of whole numbers, `choice:A,B,…` of values."""
 
 
 _FEATURES = "features of a token"
+_GROUPS = "groups of features of a token"
 _TOKENS = "valid tokens of the batch"
+_LAST_BATCHES = "valid tokens of the last batches"
+_SO_FAR = "valid tokens of all batches so far"
 _SHEN = "Shen et al. 2020"
 _XU = "Xu et al. 2019"
 _GUO = "Guo et al. 2024"
+
+_ALPHA: Final = {"alpha": "log:0.1:2"}
+_MOMENTUM: Final = {"momentum": "log:0.005:0.5"}
+"""Around torch's 0.1; the papers' α of 0.9 and 0.95 are 0.1 and 0.05 here."""
+_PENALTY: Final = "log:0.01:10"
+"""As far apart as the λ that Wang et al. 2022 chose for their tasks."""
+_POWER: Final = {**_MOMENTUM, "backward_momentum": "log:0.0005:0.5"}
+"""ν of a short run has to be slow, or the division by it runs away (docs/stability.md)."""
 
 _ROWS: Final = (
     NormInfo("ln", "LayerNorm", token.LayerNorm, _FEATURES, False, "Ba et al. 2016"),
     NormInfo("ln-simple", "SimpleLayerNorm", token.SimpleLayerNorm, _FEATURES, False, _XU),
     NormInfo("detach", "DetachNorm", token.DetachNorm, _FEATURES, False, _XU),
-    NormInfo("adanorm", "AdaNorm", token.AdaNorm, _FEATURES, False, _XU),
-    NormInfo("rms", "RMSNorm", token.RMSNorm, _FEATURES, False, "Zhang and Sennrich 2019"),
     NormInfo(
-        "gs", "GroupScaling", token.GroupScaling, "groups of features of a token", False, _SHEN
-    ),
-    NormInfo(
-        "gn",
-        "GroupNorm",
-        token.GroupNorm,
-        "groups of features of a token",
+        "adanorm",
+        "AdaNorm",
+        token.AdaNorm,
+        _FEATURES,
         False,
-        "Wu and He 2018",
+        _XU,
+        # Xu et al. 2019 choose C on validation; k is 1/10 there.
+        search={"scale": "log:0.3:3", "k": "log:0.02:0.3"},
     ),
-    NormInfo("dyt", "DynamicTanh", pointwise.DynamicTanh, "nothing", False, "Zhu et al. 2025"),
-    NormInfo("derf", "Derf", pointwise.Derf, "nothing", False, "Chen et al. 2025"),
+    NormInfo("rms", "RMSNorm", token.RMSNorm, _FEATURES, False, "Zhang and Sennrich 2019"),
+    # The number of groups has to divide the features of every norm: only a user can say.
+    NormInfo("gs", "GroupScaling", token.GroupScaling, _GROUPS, False, _SHEN),
+    NormInfo("gn", "GroupNorm", token.GroupNorm, _GROUPS, False, "Wu and He 2018"),
+    NormInfo(
+        "dyt",
+        "DynamicTanh",
+        pointwise.DynamicTanh,
+        "nothing",
+        False,
+        "Zhu et al. 2025",
+        search=_ALPHA,
+    ),
+    NormInfo("derf", "Derf", pointwise.Derf, "nothing", False, "Chen et al. 2025", search=_ALPHA),
     NormInfo("dyisru", "DyISRU", pointwise.DyISRU, "nothing", False, "Stollenwerk 2025"),
     NormInfo("seednorm", "SeeDNorm", token_scale.SeeDNorm, _FEATURES, False, "Cai et al. 2025"),
     NormInfo(
         "scalenorm", "ScaleNorm", token_scale.ScaleNorm, _FEATURES, False, "Nguyen and Salazar 2019"
     ),
     NormInfo("none", "no norm", pointwise.Identity, "nothing", True, "-"),
-    NormInfo("bn", "BatchNorm", BatchNorm, _TOKENS, True, "Ioffe and Szegedy 2015"),
     NormInfo(
-        "rbn", "RegularizedBatchNorm", RegularizedBatchNorm, _TOKENS, True, "Wang et al. 2022"
+        "bn", "BatchNorm", BatchNorm, _TOKENS, True, "Ioffe and Szegedy 2015", search=_MOMENTUM
+    ),
+    NormInfo(
+        "rbn",
+        "RegularizedBatchNorm",
+        RegularizedBatchNorm,
+        _TOKENS,
+        True,
+        "Wang et al. 2022",
+        search={**_MOMENTUM, "mean_penalty": _PENALTY, "var_penalty": _PENALTY},
     ),
     NormInfo(
         "brn",
@@ -101,24 +132,27 @@ _ROWS: Final = (
         "valid tokens of the batch, corrected to the running ones",
         True,
         "Ioffe 2017",
+        search={**_MOMENTUM, "max_r": "log:1.2:10", "max_d": "log:0.3:10"},
     ),
     NormInfo(
         "mabn",
         "MovingAverageBatchNorm",
         MovingAverageBatchNorm,
-        "valid tokens of the last batches",
+        _LAST_BATCHES,
         True,
         "Yan et al. 2020",
+        search={"momentum": "log:0.002:0.2", "window": "int:4:64"},
     ),
     NormInfo(
         "un",
         "UnifiedNorm",
         UnifiedNorm,
-        "valid tokens of the last batches",
+        _LAST_BATCHES,
         True,
         "Yang et al. 2022",
+        search={**_MOMENTUM, "window": "int:2:16"},
     ),
-    NormInfo("repbn", "RepBatchNorm", RepBatchNorm, _TOKENS, True, _GUO),
+    NormInfo("repbn", "RepBatchNorm", RepBatchNorm, _TOKENS, True, _GUO, search=_MOMENTUM),
     NormInfo(
         "prepbn",
         "ProgressiveRepBatchNorm",
@@ -126,6 +160,8 @@ _ROWS: Final = (
         "features of a token, at the end valid tokens of the batch",
         True,
         _GUO,
+        # How long the old norm fades is a part of the run: its steps are the user's.
+        search=_MOMENTUM,
     ),
     NormInfo(
         "taper",
@@ -135,34 +171,37 @@ _ROWS: Final = (
         True,
         "Kanavalau et al. 2026",
     ),
-    NormInfo("pnv", "PowerNormV", PowerNormV, _TOKENS, True, _SHEN),
+    NormInfo("pnv", "PowerNormV", PowerNormV, _TOKENS, True, _SHEN, search=_MOMENTUM),
     NormInfo(
         "pn",
         "PowerNorm",
         PowerNorm,
-        "features of a token, then valid tokens of all batches so far",
+        f"features of a token, then {_SO_FAR}",
         False,
         _SHEN,
+        search=_POWER,
     ),
     NormInfo(
         "pn-only",
         "PowerNorm without GroupScaling",
         PowerNorm,
-        "valid tokens of all batches so far",
+        _SO_FAR,
         True,
         _SHEN,
         {"groups": None},
+        _POWER,
     ),
     NormInfo(
         "pn-static",
         "PowerNorm without GroupScaling, stabilized",
         PowerNorm,
-        "valid tokens of all batches so far",
+        _SO_FAR,
         True,
         "this library, after Shen et al. 2020",
         # The slow ν is part of it: at the paper's 0.1 the layer stays bounded but does not learn a
         # language model (docs/stability.md).
         {"groups": None, "max_ratio": 5.0, "backward_momentum": 0.001},
+        {**_POWER, "max_ratio": "log:1.5:20"},
     ),
 )
 
@@ -260,6 +299,33 @@ def norm_info(name: str) -> NormInfo:
         raise _unknown(name)
     register_norm(name, layer)
     return REGISTERED[name]
+
+
+def search_space(name: str) -> Mapping[str, str]:
+    """Return the ranges that a norm declares for its options, as `NormInfo.search`.
+
+    Args:
+        name: short name, or `module:Class`, which is imported; a class of a user's own declares
+            them in its attribute `search_space`.
+
+    Raises:
+        InputError: unknown norm, or a declaration that is no mapping of texts.
+
+    >>> search_space("bn")
+    {'momentum': 'log:0.005:0.5'}
+    """
+    info = norm_info(name)
+    if name in NORMS:
+        return info.search
+    own = getattr(info.layer, "search_space", {})
+    if not isinstance(own, Mapping) or not all(
+        isinstance(part, str) for item in own.items() for part in item
+    ):
+        raise InputError(
+            f"search_space of {name} is {own!r}, expected ranges by option, such as "
+            "{'momentum': 'log:0.01:0.5'}"
+        )
+    return own
 
 
 def build_norm(name: str, num_features: int | tuple[int, ...], **options: Any) -> Norm:

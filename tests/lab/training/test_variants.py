@@ -79,8 +79,8 @@ def test_foreign_json_is_named(change: dict[str, object], message: str) -> None:
 
 def test_settings_that_are_no_mapping_are_named() -> None:
     values = to_json(varied(base()))
-    values["variants"][0]["settings"] = {"data.batch_size": 4}
-    with pytest.raises(InputError, match=r"settings.data.batch_size=4 .* expected a text"):
+    values["variants"][0]["settings"] = ["data.batch_size=4"]
+    with pytest.raises(InputError, match=r"variants\.settings=data.* has the wrong type"):
         settings_from(values)
 
 
@@ -158,7 +158,7 @@ def test_bad_settings_of_variants(variant: Variant, message: str) -> None:
 @pytest.mark.parametrize("label", ["", "a/b", "..", "-a", "a b", "λ"])
 def test_labels_name_folders(label: str) -> None:
     with pytest.raises(InputError, match="cannot name a folder"):
-        Variant(label, "ln")
+        replace(base(), norms=("ln",), study=STUDY, variants=(Variant(label, "ln"),))
 
 
 def test_equal_labels_are_refused() -> None:

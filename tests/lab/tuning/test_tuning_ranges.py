@@ -10,8 +10,7 @@ from torch import nn
 from powernorm import build_norm, register_norm
 from powernorm.errors import InputError
 from powernorm.lab.tuning.ranges import parse_range, parse_search
-from powernorm.norms.registry import NORMS, REGISTERED
-from powernorm.norms.search_spaces import SEARCH_SPACES, search_space
+from powernorm.norms.registry import NORMS, REGISTERED, search_space
 
 
 @pytest.mark.parametrize(
@@ -63,8 +62,8 @@ def test_ranges_of_settings_and_of_norms_are_told_apart() -> None:
 
 
 def test_every_norm_declares_ranges_of_options_that_it_takes() -> None:
-    assert SEARCH_SPACES.keys() == NORMS.keys()
-    for name, ranges in SEARCH_SPACES.items():
+    for name, info in NORMS.items():
+        ranges = info.search
         assert set(ranges) <= set(inspect.signature(NORMS[name].layer).parameters), name
         for option, text in ranges.items():
             for value in parse_range(option, text).values:
@@ -75,11 +74,11 @@ def test_the_page_names_what_each_norm_declares() -> None:
     page = Path(__file__).parents[3] / "docs" / "tuning.md"
     rows = re.findall(r"^\| (`[a-z-]+`(?:, `[a-z-]+`)*) \| (.*) \|$", page.read_text(), re.M)
     told = {name: text for names, text in rows for name in re.findall(r"`([a-z-]+)`", names)}
-    assert SEARCH_SPACES.keys() <= told.keys()
-    for name, ranges in SEARCH_SPACES.items():
-        assert ("nothing" in told[name]) == (not ranges), name
+    assert NORMS.keys() <= told.keys()
+    for name, info in NORMS.items():
+        assert ("nothing" in told[name]) == (not info.search), name
         if "the same" not in told[name]:
-            assert all(f"`{option}`" in told[name] for option in ranges), name
+            assert all(f"`{option}`" in told[name] for option in info.search), name
 
 
 class Scaled(nn.LayerNorm):

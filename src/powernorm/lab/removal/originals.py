@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from powernorm.errors import InputError
 from powernorm.inspection.batches import call_model
 from powernorm.inspection.devices import moved
-from powernorm.integrations.model_sources import ModelWithBatches, is_named, model_by_name
+from powernorm.integrations.model_sources import ModelWithBatches
 from powernorm.integrations.pretrained import is_pretrained, load_pretrained
 from powernorm.lab.data.batch import IGNORED, Batch
 from powernorm.lab.data.corpus import EvaluatedSplit, Split
 from powernorm.lab.data.orders import Shuffled
 from powernorm.lab.data.readers import load_corpus
 from powernorm.lab.model_outputs import answer_in
-from powernorm.lab.own_models import is_own_run, load_own_run
+from powernorm.lab.own_models import own_model
 from powernorm.lab.removal.settings import RemovalDataSettings
 from powernorm.lab.tasks.registry import task_of
 from powernorm.lab.tasks.trained_models import (
@@ -450,13 +450,12 @@ def open_original(
     if isinstance(source, tuple):
         return _own("model", ModelWithBatches(*_checked_pair(source)), data)
     text, path = str(source), Path(source)
-    if is_named(text):
-        return _own(text, model_by_name(text), data)
+    own = own_model(text)
+    if own is not None:
+        return _own(text, own, data)
     _check_no_other(text, path, data)
     if is_folded(path) and not is_pretrained(path):
         raise InputError(f"{path} holds a model whose norms are folded already: give the original")
-    if is_own_run(path):
-        return _own(text, load_own_run(path), data)
     if is_pretrained(path):
         return PretrainedOriginal(path, data, seed)
     if not path.exists():

@@ -33,19 +33,12 @@ class Variant:
     """Short name."""
     norm_options: Mapping[str, OptionValue] = field(default_factory=dict)
     """Over those that the comparison has for the norm."""
-    settings: Mapping[str, str] = field(default_factory=dict)
-    """Values by dotted key, as `--set` takes them."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Values by dotted key, as `--set` takes them; of a function by parameter."""
     x: float | None = None
     """Place on the study's axis; None is a line for reference."""
     y: float | None = None
     """Place on the second axis of a grid."""
-
-    def __post_init__(self) -> None:
-        if not LABEL.fullmatch(self.label):
-            raise InputError(
-                f"the variant's label {self.label!r} cannot name a folder: use letters, digits, "
-                "dots, underscores and hyphens, and begin with a letter or digit"
-            )
 
 
 @section(kw_only=False)
@@ -97,6 +90,7 @@ class ComparisonSettings:
         check_distinct("seeds", self.seeds)
         if self.variants:
             check_distinct("variants", [variant.label for variant in self.variants])
+            _check_labels(self.variants)
             _check_norms_of_variants(self)
         if self.optimizer.name == "muon" and self.training.strategy == "fsdp2":
             raise refuse(
@@ -194,6 +188,15 @@ def plain(value: Any) -> Any:
     if isinstance(value, tuple):
         return [plain(item) for item in value]
     return value
+
+
+def _check_labels(variants: Sequence[Variant]) -> None:
+    for variant in variants:
+        if not LABEL.fullmatch(variant.label):
+            raise InputError(
+                f"the variant's label {variant.label!r} cannot name a folder: use letters, digits, "
+                "dots, underscores and hyphens, and begin with a letter or digit"
+            )
 
 
 def _check_norms_of_variants(config: ComparisonSettings) -> None:

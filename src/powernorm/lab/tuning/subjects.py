@@ -13,7 +13,7 @@ from powernorm.lab.engine.grid import Grid
 from powernorm.lab.engine.tasks import Task, TrainingFunction, task_of
 from powernorm.lab.engine.trials import TrialRules
 from powernorm.lab.engine.warmup import warmup_options
-from powernorm.lab.own_grid import OwnVariant, own_grid
+from powernorm.lab.own_grid import own_grid
 from powernorm.lab.settings.comparison import (
     ComparisonSettings,
     Notes,
@@ -25,8 +25,7 @@ from powernorm.lab.settings.overrides import known_keys
 from powernorm.lab.tasks.builtin import check_norms, grid_of
 from powernorm.lab.tasks.registry import task_of as builtin_task
 from powernorm.lab.tuning.ranges import FIXED, Point, Space, option_key, parse_range, value_text
-from powernorm.norms.registry import norm_info
-from powernorm.norms.search_spaces import search_space
+from powernorm.norms.registry import norm_info, search_space
 from powernorm.runs import Goal
 
 LEARNING_RATE: Final = "optimizer.learning_rate"
@@ -224,11 +223,11 @@ def own_subject(
         points: Sequence[Point], seeds: Sequence[int], goal: Goal, labels: Sequence[str] | None
     ) -> Grid:
         variants = [
-            OwnVariant(
-                point.norm if point.number is None else point.label,
-                point.norm,
-                point.settings(),
-                point.norm_options(),
+            Variant(
+                label=point.norm if point.number is None else point.label,
+                norm=point.norm,
+                norm_options=point.norm_options(),
+                settings=point.settings(),
             )
             for point in points
         ]

@@ -4,6 +4,7 @@ import os
 import signal
 import subprocess
 import sys
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -59,6 +60,29 @@ def make_ready(out: Path, name: str) -> None:
     check_own(out / LOG_FOLDER)
     (out / LOG_FOLDER).mkdir(exist_ok=True)
     remove(log_file(out, name), stop_file(out, name))
+
+
+class QueuedWorker(ABC):
+    """A worker that a cluster starts: it may wait in a queue, and no signal reaches it.
+
+    Args:
+        name: of the worker.
+        out: folder of the comparison.
+    """
+
+    def __init__(self, name: str, out: Path) -> None:
+        self.name = name
+        self._out = out
+
+    def stop(self) -> None:
+        """Ask it to finish its step, to save and to leave; end it where it waits in the queue."""
+        stop_file(self._out, self.name).touch()
+        if not log_file(self._out, self.name).exists():
+            self.kill()
+
+    @abstractmethod
+    def kill(self) -> None:
+        """End it at once."""
 
 
 def start_process(

@@ -14,12 +14,12 @@ from powernorm.integrations.extras import needed_for
 from powernorm.lab.engine.coordination import WorkerEnd
 from powernorm.lab.engine.executors.local import available_cores, check_cores
 from powernorm.lab.engine.executors.process import (
+    QueuedWorker,
     RunSize,
     end_of,
     log_file,
     make_ready,
     start_process,
-    stop_file,
 )
 
 ADDRESS: Final = "RAY_ADDRESS"
@@ -109,12 +109,11 @@ class RayExecutor:
             self._ray.shutdown()
 
 
-class RayWorker:
+class RayWorker(QueuedWorker):
     """A task of a Ray cluster; see `Worker`."""
 
     def __init__(self, name: str, out: Path, ray: Any, reference: Any) -> None:
-        self.name = name
-        self._out = out
+        super().__init__(name, out)
         self._ray = ray
         self._reference = reference
 
@@ -131,12 +130,6 @@ class RayWorker:
             first_line = str(error).strip().partition("\n")[0]
             return WorkerEnd("lost", f"{type(error).__name__}: {first_line}")
         return end_of(code, log_file(self._out, self.name))
-
-    def stop(self) -> None:
-        """Ask it to finish its step, to save and to leave."""
-        stop_file(self._out, self.name).touch()
-        if not log_file(self._out, self.name).exists():  # it waits for room
-            self._ray.cancel(self._reference, force=True)
 
     def kill(self) -> None:
         """End it at once."""

@@ -16,12 +16,12 @@ from powernorm.integrations.extras import needed_for
 from powernorm.lab.engine.coordination import WorkerEnd
 from powernorm.lab.engine.executors.process import (
     LOG_FOLDER,
+    QueuedWorker,
     RunSize,
     end_of,
     log_file,
     make_ready,
     start_process,
-    stop_file,
 )
 
 CLUSTERS: Final = ("slurm", "local")
@@ -120,12 +120,11 @@ class SlurmExecutor:
         """Do nothing: jobs that have ended hold nothing."""
 
 
-class SlurmWorker:
+class SlurmWorker(QueuedWorker):
     """A job of SLURM; see `Worker`."""
 
     def __init__(self, name: str, out: Path, submitit: Any, job: Any) -> None:
-        self.name = name
-        self._out = out
+        super().__init__(name, out)
         self._submitit = submitit
         self._job = job
         self._was_canceled = False
@@ -142,12 +141,6 @@ class SlurmWorker:
             first_line = str(error).strip().partition("\n")[0]
             return WorkerEnd("lost", f"{first_line}; see {self._job.paths.stdout}")
         return end_of(code, log_file(self._out, self.name))
-
-    def stop(self) -> None:
-        """Ask it to finish its step, to save and to leave."""
-        stop_file(self._out, self.name).touch()
-        if not log_file(self._out, self.name).exists():  # it waits in the queue
-            self.kill()
 
     def kill(self) -> None:
         """End it at once."""
