@@ -56,6 +56,7 @@ __all__ = [
     "match_teacher",
     "modularize",
     "ops",
+    "padding_check",
     "padding_mask",
     "penalty",
     "plan_fold",
@@ -73,7 +74,11 @@ __all__ = [
 
 if TYPE_CHECKING:
     from powernorm import ops
-    from powernorm.diagnosis import diagnose, training_inference_discrepancy
+    from powernorm.diagnosis import (
+        diagnose,
+        padding_check,
+        training_inference_discrepancy,
+    )
     from powernorm.errors import InputError
     from powernorm.inspection import Where, declare_mask, declare_norm
     from powernorm.integrations.saved_models import load, save
@@ -164,6 +169,7 @@ else:
             "load": "integrations.saved_models",
             "save": "integrations.saved_models",
             "diagnose": "diagnosis",
+            "padding_check": "diagnosis",
             "training_inference_discrepancy": "diagnosis",
             "remove": "lab.removal.removing",
         }

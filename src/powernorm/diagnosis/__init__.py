@@ -14,6 +14,7 @@ from powernorm.diagnosis.evaluation import (
 )
 from powernorm.diagnosis.monitor import NormMonitor, NormRow
 from powernorm.diagnosis.nonfinite import first_nonfinite
+from powernorm.diagnosis.padding import PaddingLeak, PaddingReport, padding_check
 from powernorm.diagnosis.reports import Diagnosis, DiagnosisRow
 from powernorm.diagnosis.schedules import Schedule
 from powernorm.diagnosis.verdicts import Limits
@@ -27,11 +28,14 @@ __all__ = [
     "Limits",
     "NormMonitor",
     "NormRow",
+    "PaddingLeak",
+    "PaddingReport",
     "Schedule",
     "closed_share",
     "diagnose",
     "evaluate_statistics",
     "evaluation_gap",
     "first_nonfinite",
+    "padding_check",
     "training_inference_discrepancy",
 ]

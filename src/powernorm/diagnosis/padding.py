@@ -1,0 +1,196 @@
+"""A check that padding does not change what a model says of a sequence.
+
+Each sequence of a batch runs alone, without its padding, and is compared with its row of the batch.
+A module *leaks* if it gives a row another output than the same values without padding: what went
+into it is cut to the sequence and run again, and the modules that it calls return what they
+returned in the batch, cut likewise. So a leak is found behind others and around others, too.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, nn
+
+from powernorm.diagnosis.padded_rows import BatchRows
+from powernorm.diagnosis.row_calls import TOLERANCE, CallRecorder, RowComparison
+from powernorm.errors import InputError
+from powernorm.inspection.examples import as_call
+from powernorm.inspection.finder import looks_like_norm
+from powernorm.norms.arguments import check_model
+from powernorm.norms.preserved_state import by_itself, preserved_state
+
+
+@dataclass(frozen=True)
+class PaddingLeak:
+    """A module that lets padding into the positions of a sequence.
+
+    Attributes:
+        module: dotted name; empty for the model itself.
+        kind: name of its class.
+        difference: largest change of its output, relative to the largest value of the output.
+        reach: positions of a sequence that change, the most of any row; None where the output has
+            no positions, as after a pool.
+        advice: what to do about it.
+    """
+
+    module: str
+    kind: str
+    difference: float
+    reach: int | None
+    advice: str
+
+    def __str__(self) -> str:
+        """Return one sentence."""
+        name = f"{self.kind} {self.module}" if self.module else f"{self.kind}, the model itself"
+        frames = "position" if self.reach == 1 else "positions"
+        where = "its output" if self.reach is None else f"{self.reach} {frames}"
+        return (
+            f"{name}: padding reaches {where}, changes up to {self.difference:.2g}; {self.advice}"
+        )
+
+
+@dataclass(frozen=True)
+class PaddingReport:
+    """The effect of padding on a model; `str` shows it.
+
+    Attributes:
+        difference: largest change of the model's output at valid positions, relative to its largest
+            value; 0.0 where only rounding is left.
+        changed_rows: rows whose largest output moves to another place, at any valid position: other
+            classes, other tokens.
+        num_rows: rows that were compared.
+        first: dotted name of the module whose output differs first; None where none does.
+        leaks: modules that let padding in, in the order in which they run.
+        not_compared: modules whose outputs could not be laid beside each other, and why.
+    """
+
+    difference: float
+    changed_rows: int
+    num_rows: int
+    first: str | None
+    leaks: tuple[PaddingLeak, ...]
+    not_compared: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def is_clean(self) -> bool:
+        """True if each row came to the same alone and beside the others."""
+        return self.difference == 0.0 and not self.leaks
+
+    def __str__(self) -> str:
+        """Return the verdict, a line for each leak and what was not compared."""
+        if self.is_clean:
+            return f"padding changes nothing: {self.num_rows} rows are the same alone"
+        lines = [
+            f"padding changes the output by up to {self.difference:.2g} of its largest value, and "
+            f"the answer of {self.changed_rows} of {self.num_rows} rows"
+            if self.difference
+            else "padding changes inner positions, and not the output"
+        ]
+        lines += [f"- {leak}" for leak in self.leaks]
+        lines += [f"- not compared: {name or 'the model'}: {why}" for name, why in self._unsure]
+        return "\n".join(lines)
+
+    @property
+    def _unsure(self) -> list[tuple[str, str]]:
+        return [] if self.leaks else list(self.not_compared.items())
+
+
+def padding_check(
+    model: nn.Module, batch: object, lengths: Tensor | Sequence[int] | None = None
+) -> PaddingReport:
+    """Compare each sequence of a batch alone with its row of the padded batch, module by module.
+
+    A model that ignores padding says the same of both. The check runs a copy of the model in
+    float64 and evaluation mode, so that what remains is no rounding. It needs no norms in the
+    model, and no labels.
+
+    Args:
+        model: any module.
+        batch: sequences of different lengths, as the model takes them: keyword arguments, a tuple
+            or list, or one tensor; (batch, length, …), (length, batch, …) or (batch, channels,
+            length).
+        lengths: valid positions of each row, (batch,); None reads them from the batch's mask or
+            lengths, by the names that `powernorm.swap` knows (see `powernorm.declare_mask`).
+
+    Raises:
+        InputError: no row has padding, nothing says what is padding, padding is in the middle of a
+            row, or the model cannot run a row alone.
+
+    >>> report = padding_check(nn.Conv1d(1, 1, 3, padding=1), torch.ones(2, 1, 6), [6, 4])
+    >>> report.leaks[0].reach
+    1
+    """
+    check_model(model)
+    with ExitStack() as stack:
+        stack.enter_context(by_itself(model))
+        twin = _in_float64(model)
+        call = as_call(batch, twin, name="batch").converted(torch.float64)
+        rows = BatchRows.of(twin, call, lengths)
+        stack.enter_context(preserved_state(twin, ()))
+        recorder = CallRecorder(twin)
+        stack.callback(recorder.close)
+        whole = recorder.run(call)
+        found = RowComparison(recorder, rows, whole)
+        for row in rows.padded():
+            found.add(row, recorder.run_alone(rows.alone(call, row), row))
+    return _report(found, list(dict.fromkeys(key.name for key in whole)), recorder.modules)
+
+
+def _in_float64(model: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(model).double().eval()
+    except (RuntimeError, TypeError) as error:
+        raise InputError(
+            f"{type(model).__name__} cannot be copied to float64, in which its padding is checked "
+            f"({error}): give the model before it is compiled, quantized or divided"
+        ) from error
+
+
+def _report(
+    found: RowComparison, order: Sequence[str], modules: Mapping[str, nn.Module]
+) -> PaddingReport:
+    """Return what was found, modules in the order in which they ended."""
+    return PaddingReport(
+        found.difference if found.difference > TOLERANCE else 0.0,
+        found.num_changed,
+        found.num_rows,
+        next((name for name in order if name in found.differing), None),
+        tuple(
+            PaddingLeak(
+                name,
+                type(modules[name]).__name__,
+                found.leaks[name].relative,
+                found.leaks[name].reach,
+                _advice(modules[name]),
+            )
+            for name in order
+            if name in found.leaks
+        ),
+        found.not_compared,
+    )
+
+
+def _advice(module: nn.Module) -> str:
+    """Return what to do about a module that leaks."""
+    kind = type(module).__name__
+    if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.ConvTranspose1d):
+        return (
+            "set its input to 0 at padding, x.masked_fill(padding, 0); behind a BatchNorm "
+            "powernorm.mask_batch_norms(model) does it"
+        )
+    if isinstance(module, nn.RNNBase):
+        return "give it torch.nn.utils.rnn.pack_padded_sequence(x, lengths)"
+    if "Attention" in kind:
+        return "give it the mask of padding keys"
+    if looks_like_norm(module):
+        return "its statistics count padding: take a norm of each position, or a masked one"
+    if "Pool" in kind:
+        return "pool over the valid positions alone"
+    if any(True for _ in module.children()):
+        return "its own forward mixes or counts positions (a mean, a softmax): mask it there"
+    return "it mixes positions: give it the mask, or set its input to 0 at padding"
