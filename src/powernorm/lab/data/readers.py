@@ -20,6 +20,7 @@ from typing import Final
 from powernorm.errors import InputError
 from powernorm.lab.data.corpus import SPLIT_PERIOD, SPLITS, Corpus, Split, split_by_position
 from powernorm.lab.data.embedded import EMBEDDED, embedded_corpus
+from powernorm.lab.data.lines import read_lines
 
 OFFICIAL_NAME: Final = re.compile(
     r"^(?:(?P<name>.+)\.)?(?P<split>train|valid|test)\.(?:txt|tokens|raw)$"
@@ -94,10 +95,8 @@ def _official_names(folder: Path) -> set[str]:
 def _read_official(folder: Path, name: str) -> Corpus:
     documents: dict[Split, tuple[str, ...]] = {}
     for split in SPLITS:
-        # Only "\n" ends a line: str.splitlines would also break at form feeds and the like, and
-        # every break is a counted word.
-        lines = read_text(_official_file(folder, name, split)).split("\n")
-        documents[split] = tuple(lines if lines[-1] else lines[:-1])
+        # Every end of a line is a counted word.
+        documents[split] = tuple(read_text(_official_file(folder, name, split)).split("\n"))
     return Corpus(name or folder.resolve().name, str(folder), USER_LICENSE, documents, True)
 
 
@@ -131,29 +130,12 @@ def _read_plain(name: str, source: str, texts: list[str]) -> Corpus:
 
 
 def read_text(path: Path) -> str:
-    r"""Read a UTF-8 file, with "\n" at the ends of lines.
+    r"""Read a UTF-8 file, with "\n" between its lines.
 
     Raises:
         InputError: it cannot be read, is not UTF-8 text or is empty.
     """
-    try:
-        content = path.read_bytes()
-    except OSError as error:
-        raise InputError(
-            f"{path} cannot be read ({error.strerror}): expected a UTF-8 text file"
-        ) from error
-    try:
-        text = content.decode("utf-8-sig")
-    except UnicodeDecodeError as error:
-        line = content.count(b"\n", 0, error.start) + 1
-        raise InputError(
-            f"{path}, line {line}: byte 0x{content[error.start]:02x} is not UTF-8 text; convert "
-            "the file to UTF-8"
-        ) from error
-    text = text.replace("\r\n", "\n")
-    if "\x00" in text:
-        line = text.count("\n", 0, text.index("\x00")) + 1
-        raise InputError(f"{path}, line {line}: a zero byte; expected a UTF-8 text file")
+    text = "\n".join(read_lines(path))
     if not text.strip():
         raise InputError(f"{path} is empty: expected text")
     return text
