@@ -31,7 +31,7 @@ class Encoded(NamedTuple):
     tensors: Mapping[str, Tensor]
     """Each with memory of its own; what was found is mapped from its file."""
     texts: Mapping[str, str]
-    """What goes with them, such as the subwords."""
+    """Texts that go with them, such as the subwords."""
 
 
 def cache_folder() -> Path:

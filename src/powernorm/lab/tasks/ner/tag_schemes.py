@@ -145,16 +145,16 @@ def spans_of(tags: Sequence[str], scheme: Scheme = "bioes") -> list[Span]:
     A sentence of the schemes with ends may begin inside an entity: some files cut long sentences
     and leave the rest of an entity at the start of a piece. That rest is an entity, too.
 
-    `iob` takes tags of all schemes in any order, as conlleval does: an entity goes on where the
-    word before it is its first or an inner one and this one is an inner or the last one of the
-    same kind. Any other tag but `O` begins an entity.
+    `iob` takes tags of all schemes in any order, as conlleval does: a word belongs to the entity of
+    the word before it where that one is its first or an inner word and this one is an inner or the
+    last word of the same kind. Any other tag but `O` begins an entity.
 
     Args:
         tags: of a sentence, each of the form `TAG`.
         scheme: of the tags.
 
     Raises:
-        IllegalTagError: a tag cannot stand after the one before it; never with `iob`.
+        IllegalTagError: a tag cannot follow the one before it; never with `iob`.
     """
     spans: list[Span] = []
     open_kind: str | None = None

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Final
 
 from powernorm.errors import InputError
-from powernorm.lab.data.corpus import SPLIT_PERIOD, SPLITS, TEST_REMAINDER, VALID_REMAINDER, Split
+from powernorm.lab.data.corpus import SPLITS, TWENTY, Split, split_of
 from powernorm.lab.data.lines import TextPair, hash_files, read_columns, read_line_pairs, read_lines
 from powernorm.lab.data.readers import USER_LICENSE
 from powernorm.lab.tasks.translation.corpus import ParallelCorpus
@@ -181,14 +181,13 @@ def _corpus(
 
 
 def _by_position(path: Path, columns: _Columns, split: Split) -> Iterator[TextPair]:
-    remainders: dict[int, Split] = {VALID_REMAINDER: "valid", TEST_REMAINDER: "test"}
     number = -1
     for number, pair in enumerate(columns.read(path)):
-        if remainders.get(number % SPLIT_PERIOD, "train") == split:
+        if split_of(number) == split:
             yield pair
-    if number + 1 < SPLIT_PERIOD:
+    if number + 1 < TWENTY.length:
         raise InputError(
-            f"{path} has {number + 1} lines: at least {SPLIT_PERIOD} are needed to set some aside "
+            f"{path} has {number + 1} lines: at least {TWENTY.length} are needed to set some aside "
             "for validation and test"
         )
 
