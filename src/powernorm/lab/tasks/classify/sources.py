@@ -26,9 +26,9 @@ from powernorm.lab.tasks.classify.readers import (
 from powernorm.lab.tasks.classify.tables import (
     Columns,
     has_csv,
+    has_tables,
     read_table,
     read_tables,
-    table_file,
     table_rows,
 )
 
@@ -152,7 +152,7 @@ def _read(path: Path, columns: Columns) -> LabeledTexts:
 
 def _is_table(path: Path) -> bool:
     """Return whether a path is a file, a folder with tables or nothing, which is said later."""
-    return not path.is_dir() or table_file(path, "train") is not None
+    return not path.is_dir() or has_tables(path)
 
 
 def _read_folder(folder: Path, columns: Columns) -> LabeledTexts | None:
@@ -163,7 +163,7 @@ def _read_folder(folder: Path, columns: Columns) -> LabeledTexts | None:
         return read_imdb(folder)
     if not has_csv(folder) and _holds_trees(folder):
         return read_trees(folder)
-    return read_tables(folder, columns) if table_file(folder, "train") is not None else None
+    return read_tables(folder, columns) if has_tables(folder) else None
 
 
 def _holds_trees(folder: Path) -> bool:

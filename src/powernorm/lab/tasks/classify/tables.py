@@ -22,6 +22,7 @@ from powernorm.errors import InputError
 from powernorm.lab.data.corpus import Split
 from powernorm.lab.data.lines import read_lines
 from powernorm.lab.data.readers import USER_LICENSE
+from powernorm.lab.data.split_files import SplitFiles
 from powernorm.lab.tasks.classify.labeled_texts import (
     LEAST,
     LabeledText,
@@ -33,16 +34,18 @@ from powernorm.lab.tasks.classify.labeled_texts import (
 
 CSV_SUFFIX: Final = ".csv"
 CLASSES: Final = "classes.txt"
-_CSV_NAMES: Final[dict[Split, tuple[str, ...]]] = {
-    "train": ("train.csv",),
-    "valid": ("valid.csv",),
-    "test": ("test.csv",),
-}
-_NAMES: Final[dict[Split, tuple[str, ...]]] = {
-    "train": ("train.tsv", "train.txt"),
-    "valid": ("valid.tsv", "dev.tsv", "valid.txt", "dev.txt"),
-    "test": ("test.tsv", "test.txt"),
-}
+_CSV_FILES: Final = SplitFiles(
+    re.compile(r"(?P<name>)(?P<split>train|valid|test)\.csv"),
+    "train.csv and test.csv, perhaps valid.csv",
+    "tables",
+    optional=("valid",),
+)
+_FILES: Final = SplitFiles(
+    re.compile(r"(?P<name>)(?P<split>train|valid|dev|test)\.(?:tsv|txt)"),
+    "train.tsv, test.tsv and perhaps valid.tsv or dev.tsv, or .txt for .tsv",
+    "tables",
+    optional=("valid",),
+)
 LONGEST_CELL: Final = 1 << 20
 """Characters; more is a quotation mark that is never closed. The longest news have over 131,072,
 which is what Python takes by itself."""
@@ -102,40 +105,26 @@ class Columns:
 
 def has_csv(folder: Path) -> bool:
     """Return whether a folder has the CSV file of a train split."""
-    return (folder / _CSV_NAMES["train"][0]).exists()
+    return (folder / "train.csv").exists()
 
 
-def table_file(folder: Path, split: Split) -> Path | None:
-    """Return the table of a split, None where there is none.
-
-    Raises:
-        InputError: there are two.
-    """
-    names = _CSV_NAMES if has_csv(folder) else _NAMES
-    found = [folder / name for name in names[split] if (folder / name).exists()]
-    if len(found) > 1:
-        both = " and ".join(path.name for path in found)
-        raise InputError(f"{folder} has two {split} splits, {both}: leave one of them")
-    return found[0] if found else None
+def has_tables(folder: Path) -> bool:
+    """Return whether a folder has a table of a train split."""
+    return has_csv(folder) or any(_FILES.train_name(path) is not None for path in folder.iterdir())
 
 
 def read_tables(folder: Path, columns: Columns) -> LabeledTexts:
     """Read a table for each split; without one for valid, that is drawn out of train.
 
     Raises:
-        InputError: there is no table for train or test. Damaged rows are found when the texts are
-            gone through.
+        InputError: there is no table for train or test, or two. Damaged rows are found when the
+            texts are gone through.
     """
     names = _class_names(folder / CLASSES) if has_csv(folder) else None
-    reads: dict[Split, Read] = {}
-    for split, expected in (_CSV_NAMES if has_csv(folder) else _NAMES).items():
-        path = table_file(folder, split)
-        if path is not None:
-            reads[split] = partial(_texts, path, columns, names)
-        elif split != "valid":
-            raise InputError(
-                f"{folder} has no {split} split: expected {' or '.join(expected)} beside the others"
-            )
+    files = (_CSV_FILES if has_csv(folder) else _FILES).of(folder, "")
+    reads: dict[Split, Read] = {
+        split: partial(_texts, path, columns, names) for split, path in files.items()
+    }
     if "valid" not in reads:
         reads = with_drawn_valid(reads["train"], reads["test"])
     return LabeledTexts(folder.resolve().name, str(folder), USER_LICENSE, reads, names)
