@@ -15,9 +15,7 @@ from torch import Tensor, nn
 import powernorm
 from powernorm.checksums import save_sealed, seal_archive, seal_of
 from powernorm.errors import InputError
-from powernorm.lab.data.cache import read_cached, write_cached
-from powernorm.lab.data.corpus import Corpus
-from powernorm.lab.data.subwords import encode_corpus
+from powernorm.lab.data.cache import Encoded, found_or_made
 from powernorm.lab.engine.averaging import read_weights, write_weights
 from powernorm.lab.engine.state import FORMAT, read_checkpoint
 
@@ -173,48 +171,17 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_no_damaged_entry_of_the_cache_is_read(cache: Path) -> None:
     """Flipped token ids train and score a model on another text than the one that is named."""
-    content = bytes(range(256)) * 2
-    write_cached("entry", content)
-    path = cache / "entry"
+
+    def made() -> Encoded:
+        return Encoded({"ids": torch.arange(99)}, {"made": "again" if path.exists() else "first"})
+
+    path = cache / "entry.safetensors"
+    assert found_or_made("entry", made).texts["made"] == "first"
     whole = path.read_bytes()
-    assert read_cached("entry") == content
+    assert found_or_made("entry", made).texts["made"] == "first"
     for damaged in damages(whole):
         path.write_bytes(damaged)
-        assert read_cached("entry") is None
+        assert found_or_made("entry", made).texts["made"] == "again"
     for damaged in damages_of_all_parts(whole[:64], 0):
         path.write_bytes(damaged + whole[64:])
-        assert read_cached("entry") is None
-
-
-@pytest.mark.parametrize("kind", ["tokens.pt", "tokenizer.json"])
-def test_a_damaged_entry_is_made_anew(
-    kind: str, cache: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    corpus = Corpus(
-        name="mine",
-        source="a test",
-        license="",
-        documents=dict.fromkeys(("train", "valid", "test"), ("no man is an island",) * 3),
-        line_ends_count=False,
-    )
-    expected = encode_corpus(corpus, 260)
-    (path,) = cache.glob(f"*.{kind}")
-    whole = path.read_bytes()
-    path.write_bytes(whole[:-20] + bytes([whole[-20] ^ 1]) + whole[-19:])
-    if kind == "tokenizer.json":
-        assert read_cached(path.name) is None
-        return
-    encoded = encode_corpus(corpus, 260)
-    assert "damaged" in caplog.text
-    assert torch.equal(encoded.splits["train"].tokens, expected.splits["train"].tokens)
-    assert path.read_bytes() == whole
-
-
-def test_entries_from_before_there_were_checksums_are_read(cache: Path) -> None:
-    """Encoding a large corpus again takes hours."""
-    cache.mkdir()
-    content = io.BytesIO()
-    torch.save(torch.ones(2), content)
-    for name, older in (("a.tokens.pt", content.getvalue()), ("a.tokenizer.json", b'{"a": 1}')):
-        (cache / name).write_bytes(older)
-        assert read_cached(name) == older
+        assert found_or_made("entry", made).texts["made"] == "again"

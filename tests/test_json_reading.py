@@ -13,10 +13,8 @@ from powernorm import json_reading
 from powernorm.errors import InputError
 from powernorm.integrations.pretrained import build_from_config, is_pretrained
 from powernorm.json_reading import MAX_DEPTH, parse_json, read_json, read_json_object
-from powernorm.lab.data.cache import cache_folder
 from powernorm.lab.engine.folders import read_json as read_run_json
 from powernorm.lab.report.diagnoses import read_diagnosis
-from powernorm.lab.tasks.translation.store import MANIFEST, found_or_made
 from powernorm.option_values import parse_options
 
 HOSTILE = {
@@ -78,16 +76,6 @@ def test_a_saved_model(hostile: tuple[bytes, str], tmp_path: Path) -> None:
     (tmp_path / "config.json").write_bytes(hostile[0])
     with pytest.raises(InputError, match=str(tmp_path)):
         powernorm.load(tmp_path, nn.Sequential(powernorm.BatchNorm(2)))
-
-
-def test_a_manifest_of_the_cache_is_made_anew(
-    hostile: tuple[bytes, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("POWERNORM_CACHE", str(tmp_path))
-    store = found_or_made("key", lambda folder: {"made": str(folder.exists())})
-    (store.folder / MANIFEST).write_bytes(hostile[0])
-    assert found_or_made("key", lambda _: {"made": "again"}).facts == {"made": "again"}
-    assert store.folder.parent == cache_folder()
 
 
 def test_values_of_options() -> None:

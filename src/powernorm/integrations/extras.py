@@ -22,7 +22,7 @@ EXTRAS: Final[Mapping[str, tuple[str, ...]]] = {
             "sacremoses",
             "scipy",
         ),
-        *("seqeval", "tensorboard", "tokenizers", "torchcrf", "torchmetrics"),
+        *("tensorboard", "tokenizers", "torchmetrics"),
     ),
     "hf": ("accelerate", "datasets", "transformers"),
     "lightning": ("lightning",),

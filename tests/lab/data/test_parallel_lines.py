@@ -35,7 +35,7 @@ def test_a_byte_order_mark_is_text_after_the_first_line(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (b"", "text is empty: expected a sentence a line"),
+        (b"", "text is empty: expected text"),
         (b"good\nbad \xff line\n", "text, line 2: byte 0xff is not UTF-8"),
         (b"good\n\ngo\x00od\n", "text, line 3: a zero byte"),
         (b"cut off \xc3", "text, line 1: byte 0xc3"),

@@ -83,12 +83,16 @@ def test_plain_file_splits_by_paragraph_then_by_line(tmp_path: Path) -> None:
     [
         ({}, "missing", "missing does not exist: give a folder"),
         ({}, "", "holds no text: expected"),
-        ({"train__txt": "a\n", "valid__txt": "b\n"}, "", "no test split: expected test.txt"),
-        ({"ptb__valid__txt": "a\n"}, "", "no train split: expected ptb.train.txt"),
+        (
+            {"train__txt": "a\n", "valid__txt": "b\n"},
+            "",
+            "one test split of .*, found none: exp",
+        ),
+        ({"ptb__valid__txt": "a\n"}, "", "one train split of ptb, found none: expected train.txt"),
         (
             {"train__txt": "a", "train__raw": "a", "valid__txt": "b", "test__txt": "c"},
             "",
-            "two train splits, train.txt and train.raw",
+            "one train split of the data set, found train.raw and train.txt",
         ),
         ({"train__txt": "a", "valid__txt": " \n ", "test__txt": "c"}, "", r"valid.txt is empty"),
         ({"text": b""}, "text", "text is empty: expected text"),

@@ -37,7 +37,7 @@ def test_records_can_stand_in_results(task: str, preset: str) -> None:
     is_experiment = preset not in ("smoke", "demo")
     assert bool(records) == (is_experiment and (task, preset) not in WITHOUT_SCORES)
     if not is_experiment:
-        assert reduced_note(config) is None
+        assert reduced_note(config) == named_recipe(task, preset).about.note
     changes = changes_of(config)
     assert (changes and changes["preset"]) == named_recipe(task, preset).about.stands_for
 

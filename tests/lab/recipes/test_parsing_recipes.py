@@ -54,7 +54,7 @@ def test_petrogold_says_that_it_is_not_penn_treebank() -> None:
     assert note.startswith("A reduced ptb-xu2019. The paper's numbers are of Penn Treebank, these ")
     assert changes["preset"] == "ptb-xu2019"
     assert changes["settings"]["training.max_steps"] == {"here": 3410, "preset": 18500}
-    assert reduced_note(recipe("parse", "demo")) is None
+    assert "nothing was searched for" in (reduced_note(recipe("parse", "demo")) or "")
 
 
 def uas(config: ComparisonSettings) -> dict[str, float | None]:

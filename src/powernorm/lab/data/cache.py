@@ -1,18 +1,37 @@
 """A folder of results that cost time to make, found again by what they were made from."""
 
+from __future__ import annotations
+
 import hashlib
 import json
 import logging
 import os
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from powernorm.checksums import read_sealed, sealed_header
-from powernorm.files import write
+from safetensors import safe_open
+
+from powernorm.checksums import save_sealed_tensors, seal_of
+from powernorm.files import check_own, is_draft
+
+if TYPE_CHECKING:
+    from torch import Tensor  # late: commands without torch ask where the cache is
 
 LOGGER = logging.getLogger(__name__)
-_OLDER_BEGINS: Final = (b"{", b"PK\x03\x04")
-"""Of the files that were written before there were checksums: JSON and archives."""
+_ABANDONED_AFTER: Final = 24 * 60 * 60
+"""Seconds without a change after which nobody is writing a draft any more."""
+
+
+class Encoded(NamedTuple):
+    """An encoded text."""
+
+    tensors: Mapping[str, Tensor]
+    """Each with memory of its own; what was found is mapped from its file."""
+    texts: Mapping[str, str]
+    """Texts that go with them, such as the subwords."""
 
 
 def cache_folder() -> Path:
@@ -30,34 +49,54 @@ def cache_key(**parts: Any) -> str:
     return hashlib.sha256(packed).hexdigest()[:32]
 
 
-def read_cached(name: str) -> bytes | None:
-    """Return the content of a cached file, None where there is none that is as it was written."""
-    path = cache_folder() / name
+def found_or_made(name: str, make: Callable[[], Encoded]) -> Encoded:
+    """Return what is in the cache under a name; where there is none, make it.
+
+    It is one file of safetensors with a checksum, put in place in one step: no reader ever uses
+    half of one or a damaged one. A cache that cannot be written costs time and memory and nothing
+    else: it is logged, not raised.
+
+    Args:
+        name: of the file, without `.safetensors`.
+        make: encodes the text.
+    """
+    path = cache_folder() / f"{name}.safetensors"
+    found = _read(path)
+    if found is not None:
+        return found
+    made = make()
     try:
-        with path.open("rb") as file:
-            content = read_sealed(file)
-            if content is not None:
-                return content
-            file.seek(0)
-            content = file.read()
+        path.parent.mkdir(parents=True, exist_ok=True)
+        _remove_abandoned(path.parent)
+        save_sealed_tensors(made.tensors, path, made.texts)
+    except OSError as error:
+        LOGGER.warning(
+            "The cache %s cannot be written (%s), and every start encodes the text anew: set "
+            "POWERNORM_CACHE to a folder that can be written.",
+            path.parent,
+            error.strerror,
+        )
+        return made
+    return _read(path) or made
+
+
+def _read(path: Path) -> Encoded | None:
+    check_own(path)
+    try:
+        if seal_of(path) != "whole":
+            LOGGER.warning("%s of the cache is damaged and is made anew.", path)
+            return None
+        with safe_open(path, "pt") as file:
+            tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
+            return Encoded(tensors, file.metadata())
     except OSError:
         return None
-    if content.startswith(_OLDER_BEGINS):
-        return content
-    LOGGER.warning("%s of the cache is damaged and is made anew.", path)
-    return None
 
 
-def write_cached(name: str, content: bytes) -> None:
-    """Write a file of the cache in one step, so that no reader ever sees half of it.
-
-    It has a checksum, so that none ever uses what is damaged.
-
-    A cache that cannot be written costs time and nothing else: it is logged, not raised.
-    """
-    folder = cache_folder()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        write(folder / name, sealed_header(content), content)
-    except OSError as error:
-        LOGGER.warning("The cache %s cannot be written (%s).", folder, error.strerror)
+def _remove_abandoned(folder: Path) -> None:
+    """Remove what processes that were killed have left of files that they were writing."""
+    latest = time.time() - _ABANDONED_AFTER
+    for path in folder.glob(".*"):
+        with suppress(OSError):
+            if is_draft(path.name) and path.lstat().st_mtime < latest:
+                path.unlink()

@@ -3,18 +3,27 @@
 import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, TypeVar, get_args
+from typing import Final, Literal, NamedTuple, TypeVar, get_args
 
 Split = Literal["train", "valid", "test"]
 SPLITS: Final[tuple[Split, ...]] = get_args(Split)
 EvaluatedSplit = Literal["valid", "test"]
 EVALUATED_SPLITS: Final[tuple[EvaluatedSplit, ...]] = get_args(EvaluatedSplit)
 
-SPLIT_PERIOD: Final = 20
-VALID_REMAINDER: Final = 9
-TEST_REMAINDER: Final = 19
-
 _T = TypeVar("_T")
+
+
+class Period(NamedTuple):
+    """Numbers, from 0, of the items that are set aside of every `length`."""
+
+    length: int
+    valid: int
+    test: int
+
+
+TWENTY: Final = Period(20, valid=9, test=19)
+TEN: Final = Period(10, valid=8, test=9)
+"""The period of treebanks and of sentences with entities, which are few."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +60,7 @@ class Corpus:
         return digest.hexdigest()
 
 
-def split_by_position(items: Sequence[_T]) -> dict[Split, tuple[_T, ...]]:
+def split_by_position(items: Sequence[_T], period: Period = TWENTY) -> dict[Split, tuple[_T, ...]]:
     """Split by position: of every 20 the 10th is valid, the 20th test and the others train.
 
     >>> {split: len(part) for split, part in split_by_position(range(233)).items()}
@@ -59,12 +68,13 @@ def split_by_position(items: Sequence[_T]) -> dict[Split, tuple[_T, ...]]:
     """
     parts: dict[Split, list[_T]] = {split: [] for split in SPLITS}
     for index, item in enumerate(items):
-        parts[_split_of(index)].append(item)
+        parts[split_of(index, period)].append(item)
     return {split: tuple(part) for split, part in parts.items()}
 
 
-def _split_of(index: int) -> Split:
-    remainder = index % SPLIT_PERIOD
-    if remainder == VALID_REMAINDER:
+def split_of(index: int, period: Period = TWENTY) -> Split:
+    """Return the split of an item by its number, from 0."""
+    remainder = index % period.length
+    if remainder == period.valid:
         return "valid"
-    return "test" if remainder == TEST_REMAINDER else "train"
+    return "test" if remainder == period.test else "train"

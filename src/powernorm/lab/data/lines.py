@@ -44,7 +44,7 @@ def read_lines(path: Path) -> Iterator[str]:
             f"{path} cannot be read ({error.strerror}): expected a UTF-8 text file"
         ) from error
     if not number:
-        raise InputError(f"{path} is empty: expected a sentence a line")
+        raise InputError(f"{path} is empty: expected text")
 
 
 def _text(content: bytes, path: Path, number: int) -> str:

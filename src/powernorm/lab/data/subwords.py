@@ -1,10 +1,8 @@
 """Byte-pair subwords and whole words: text to ids and back; corpora over them, cached."""
 
-import io
 import json
-import logging
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import Final
@@ -15,10 +13,8 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 
 from powernorm.errors import InputError
-from powernorm.lab.data.cache import cache_key, read_cached, write_cached
+from powernorm.lab.data.cache import Encoded, cache_key, found_or_made
 from powernorm.lab.data.corpus import SPLITS, Corpus, Split
-
-LOGGER = logging.getLogger(__name__)
 
 END: Final = "<eos>"
 """Ends every document, and stands before the first one."""
@@ -31,6 +27,8 @@ _NO_WORD: Final = ""
 CACHE_FORMAT: Final = 1
 PORTION: Final = 4096
 """Documents that are encoded at a time."""
+LEAST_SIZE: Final = 257
+"""Every byte and the end mark."""
 
 
 class Subwords:
@@ -230,16 +228,8 @@ def encode_corpus(
     Raises:
         InputError: a split has no words.
     """
-    _check_words(corpus)
-    key = _key(corpus, vocabulary_size, kind)
-    streams = _read_streams(key)
-    if streams is None:
-        found = _train(corpus, vocabulary_size, kind)
-        streams = {split: _encode(found, corpus, split) for split in SPLITS}
-        streams["vocabulary_size"] = torch.tensor(found.size)
-        write_cached(f"{key}.tokenizer.json", found.to_json().encode())
-        write_cached(f"{key}.tokens.pt", _packed(streams))
-    return _encoded(corpus, streams, key, kind)
+    key, found = _found(corpus, vocabulary_size, kind)
+    return _encoded(corpus, found.tensors, kind.from_json(found.texts["subwords"]), key)
 
 
 def encode_by(
@@ -254,23 +244,10 @@ def encode_by(
         InputError: a split has no words.
     """
     _check_words(corpus)
-    key = _key(other, vocabulary_size, kind)
-    known = _read_known(key, kind) or _train(other, vocabulary_size, kind)
-    streams: dict[Split | str, Tensor] = {s: _encode(known, corpus, s) for s in SPLITS}
-    streams["vocabulary_size"] = torch.tensor(known.size)
-    key = cache_key(subwords=key, text=corpus.fingerprint())
-    return _encoded(corpus, streams, key, kind)
-
-
-def _read_known(key: str, kind: type[Subwords] | type[Words]) -> Subwords | Words | None:
-    content = read_cached(f"{key}.tokenizer.json")
-    if content is None:
-        return None
-    try:
-        return kind.from_json(content.decode())
-    except (InputError, UnicodeDecodeError) as error:
-        LOGGER.warning("The cached subwords %s are damaged (%s) and are made anew.", key, error)
-        return None
+    key, found = _found(other, vocabulary_size, kind)
+    known = kind.from_json(found.texts["subwords"])
+    streams: dict[str, Tensor] = {split: _encode(known, corpus, split) for split in SPLITS}
+    return _encoded(corpus, streams, known, cache_key(subwords=key, text=corpus.fingerprint()))
 
 
 def _check_words(corpus: Corpus) -> None:
@@ -279,8 +256,12 @@ def _check_words(corpus: Corpus) -> None:
             raise InputError(f"the {split} split of {corpus.source} has no words: give it text")
 
 
-def _key(corpus: Corpus, vocabulary_size: int, kind: type[Subwords] | type[Words]) -> str:
-    return cache_key(
+def _found(
+    corpus: Corpus, vocabulary_size: int, kind: type[Subwords] | type[Words]
+) -> tuple[str, Encoded]:
+    """Return the key of an encoded corpus, and its streams and its subwords or words."""
+    _check_words(corpus)
+    key = cache_key(
         # Of subwords nothing, by which earlier runs are found.
         **({} if kind is Subwords else {"kind": kind.__name__}),
         format=CACHE_FORMAT,
@@ -289,19 +270,23 @@ def _key(corpus: Corpus, vocabulary_size: int, kind: type[Subwords] | type[Words
         tokenizers=tokenizers.__version__,
     )
 
+    def make() -> Encoded:
+        known = _train(corpus, vocabulary_size, kind)
+        streams: dict[str, Tensor] = {split: _encode(known, corpus, split) for split in SPLITS}
+        return Encoded(streams, {"subwords": known.to_json()})
+
+    return key, found_or_made(f"{key}.tokens", make)
+
 
 def _encoded(
-    corpus: Corpus,
-    streams: dict[Split | str, Tensor],
-    key: str,
-    kind: type[Subwords] | type[Words],
+    corpus: Corpus, streams: Mapping[str, Tensor], known: Subwords | Words, key: str
 ) -> EncodedCorpus:
     return EncodedCorpus(
         corpus=corpus,
-        vocabulary_size=int(streams["vocabulary_size"]),
+        vocabulary_size=known.size,
         splits={s: EncodedSplit(streams[s], corpus.num_words(s)) for s in SPLITS},
         fingerprint=key,
-        unknown_id=UNKNOWN_ID if kind is Words else None,
+        unknown_id=UNKNOWN_ID if isinstance(known, Words) else None,
     )
 
 
@@ -324,26 +309,3 @@ def _encode(subwords: Subwords | Words, corpus: Corpus, split: Split) -> Tensor:
 
 def _stream(documents: list[list[int]]) -> Tensor:
     return torch.tensor([i for ids in documents for i in (*ids, END_ID)], dtype=torch.int32)
-
-
-def _packed(streams: dict[Split | str, Tensor]) -> bytes:
-    buffer = io.BytesIO()
-    torch.save(streams, buffer)
-    return buffer.getvalue()
-
-
-def _read_streams(key: str) -> dict[Split | str, Tensor] | None:
-    content = read_cached(f"{key}.tokens.pt")
-    if content is None:
-        return None
-    try:
-        streams = torch.load(io.BytesIO(content), weights_only=True)
-        if set(streams) == {*SPLITS, "vocabulary_size"}:
-            return dict(streams)
-    except Exception as error:  # whatever a damaged file makes torch raise
-        LOGGER.warning("The cached tokens %s are damaged (%s) and are made anew.", key, error)
-    return None
-
-
-LEAST_SIZE: Final = 257
-"""Every byte and the end mark."""

@@ -4,33 +4,27 @@ The files are CoNLL-U or CoNLL-X.
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import chain, groupby
 from pathlib import Path
 from types import MappingProxyType
-from typing import Final, TypeVar
+from typing import Final
 
 from powernorm.errors import InputError
 from powernorm.lab.data.conllu import Sentence, parse_conllu
-from powernorm.lab.data.corpus import SPLITS, Split
+from powernorm.lab.data.corpus import TEN, Split, split_by_position
 from powernorm.lab.data.readers import USER_LICENSE, read_text
 from powernorm.lab.data.sets.catalog import data_set
 from powernorm.lab.data.sets.embedded_files import embedded_texts
+from powernorm.lab.data.split_files import SplitFiles, split_sentences
 
-PERIOD: Final = 10
-VALID_REMAINDER: Final = 8
-TEST_REMAINDER: Final = 9
 DEFAULT: Final = "petrogold"
-_OFFICIAL: Final = re.compile(
-    r"^(?:(?P<name>.+)[.-])?(?P<split>train|valid|dev|test)\.(?:conllu|conllx|conll)$"
+_FILES: Final = SplitFiles(
+    re.compile(r"(?:(?P<name>.+)[.-])?(?P<split>train|valid|dev|test)\.(?:conllu|conllx|conll)"),
+    "*.train.conllu, *.dev.conllu and *.test.conllu (or .conllx, .conll)",
+    "treebanks",
 )
-_EXPECTED: Final = "*.train.conllu, *.dev.conllu and *.test.conllu (or .conllx, .conll)"
-_FILE_SPLITS: Final[Mapping[str, Split]] = MappingProxyType(
-    {"train": "train", "valid": "valid", "dev": "valid", "test": "test"}
-)
-
-_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +77,9 @@ def _embedded(name: str) -> Treebank:
         for text, file in zip(embedded_texts(about), about.files, strict=True)
         for sentence in parse_conllu(text, file.name)
     ]
-    parts = _split(entry.group(sentences))
-    return Treebank(name, entry.source, entry.license, parts)
+    parts = split_by_position(entry.group(sentences), TEN)
+    trees = {split: tuple(chain.from_iterable(groups)) for split, groups in parts.items()}
+    return Treebank(name, entry.source, entry.license, trees)
 
 
 def _by_document(sentences: list[Sentence]) -> list[list[Sentence]]:
@@ -97,64 +92,25 @@ def _one_by_one(sentences: list[Sentence]) -> list[list[Sentence]]:
     return [[sentence] for sentence in sentences]
 
 
-def _split(groups: Sequence[Sequence[_T]]) -> dict[Split, tuple[_T, ...]]:
-    """Divide groups; of every ten the ninth is valid and the tenth test."""
-    parts: dict[Split, list[_T]] = {split: [] for split in SPLITS}
-    remainders: dict[int, Split] = {VALID_REMAINDER: "valid", TEST_REMAINDER: "test"}
-    for index, group in enumerate(groups):
-        parts[remainders.get(index % PERIOD, "train")] += group
-    return {split: tuple(part) for split, part in parts.items()}
+def _parse(path: Path) -> list[Sentence]:
+    return parse_conllu(read_text(path), str(path))
 
 
 def _read(path: Path) -> Treebank:
-    if path.is_dir():
-        return _read_folder(path)
     if not path.exists():
         raise InputError(
-            f"{path} does not exist: give a folder with {_EXPECTED}, one CoNLL-U or CoNLL-X file, "
-            f"or the name of an embedded treebank ({', '.join(TREEBANKS)})"
+            f"{path} does not exist: give a folder with {_FILES.expected}, one CoNLL-U or CoNLL-X "
+            f"file, or the name of an embedded treebank ({', '.join(TREEBANKS)})"
         )
-    match = _OFFICIAL.match(path.name)
-    if match and match["split"] == "train":
-        return _read_official(path.parent, match["name"] or "")
-    sentences = parse_conllu(read_text(path), str(path))
-    if len(sentences) < PERIOD:
-        raise InputError(
-            f"{path} has {len(sentences)} sentences: at least {PERIOD} are needed to set some "
-            "aside for validation and test"
-        )
-    return Treebank(path.stem, str(path), USER_LICENSE, _split(_one_by_one(sentences)))
-
-
-def _read_folder(folder: Path) -> Treebank:
-    matches = (_OFFICIAL.match(path.name) for path in folder.iterdir())
-    names = sorted({match["name"] or "" for match in matches if match})
-    if not names:
-        raise InputError(f"{folder} holds no treebank: expected {_EXPECTED}")
-    if len(names) > 1:
-        raise InputError(
-            f"{folder} holds several treebanks ({', '.join(name or 'train' for name in names)}): "
-            "give the path of the train file of one"
-        )
-    return _read_official(folder, names[0])
-
-
-def _read_official(folder: Path, name: str) -> Treebank:
-    found: dict[Split, list[Path]] = {split: [] for split in SPLITS}
-    for path in sorted(folder.iterdir()):
-        match = _OFFICIAL.match(path.name)
-        if match and (match["name"] or "") == name:
-            found[_FILE_SPLITS[match["split"]]].append(path)
-    for split, paths in found.items():
-        if len(paths) != 1:
-            held = " and ".join(path.name for path in paths) or "none"
-            raise InputError(
-                f"{folder} must hold one {split} split of {name or 'the treebank'}, found {held}: "
-                f"expected {_EXPECTED}"
-            )
-    sentences = {
-        split: tuple(parse_conllu(read_text(path), str(path))) for split, (path,) in found.items()
-    }
+    if path.is_dir():
+        folder, name = path, _FILES.only_name(_FILES.names(path), path)
+        if name is None:
+            raise InputError(f"{folder} holds no treebank: expected {_FILES.expected}")
+    else:
+        folder, name = path.parent, _FILES.train_name(path)
+    if name is None:
+        return Treebank(path.stem, str(path), USER_LICENSE, split_sentences(_parse(path), path))
+    sentences = {split: tuple(_parse(file)) for split, file in _FILES.of(folder, name).items()}
     return Treebank(name or folder.resolve().name, str(folder), USER_LICENSE, sentences)
 
 

@@ -7,8 +7,8 @@ import pytest
 from powernorm.errors import InputError
 from powernorm.lab.recipes import recipe
 from powernorm.lab.settings.overrides import override
-from powernorm.lab.tasks.classify.columns import Columns
 from powernorm.lab.tasks.classify.sources import load_texts
+from powernorm.lab.tasks.classify.tables import Columns
 from powernorm.lab.tasks.registry import task_of
 
 pytestmark = pytest.mark.usefixtures("own_cache")

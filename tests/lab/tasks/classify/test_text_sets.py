@@ -188,11 +188,13 @@ def test_tables_of_a_class_and_a_text(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"dev\.tsv, line 2, column 1: no class"):
         read_all(load_texts(str(tmp_path)))
     (tmp_path / "valid.txt").write_text("no\td e\n")
-    with pytest.raises(InputError, match=r"two valid splits, dev\.tsv and valid\.txt"):
+    with pytest.raises(InputError, match=r"one valid split .* found dev\.tsv and valid\.txt"):
         load_texts(str(tmp_path))
     (tmp_path / "dev.tsv").unlink()
     (tmp_path / "test.txt").unlink()
-    with pytest.raises(InputError, match=r"has no test split: expected test\.tsv or test\.txt"):
+    with pytest.raises(
+        InputError, match=r"one test split of .*, found none: .*test\.tsv.* or \.txt"
+    ):
         load_texts(str(tmp_path))
 
 
@@ -237,5 +239,7 @@ def test_what_is_no_set_of_texts_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="holds no texts with classes: expected rt-polarity"):
         load_texts(str(tmp_path))
     (tmp_path / "train.txt").mkdir()
-    with pytest.raises(InputError, match=r"has no test split: expected test\.tsv or test\.txt"):
+    with pytest.raises(
+        InputError, match=r"one test split of .*, found none: .*test\.tsv.* or \.txt"
+    ):
         load_texts(str(tmp_path))

@@ -15,7 +15,7 @@ from powernorm.lab.settings.comparison import ComparisonSettings
 from powernorm.lab.tasks.ner.encoding import NUM_MARKS, EncodedEntities
 from powernorm.lab.tasks.ner.model import EntityTagger
 from powernorm.lab.tasks.ner.scores import span_scores
-from powernorm.lab.tasks.ner.tag_schemes import tags_of
+from powernorm.lab.tasks.ner.tag_schemes import spans_of
 from powernorm.lab.tasks.registry import task_of
 from powernorm.lab.tasks.run_diagnosis import diagnose_run
 from powernorm.lab.tasks.trained_models import load_trained, run_text, training_batches
@@ -92,8 +92,8 @@ def test_scores_are_those_of_whole_sentences(names: Path) -> None:
     gold, predicted, at = [], [], 0
     for sentence in sentences:
         length = len(sentence.words)
-        gold.append(tags_of(sentence.spans, length))
-        predicted.append([encoded.tags[tag] for tag in found[at : at + length]])
+        gold.append(sentence.spans)
+        predicted.append(spans_of([encoded.tags[tag] for tag in found[at : at + length]], "iob"))
         at += length
     assert at == len(found)
     expected = span_scores(gold, predicted)

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from powernorm.lab.tasks.ner.scores import span_scores
-from powernorm.lab.tasks.ner.tag_schemes import Span, tags_of
+from powernorm.lab.tasks.ner.tag_schemes import Span, spans_of
 
 
 @st.composite
@@ -31,10 +31,7 @@ def test_scores_are_those_of_counted_spans(cases: list[tuple[int, list[Span], li
     precision = right / num_found if num_found else 0.0
     recall = right / num_gold if num_gold else 0.0
     f1 = 2 * right / (num_gold + num_found) if num_gold + num_found else 0.0
-    scores = span_scores(
-        [tags_of(gold, length) for length, gold, _ in cases],
-        [tags_of(found, length) for length, _, found in cases],
-    )
+    scores = span_scores([gold for _, gold, _ in cases], [found for _, _, found in cases])
     assert scores == {
         "f1": pytest.approx(100 * f1),
         "precision": pytest.approx(100 * precision),
@@ -42,8 +39,24 @@ def test_scores_are_those_of_counted_spans(cases: list[tuple[int, list[Span], li
     }
 
 
-def test_a_rest_of_an_entity_is_not_the_entity() -> None:
-    gold = [["B-A", "I-A", "E-A", "O"]]
-    assert span_scores(gold, gold)["f1"] == 100
-    assert span_scores(gold, [["B-A", "E-A", "S-A", "O"]])["f1"] == 0
-    assert span_scores(gold, [["B-B", "I-B", "E-B", "O"]])["f1"] == 0
+# Tags of all schemes in any order, what is found for them, and F1, precision and recall of seqeval
+# 1.2.2, which counts as conlleval does.
+REFERENCE = [
+    ("B-A I-A E-A O", "B-A I-A E-A O", 100, 100, 100),
+    ("B-A I-A E-A O", "B-A E-A S-A O", 0, 0, 0),
+    ("B-A I-A E-A O", "B-B I-B E-B O", 0, 0, 0),
+    ("I-A I-A B-A I-B", "I-A I-A I-A I-B", 40, 50, 100 / 3),
+    ("I-A I-A O E-A S-B", "B-A I-A O I-A B-B", 100, 100, 100),
+    ("S-A I-A O B-A B-A", "S-A E-A O B-A I-A", 200 * 2 / 7, 200 / 3, 50),
+    ("O O", "O S-A", 0, 0, 0),
+    ("S-A O", "O O", 0, 0, 0),
+]
+
+
+@pytest.mark.parametrize(("gold", "found", "f1", "precision", "recall"), REFERENCE)
+def test_entities_are_counted_as_conlleval_counts(
+    gold: str, found: str, f1: float, precision: float, recall: float
+) -> None:
+    scores = span_scores([spans_of(gold.split(), "iob")], [spans_of(found.split(), "iob")])
+    wanted = {"f1": f1, "precision": precision, "recall": recall}
+    assert scores == pytest.approx(wanted)

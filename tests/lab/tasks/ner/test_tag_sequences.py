@@ -33,10 +33,9 @@ def legal(length: int) -> Iterator[tuple[int, ...]]:
 
 
 def score(tags: TagSequences, scores: Tensor, sequence: tuple[int, ...]) -> Tensor:
-    crf = tags.crf
-    total = crf.start_transitions[sequence[0]] + crf.end_transitions[sequence[-1]]
+    total = tags.start_transitions[sequence[0]] + tags.end_transitions[sequence[-1]]
     for before, after in itertools.pairwise(sequence):
-        total = total + crf.transitions[before, after]
+        total = total + tags.transitions[before, after]
     return total + sum(scores[position, tag] for position, tag in enumerate(sequence))
 
 
@@ -124,3 +123,26 @@ def test_likelihood_of_half_precision_is_of_float32(dtype: torch.dtype) -> None:
         loss = tags.nll(rounded, targets)
     assert loss.dtype == torch.float32
     torch.testing.assert_close(loss, tags.nll(rounded.float(), targets))
+
+
+def test_numbers_are_those_of_pytorch_crf() -> None:
+    """Loss, gradient and decoding of version 0.7.2."""
+    tags = TagSequences([True] * 3, [[True] * 3] * 3, [True] * 3).double()
+    with torch.no_grad():
+        tags.start_transitions.copy_(torch.tensor([0.5, -0.25, 1.0]))
+        tags.end_transitions.copy_(torch.tensor([-1.0, 0.75, 0.25]))
+        rows = [[0.1, -0.2, 0.3], [0.4, 0.5, -0.6], [-0.7, 0.8, 0.9]]
+        tags.transitions.copy_(torch.tensor(rows, dtype=torch.float64))
+    scores = 2 * torch.arange(24, dtype=torch.float64).reshape(2, 4, 3).sin()
+    targets = torch.tensor([[0, 2, 1, 1], [1, 0, IGNORED, IGNORED]])
+    loss = tags.nll(scores, targets)
+    loss.backward()
+    assert loss.item() == pytest.approx(9.2251906285, abs=1e-6)
+    gradient = [
+        [0.0988564649, 0.1408683220, -0.6127920411],
+        [-0.5913770920, -0.6655375928, 0.0988632770],
+        [0.5255504443, 0.2994378032, 0.7061304146],
+    ]
+    wanted = torch.tensor(gradient, dtype=torch.float64)
+    torch.testing.assert_close(tags.transitions.grad, wanted, rtol=0, atol=1e-6)
+    assert tags.decode(scores, targets == IGNORED) == [[2, 0, 2, 1], [2, 1]]

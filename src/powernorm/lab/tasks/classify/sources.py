@@ -8,27 +8,29 @@ from powernorm.errors import InputError
 from powernorm.lab.data.fetching import fetched
 from powernorm.lab.data.sets.catalog import data_set
 from powernorm.lab.data.sets.embedded_files import embedded_texts
-from powernorm.lab.tasks.classify.columns import Columns
 from powernorm.lab.tasks.classify.labeled_texts import (
     LabeledText,
     LabeledTexts,
     shuffled_parts,
 )
 from powernorm.lab.tasks.classify.readers import (
-    CSV_FILES,
     LABELS,
     RT_FILES,
     TREE_FILES,
-    csv_rows,
-    read_csv,
-    read_csv_file,
     read_imdb,
     read_rt,
     read_trees,
     refuse_parts_of_imdb,
     without_breaks,
 )
-from powernorm.lab.tasks.classify.tables import read_table, read_tables, table_file
+from powernorm.lab.tasks.classify.tables import (
+    Columns,
+    has_csv,
+    has_tables,
+    read_table,
+    read_tables,
+    table_rows,
+)
 
 DEFAULT: Final = "rt"
 FETCHED: Final = "imdb"
@@ -117,7 +119,7 @@ def read_fetched(path: Path) -> LabeledTexts:
 
 def _fetched_rows(path: Path) -> Iterator[LabeledText]:
     header = True
-    for line, row in csv_rows(path):
+    for line, row in table_rows(path):
         if header and row != _FETCHED_COLUMNS:
             raise InputError(
                 f"{path}, line {line}: {', '.join(row)[:80]!r}; expected the columns "
@@ -132,8 +134,7 @@ def _fetched_rows(path: Path) -> Iterator[LabeledText]:
 
 def _read(path: Path, columns: Columns) -> LabeledTexts:
     if path.is_file():
-        read = read_csv_file if path.suffix.lower() == ".csv" else read_table
-        return read(path, columns)
+        return read_table(path, columns)
     if not path.exists():
         raise InputError(
             f"{path} does not exist: give the name of a set ({', '.join(TEXT_SETS)}), a file, or a "
@@ -151,8 +152,7 @@ def _read(path: Path, columns: Columns) -> LabeledTexts:
 
 def _is_table(path: Path) -> bool:
     """Return whether a path is a file, a folder with tables or nothing, which is said later."""
-    has_csv = (path / CSV_FILES["train"]).exists()
-    return not path.is_dir() or has_csv or table_file(path, "train") is not None
+    return not path.is_dir() or has_tables(path)
 
 
 def _read_folder(folder: Path, columns: Columns) -> LabeledTexts | None:
@@ -161,11 +161,9 @@ def _read_folder(folder: Path, columns: Columns) -> LabeledTexts | None:
         return read_rt(folder)
     if (folder / "train").is_dir() and (folder / "test").is_dir():
         return read_imdb(folder)
-    if (folder / CSV_FILES["train"]).exists():
-        return read_csv(folder, columns)
-    if _holds_trees(folder):
+    if not has_csv(folder) and _holds_trees(folder):
         return read_trees(folder)
-    return read_tables(folder, columns) if table_file(folder, "train") is not None else None
+    return read_tables(folder, columns) if has_tables(folder) else None
 
 
 def _holds_trees(folder: Path) -> bool:

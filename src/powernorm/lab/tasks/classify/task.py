@@ -11,11 +11,11 @@ from powernorm.lab.engine.events import DataPrepared
 from powernorm.lab.settings.comparison import options_of
 from powernorm.lab.tasks.classify.baselines import text_baselines
 from powernorm.lab.tasks.classify.batches import ClassifiedTextData
-from powernorm.lab.tasks.classify.columns import Columns
 from powernorm.lab.tasks.classify.encoded_texts import EncodedTexts, encode_texts, encode_texts_by
 from powernorm.lab.tasks.classify.model import TextClassifier
 from powernorm.lab.tasks.classify.settings import ClassificationSettings
 from powernorm.lab.tasks.classify.sources import load_texts
+from powernorm.lab.tasks.classify.tables import Columns
 from powernorm.lab.training.batches import RunData
 from powernorm.lab.training.losses import TaskModel
 from powernorm.lab.training.norms import UPPER_NORM, norm_factory, qk_norm_factory

@@ -15,7 +15,7 @@ from powernorm.lab.tasks.ner.encoding import PADDING_ID, EncodedEntities, Encode
 from powernorm.lab.tasks.ner.model import EntityTagger
 from powernorm.lab.tasks.ner.scores import span_scores
 from powernorm.lab.tasks.ner.settings import EntitySettings
-from powernorm.lab.tasks.ner.tag_schemes import tags_of
+from powernorm.lab.tasks.ner.tag_schemes import spans_of
 from powernorm.lab.training.batches import RowData
 
 
@@ -113,11 +113,9 @@ class EntityData(RowData[EntitySettings]):
             decoded = model.decode(model(**moved.inputs()), moved.named[MASK])
             rows += [[names[tag] for tag in tags] for tags in decoded]
         # Where a sentence was cut, its gold entities are still whole.
-        gold = [
-            tags_of(sentence.spans, len(sentence.words))
-            for sentence in self._encoded.corpus.sentences[split]
-        ]
-        return span_scores(gold, _put_together(rows, self._encoded.splits[split]))
+        gold = (sentence.spans for sentence in self._encoded.corpus.sentences[split])
+        whole = _put_together(rows, self._encoded.splits[split])
+        return span_scores(gold, (spans_of(tags, "iob") for tags in whole))
 
 
 def _put_together(rows: Sequence[Sequence[str]], sentences: EncodedSentences) -> list[list[str]]:

@@ -1,34 +1,35 @@
 """Sentences with named entities in three splits: embedded, fetched, or the user's files."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import Final
 
 from powernorm.errors import InputError
-from powernorm.lab.data.corpus import SPLITS, Split
+from powernorm.lab.data.corpus import SPLITS, TEN, Split, split_by_position
 from powernorm.lab.data.fetching import fetched
 from powernorm.lab.data.readers import USER_LICENSE, read_text
 from powernorm.lab.data.sets.catalog import data_set
 from powernorm.lab.data.sets.embedded_files import embedded_texts
-from powernorm.lab.data.treebanks import PERIOD, TEST_REMAINDER, VALID_REMAINDER
+from powernorm.lab.data.split_files import SplitFiles, split_sentences
 from powernorm.lab.tasks.ner.columns import TaggedSentence, parse_columns
 
 DEFAULT: Final = "hironsan"
 FETCHED: Final = ("conll2003", "msra")
 """Data sets that are fetched on request."""
 NAMES: Final = (DEFAULT, *FETCHED)
-_OFFICIAL: Final = re.compile(
-    r"(?:(?P<name>.+)[._-])?(?P<split>train|valid|dev|test[ab]?)"
-    r"(?:\.(?:char|word|all|ner))?(?:\.(?:txt|char|bmes|bmeso|bioes|iob|iob1|iob2|bio|conll|tsv|ner))?"
+_FILES: Final = SplitFiles(
+    re.compile(
+        r"(?:(?P<name>.+)[._-])?(?P<split>train|valid|dev|test[ab]?)(?:\.(?:char|word|all|ner))?"
+        r"(?:\.(?:txt|char|bmes|bmeso|bioes|iob|iob1|iob2|bio|conll|tsv|ner))?"
+    ),
+    "eng.train, eng.testa and eng.testb, or train, dev (valid) and test with an ending such as "
+    ".txt, .conll or .char.bmes",
+    "data sets",
+    optional=("valid",),
 )
 """`eng.testa`, `train.char.bmes`, `msra_train.txt`, `dev.conll`, …"""
-_EXPECTED: Final = (
-    "eng.train, eng.testa and eng.testb, or train, dev (valid) and test with an ending such as "
-    ".txt, .conll or .char.bmes"
-)
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,15 +80,11 @@ def _embedded() -> EntityCorpus:
     (text,), (file,) = embedded_texts(about), about.files
     # Two of its entities begin with I.
     sentences = parse_columns(text, file.name, "iob")
-    return EntityCorpus(DEFAULT, about.source, about.license, _split(sentences))
+    return EntityCorpus(DEFAULT, about.source, about.license, split_by_position(sentences, TEN))
 
 
-def _split(sentences: Sequence[TaggedSentence]) -> dict[Split, tuple[TaggedSentence, ...]]:
-    parts: dict[Split, list[TaggedSentence]] = {split: [] for split in SPLITS}
-    remainders: dict[int, Split] = {VALID_REMAINDER: "valid", TEST_REMAINDER: "test"}
-    for index, sentence in enumerate(sentences):
-        parts[remainders.get(index % PERIOD, "train")].append(sentence)
-    return {split: tuple(part) for split, part in parts.items()}
+def _parse(path: Path) -> list[TaggedSentence]:
+    return parse_columns(read_text(path), str(path))
 
 
 def _read(path: Path) -> EntityCorpus:
@@ -95,86 +92,40 @@ def _read(path: Path) -> EntityCorpus:
         return _read_folder(path, None, str(path), USER_LICENSE)
     if not path.exists():
         raise InputError(
-            f"{path} does not exist: give a folder with {_EXPECTED}, one file with a word and its "
-            f"tag a line, or the name of a data set ({', '.join(NAMES)})"
+            f"{path} does not exist: give a folder with {_FILES.expected}, one file with a word "
+            f"and its tag a line, or the name of a data set ({', '.join(NAMES)})"
         )
-    match = _OFFICIAL.fullmatch(path.name)
-    if match and match["split"] == "train" and _others(path.parent, match["name"]):
-        folder, prefix = path.parent, match["name"] or ""
-        name = prefix or folder.resolve().name
-        return _read_official(folder, prefix, name, str(folder), USER_LICENSE)
-    sentences = parse_columns(read_text(path), str(path))
-    if len(sentences) < PERIOD:
-        raise InputError(
-            f"{path} has {len(sentences)} sentences: at least {PERIOD} are needed to set some "
-            "aside for validation and test"
-        )
-    return EntityCorpus(path.stem, str(path), USER_LICENSE, _split(sentences))
+    prefix = _FILES.train_name(path)
+    if prefix is not None and _others(path.parent, prefix):
+        name = prefix or path.parent.resolve().name
+        return _read_official(path.parent, prefix, name, str(path.parent), USER_LICENSE)
+    return EntityCorpus(path.stem, str(path), USER_LICENSE, split_sentences(_parse(path), path))
 
 
-def _others(folder: Path, name: str | None) -> bool:
+def _others(folder: Path, name: str) -> bool:
     """Return whether other splits stand beside the train file."""
-    matches = (_OFFICIAL.fullmatch(path.name) for path in folder.iterdir())
-    return any(m and m["name"] == name and m["split"] != "train" for m in matches)
+    matches = (_FILES.pattern.fullmatch(path.name) for path in folder.iterdir())
+    return any(m and (m["name"] or "") == name and m["split"] != "train" for m in matches)
 
 
 def _read_folder(folder: Path, name: str | None, source: str, license: str) -> EntityCorpus:
-    matches = (_OFFICIAL.fullmatch(path.name) for path in folder.iterdir())
-    names = sorted({match["name"] or "" for match in matches if match})
-    if not names:
-        raise InputError(f"{folder} holds no sentences with entities: expected {_EXPECTED}")
-    if len(names) > 1:
-        raise InputError(
-            f"{folder} holds several data sets ({', '.join(item or 'train' for item in names)}): "
-            "give the path of the train file of one"
-        )
-    return _read_official(
-        folder, names[0], name or names[0] or folder.resolve().name, source, license
-    )
+    prefix = _FILES.only_name(_FILES.names(folder), folder)
+    if prefix is None:
+        raise InputError(f"{folder} holds no sentences with entities: expected {_FILES.expected}")
+    return _read_official(folder, prefix, name or prefix or folder.resolve().name, source, license)
 
 
 def _read_official(folder: Path, prefix: str, name: str, source: str, license: str) -> EntityCorpus:
-    paths = _official_paths(folder, prefix)
-    parts = {
-        split: tuple(parse_columns(read_text(path), str(path))) for split, path in paths.items()
-    }
+    parts = {split: tuple(_parse(path)) for split, path in _FILES.of(folder, prefix).items()}
     if "valid" not in parts:
+        tenth = TEN.length - 1
         train = parts["train"]
-        parts["valid"] = train[PERIOD - 1 :: PERIOD]
+        parts["valid"] = train[tenth :: TEN.length]
         parts["train"] = tuple(
-            sentence for index, sentence in enumerate(train) if index % PERIOD != PERIOD - 1
+            sentence for index, sentence in enumerate(train) if index % TEN.length != tenth
         )
         source = f"{source}, every tenth sentence of the train split set aside as valid"
     for split in SPLITS:
         if not parts[split]:
             raise InputError(f"the {split} split of {folder} has no sentences: give some")
     return EntityCorpus(name, source, license, {split: parts[split] for split in SPLITS})
-
-
-def _official_paths(folder: Path, prefix: str) -> dict[Split, Path]:
-    """Return the file of each split; that of valid may be missing."""
-    found: dict[Split, list[Path]] = {split: [] for split in SPLITS}
-    for path in sorted(folder.iterdir()):
-        match = _OFFICIAL.fullmatch(path.name)
-        if match and (match["name"] or "") == prefix:
-            found[_SPLITS[match["split"]]].append(path)
-    for split, paths in found.items():
-        if len(paths) > 1 or (not paths and split != "valid"):
-            held = " and ".join(path.name for path in paths) or "none"
-            raise InputError(
-                f"{folder} must hold one {split} split of {prefix or 'the data set'}, found "
-                f"{held}: expected {_EXPECTED}"
-            )
-    return {split: paths[0] for split, paths in found.items() if paths}
-
-
-_SPLITS: Final[Mapping[str, Split]] = MappingProxyType(
-    {
-        "train": "train",
-        "valid": "valid",
-        "dev": "valid",
-        "testa": "valid",
-        "testb": "test",
-        "test": "test",
-    }
-)

@@ -270,7 +270,7 @@ class EntityTagger(nn.Module):
         )
         self.final_norm = final_norm(shape, norms[-1])
         self.output_dropout = Dropout(output_dropout)
-        self.head = nn.Linear(num_features, tags.crf.num_tags)
+        self.head = nn.Linear(num_features, tags.num_tags)
         self.tags = tags
         initialize(self, seed, shape.initialization)
 

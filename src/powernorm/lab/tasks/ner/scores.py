@@ -1,38 +1,38 @@
 """Precision, recall and F1 of entities, and what a tagger has to beat: frequencies of the tags."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
-from seqeval.metrics.sequence_labeling import precision_recall_fscore_support
 from torch import Tensor
 
 from powernorm.lab.data.baselines import UnigramModel, WordTagModel
 from powernorm.lab.data.corpus import Split
 from powernorm.lab.tasks.ner.encoding import EncodedEntities
-from powernorm.lab.tasks.ner.tag_schemes import tags_of
+from powernorm.lab.tasks.ner.tag_schemes import Span, spans_of
 from powernorm.runs import Baseline
 
 
-def span_scores(gold: Sequence[Sequence[str]], found: Sequence[Sequence[str]]) -> dict[str, float]:
+def span_scores(
+    gold: Iterable[Sequence[Span]], found: Iterable[Sequence[Span]]
+) -> dict[str, float]:
     """Return `f1`, `precision` and `recall` over the entities of all sentences, 0 to 100.
 
     An entity that was found counts where its first word, its last word and its kind are those of
-    one of the sentence. Tags that fit no scheme are read as the CoNLL evaluation reads them. What
-    would be 0 / 0 is 0.
+    one of the sentence, as in conlleval. What would be 0 / 0 is 0.
 
     Args:
-        gold: tags of each sentence.
+        gold: entities of each sentence.
         found: the same, as many.
     """
-    precision, recall, f1, _ = precision_recall_fscore_support(
-        [list(tags) for tags in gold],
-        [list(tags) for tags in found],
-        average="micro",
-        zero_division=0,
-    )
-    scores = {"f1": f1, "precision": precision, "recall": recall}
-    return {name: 100 * float(value) for name, value in scores.items()}
+    num_right = num_gold = num_found = 0
+    for wanted, got in zip(gold, found, strict=True):
+        num_right += len(set(wanted) & set(got))
+        num_gold += len(wanted)
+        num_found += len(got)
+    precision, recall = num_right / max(num_found, 1), num_right / max(num_gold, 1)
+    f1 = 2 * precision * recall / ((precision + recall) or 1)
+    return {"f1": 100 * f1, "precision": 100 * precision, "recall": 100 * recall}
 
 
 _SCORED: Sequence[Split] = ("valid", "test")
@@ -69,8 +69,7 @@ def entity_baselines(encoded: EncodedEntities) -> list[Baseline]:
 
 
 def _scores(encoded: EncodedEntities, split: Split, tags: Tensor) -> dict[str, float]:
-    names = encoded.tags
     sentences = encoded.corpus.sentences[split]
     lengths = [len(sentence.words) for sentence in sentences]
-    found = [[names[tag] for tag in row.tolist()] for row in tags.split(lengths)]
-    return span_scores([tags_of(s.spans, len(s.words)) for s in sentences], found)
+    found = [[encoded.tags[tag] for tag in row.tolist()] for row in tags.split(lengths)]
+    return span_scores((s.spans for s in sentences), (spans_of(row, "iob") for row in found))

@@ -145,73 +145,52 @@ def spans_of(tags: Sequence[str], scheme: Scheme = "bioes") -> list[Span]:
     A sentence of the schemes with ends may begin inside an entity: some files cut long sentences
     and leave the rest of an entity at the start of a piece. That rest is an entity, too.
 
+    `iob` takes tags of all schemes in any order, as conlleval does: a word belongs to the entity of
+    the word before it where that one is its first or an inner word and this one is an inner or the
+    last word of the same kind. Any other tag but `O` begins an entity.
+
     Args:
         tags: of a sentence, each of the form `TAG`.
         scheme: of the tags.
 
     Raises:
-        IllegalTagError: a tag cannot stand after the one before it.
+        IllegalTagError: a tag cannot follow the one before it; never with `iob`.
     """
-    if scheme == "bioes" or scheme == "bmes":
-        return _bioes(tags)
-    return _iob2(tags) if scheme == "iob2" else _iob1(tags, any_b=scheme == "iob")
-
-
-def _iob1(tags: Sequence[str], *, any_b: bool) -> list[Span]:
-    spans: list[Span] = []
-    for position, (letter, kind) in enumerate(map(_parts, tags)):
-        if letter == OUTSIDE:
-            continue
-        touches = bool(spans) and (spans[-1].kind, spans[-1].end) == (kind, position)
-        if letter == "B" and not (touches or any_b):
-            raise IllegalTagError(position, f"I-{kind}, as no entity of that kind ends before it")
-        if letter == "I" and touches:
-            spans[-1] = spans[-1]._replace(end=position + 1)
-        else:
-            spans.append(Span(kind, position, position + 1))
-    return spans
-
-
-def _iob2(tags: Sequence[str]) -> list[Span]:
-    spans: list[Span] = []
-    for position, (letter, kind) in enumerate(map(_parts, tags)):
-        if letter == "B":
-            spans.append(Span(kind, position, position + 1))
-        elif letter == "I":
-            if not spans or (spans[-1].kind, spans[-1].end) != (kind, position):
-                raise IllegalTagError(position, f"B-{kind}, as no entity of that kind is open")
-            spans[-1] = spans[-1]._replace(end=position + 1)
-    return spans
-
-
-def _bioes(tags: Sequence[str]) -> list[Span]:
     spans: list[Span] = []
     open_kind: str | None = None
-    start = 0
     for position, (letter, kind) in enumerate(map(_parts, tags)):
-        if letter in ("I", "E"):
-            if position == 0:
-                open_kind, start = kind, 0
-            if open_kind != kind:
-                raise IllegalTagError(position, _expected(open_kind))
-        elif open_kind is not None:
-            raise IllegalTagError(position, _expected(open_kind))
-        if letter == "B":
-            open_kind, start = kind, position
-        elif letter in ("E", "S"):
-            spans.append(Span(kind, start if letter == "E" else position, position + 1))
-            open_kind = None
-    if open_kind is not None:
-        raise IllegalTagError(len(tags), _expected(open_kind))
+        expected = _expected(scheme, letter, kind, open_kind, is_first=position == 0)
+        if expected is not None:
+            raise IllegalTagError(position, expected)
+        if letter in ("I", "E") and open_kind == kind:
+            spans[-1] = spans[-1]._replace(end=position + 1)
+        elif letter != OUTSIDE:
+            spans.append(Span(kind, position, position + 1))
+        open_kind = kind if letter in ("B", "I") else None
+    expected = _expected(scheme, OUTSIDE, "", open_kind, is_first=not tags)
+    if expected is not None:
+        raise IllegalTagError(len(tags), expected)
     return spans
+
+
+def _expected(
+    scheme: Scheme, letter: str, kind: str, open_kind: str | None, *, is_first: bool
+) -> str | None:
+    """Return what could stand in place of a tag that cannot stand there."""
+    goes_on = letter in ("I", "E") and open_kind == kind
+    if scheme == "iob1" and letter == "B" and open_kind != kind:
+        return f"I-{kind}, as no entity of that kind ends before it"
+    if scheme == "iob2" and letter == "I" and not goes_on:
+        return f"B-{kind}, as no entity of that kind is open"
+    if scheme in ("bioes", "bmes") and not goes_on:
+        if open_kind is not None:
+            inside = "the middle (I, M) or the end (E, L) of the entity of kind"
+            return f"{inside} {open_kind} that is open"
+        if letter in ("I", "E") and not is_first:
+            return "O, B or S, as no entity is open"
+    return None
 
 
 def _parts(tag: str) -> tuple[str, str]:
     """Return letter and kind, the letter as `bioes` has it."""
     return _READ_AS.get(tag[0], tag[0]), tag[2:]
-
-
-def _expected(open_kind: str | None) -> str:
-    if open_kind is None:
-        return "O, B or S, as no entity is open"
-    return f"the middle (I, M) or the end (E, L) of the entity of kind {open_kind} that is open"

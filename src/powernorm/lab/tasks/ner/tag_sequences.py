@@ -5,7 +5,6 @@ from typing import Final
 
 import torch
 from torch import Tensor, nn
-from torchcrf import CRF
 
 from powernorm.lab.data.batch import IGNORED
 
@@ -30,13 +29,23 @@ class TagSequences(nn.Module):
         self, starts: Sequence[bool], follows: Sequence[Sequence[bool]], ends: Sequence[bool]
     ) -> None:
         super().__init__()
-        self.crf = CRF(len(starts), batch_first=True)
+        self.start_transitions = nn.Parameter(torch.empty(len(starts)))
+        """Score of each tag at the beginning of a sentence."""
+        self.end_transitions = nn.Parameter(torch.empty(len(ends)))
+        """Score of each tag at the end of one."""
+        self.transitions = nn.Parameter(torch.empty(len(starts), len(starts)))
+        """Score of the tag of the column after that of the row."""
         self._allowed = [torch.tensor(part) for part in (starts, ends, follows)]
         self.draw_weights(torch.Generator().manual_seed(0))
 
+    @property
+    def num_tags(self) -> int:
+        """Number of tags."""
+        return len(self.start_transitions)
+
     def draw_weights(self, generator: torch.Generator) -> None:
         """Draw the scores of the transitions, uniform within 0.1, from a generator."""
-        parts = (self.crf.start_transitions, self.crf.end_transitions, self.crf.transitions)
+        parts = (self.start_transitions, self.end_transitions, self.transitions)
         for part, allowed in zip(parts, self._allowed, strict=True):
             nn.init.uniform_(part, -0.1, 0.1, generator=generator)
             with torch.no_grad():
@@ -55,10 +64,32 @@ class TagSequences(nn.Module):
             # So that every parameter has a gradient in every process.
             return 0.0 * sum((part.sum() for part in self.parameters()), scores.float().sum())
         with torch.autocast(scores.device.type, enabled=False):
-            likelihood: Tensor = self.crf(
-                _precise(scores[rows]), targets[rows].clamp(min=0), mask=counted[rows]
+            kept, counted = _precise(scores[rows]), counted[rows]
+            right = self._score(kept, targets[rows].clamp(min=0), counted)
+            return (self._log_partition(kept, counted) - right).sum()
+
+    def _score(self, scores: Tensor, tags: Tensor, counted: Tensor) -> Tensor:
+        """Return the score of one sequence of tags a row, (batch,)."""
+        of_words = scores.gather(2, tags[..., None]).squeeze(2)
+        total = self.start_transitions[tags[:, 0]] + of_words[:, 0]
+        for position in range(1, tags.shape[1]):
+            step = (
+                self.transitions[tags[:, position - 1], tags[:, position]] + of_words[:, position]
             )
-        return -likelihood
+            total = torch.where(counted[:, position], total + step, total)
+        last = tags.gather(1, counted.sum(1, keepdim=True) - 1).squeeze(1)
+        return total + self.end_transitions[last]
+
+    def _log_partition(self, scores: Tensor, counted: Tensor) -> Tensor:
+        """Return the logarithm of the sum over all sequences of exp(score), (batch,).
+
+        The forward algorithm: `total[b, j]` sums over the sequences up to a word that end in tag j.
+        """
+        total = self.start_transitions + scores[:, 0]
+        for position in range(1, scores.shape[1]):
+            steps = total[:, :, None] + self.transitions + scores[:, position, None, :]
+            total = torch.where(counted[:, position, None], steps.logsumexp(1), total)
+        return (total + self.end_transitions).logsumexp(1)
 
     def decode(self, scores: Tensor, padding_mask: Tensor | None = None) -> list[list[int]]:
         """Return the most probable tags of every sentence (Viterbi), padding left out.
@@ -67,23 +98,28 @@ class TagSequences(nn.Module):
             scores: (batch, length, tags).
             padding_mask: (batch, length), True = padding, at the end of a row.
         """
-        if padding_mask is None:
-            padding_mask = torch.zeros(scores.shape[:2], dtype=torch.bool, device=scores.device)
-        rows = ~padding_mask[:, 0]
-        decoded: list[list[int]] = []
-        if bool(rows.any()):
-            # On the CPU, for it is a loop over single numbers.
-            kept = _precise(scores[rows]).cpu(), ~padding_mask[rows].cpu()
-            decoded = self._on_cpu().decode(kept[0], mask=kept[1])
-        found = iter(decoded)
-        return [next(found) if is_there else [] for is_there in rows.tolist()]
-
-    def _on_cpu(self) -> CRF:
-        if self.crf.transitions.device.type == "cpu":
-            return self.crf
-        copy = CRF(self.crf.num_tags, batch_first=True)
-        copy.load_state_dict(self.crf.state_dict())
-        return copy
+        # On the CPU, for the way back is a loop over single numbers.
+        parts = (self.start_transitions, self.transitions, self.end_transitions)
+        starts, transitions, ends = (_precise(part.detach()).cpu() for part in parts)
+        kept = _precise(scores.detach()).cpu()
+        lengths = [kept.shape[1]] * len(kept)
+        if padding_mask is not None:
+            lengths = (~padding_mask).sum(1).tolist()
+        totals, origins = [starts + kept[:, 0]], []
+        for position in range(1, kept.shape[1]):
+            steps = totals[-1][:, :, None] + transitions + kept[:, position, None, :]
+            total, origin = steps.max(1)
+            totals.append(total)
+            origins.append(origin)
+        decoded: list[list[int]] = [[] for _ in lengths]
+        for row, length in enumerate(lengths):
+            if length:
+                tag = int((totals[length - 1][row] + ends).argmax())
+                decoded[row] = [tag]
+                for origin in reversed(origins[: length - 1]):
+                    tag = int(origin[row, tag])
+                    decoded[row].insert(0, tag)
+        return decoded
 
 
 def _precise(scores: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from tokenizers import Tokenizer, models, pre_tokenizers
 
@@ -41,27 +41,6 @@ _SAMPLE: Final = 1000
 """Lines that the codes beside split files have to cut as the files are."""
 _PORTION: Final = 4096
 """Lines that are cut at a time."""
-
-
-class TextEncoder(Protocol):
-    """Text to ids and back."""
-
-    @property
-    def size(self) -> int:
-        """Return the number of ids, that of the end mark included."""
-        ...
-
-    def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the ids of texts, without end marks."""
-        ...
-
-    def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
-        """Return the texts of ids; end marks are passed over."""
-        ...
-
-    def to_json(self) -> str:
-        """Return all that is needed to make it again."""
-        ...
 
 
 def joined(text: str) -> str:
@@ -147,16 +126,6 @@ class Pieces:
         self._words = words
         self.codes = codes
 
-    @classmethod
-    def from_json(cls, content: str) -> "Pieces":
-        """Return the pieces that `to_json` wrote.
-
-        Raises:
-            InputError: it did not write this.
-        """
-        codes = json.loads(content)["codes"]
-        return cls(Words.from_json(content), None if codes is None else Codes(codes))
-
     def to_json(self) -> str:
         """Return all that is needed to make them again."""
         codes = None if self.codes is None else self.codes.content
@@ -169,9 +138,9 @@ class Pieces:
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of texts, without end marks; their words are cut where there are codes."""
-        if self.codes is None:
-            return self.encode_split(texts)
-        return self.encode_split(self.codes.split([joined(text) for text in texts]))
+        if self.codes is not None:
+            texts = self.codes.split([joined(text) for text in texts])
+        return self.encode_split(texts)
 
     def encode_split(self, texts: Sequence[str]) -> list[list[int]]:
         """Return the ids of texts that are pieces already."""
@@ -209,15 +178,6 @@ class SentencePieces:
                 f"{name} is no model of SentencePiece: give its .model file"
             ) from error
 
-    @classmethod
-    def from_json(cls, content: str) -> "SentencePieces":
-        """Return the pieces that `to_json` wrote.
-
-        Raises:
-            InputError: the library is missing, or it is something else.
-        """
-        return cls(base64.b64decode(json.loads(content)["sentencepiece"]))
-
     def to_json(self) -> str:
         """Return all that is needed to make them again."""
         return json.dumps({"sentencepiece": base64.b64encode(self._model).decode()})
@@ -237,6 +197,10 @@ class SentencePieces:
         return [" ".join(text.split()) for text in self._processor.decode(rows)]
 
 
+TextEncoder = Subwords | Pieces | SentencePieces
+"""Text to ids and back."""
+
+
 def text_encoder(content: str) -> TextEncoder:
     """Return the subwords, whichever they are, that their `to_json` wrote.
 
@@ -246,9 +210,10 @@ def text_encoder(content: str) -> TextEncoder:
     try:
         known = json.loads(content)
         if "sentencepiece" in known:
-            return SentencePieces.from_json(content)
+            return SentencePieces(base64.b64decode(known["sentencepiece"]))
         if "words" in known:
-            return Pieces.from_json(content)
+            codes = None if known["codes"] is None else Codes(known["codes"])
+            return Pieces(Words.from_json(content), codes)
     except (ValueError, LookupError, TypeError) as error:
         raise InputError(f"the subwords cannot be read ({error})") from error
     return Subwords.from_json(content)
@@ -263,8 +228,8 @@ class ImportedSubwords:
     is_split: bool = False
     """Whether the lines are pieces already."""
     codes: Codes | None = None
-    dictionaries: tuple[Words, Words] | None = None
-    """Of source and target; one where they are joint."""
+    dictionaries: tuple[Words, ...] | None = None
+    """Of source and target, one where they are joint; None where the pieces are counted."""
     model: SentencePieces | None = None
 
     @property
@@ -292,18 +257,17 @@ class ImportedSubwords:
             return self.model, self.model
         if self.is_split and self.codes is not None:
             _check_codes(self.codes, chain.from_iterable(pairs))
-        source, target = self.dictionaries or self._counted(pairs)
-        first = Pieces(source, self.codes)
-        return first, first if target is source else Pieces(target, self.codes)
-
-    def _counted(self, pairs: Iterable[TextPair]) -> tuple[Words, Words]:
-        if self.is_joint:
-            words = Words.count(self._pieces(chain.from_iterable(pairs)))
-            return words, words
-        return (
-            Words.count(self._pieces(source for source, _ in pairs)),
-            Words.count(self._pieces(target for _, target in pairs)),
+        words = self.dictionaries or tuple(
+            Words.count(self._pieces(texts)) for texts in self._sides(pairs)
         )
+        found = [Pieces(one, self.codes) for one in words]
+        return found[0], found[-1]
+
+    def _sides(self, pairs: Iterable[TextPair]) -> list[Iterable[str]]:
+        """Return what each vocabulary is counted on."""
+        if self.is_joint:
+            return [chain.from_iterable(pairs)]
+        return [(source for source, _ in pairs), (target for _, target in pairs)]
 
     def _pieces(self, texts: Iterable[str]) -> Iterator[str]:
         if self.is_split or self.codes is None:
@@ -340,32 +304,25 @@ def read_subwords(
     """
     if chosen == LEARNED:
         return None
-    languages = (corpus.source_language, corpus.target_language)
-    if chosen == SPLIT:
-        folder = Path(corpus.source)
-        path = folder / CODES_FILE
-        codes = _read_codes(path) if path.is_file() else None
-        found = _dictionaries(folder, languages, is_joint=is_joint)
-        return ImportedSubwords(is_joint, is_split=True, codes=codes, dictionaries=found)
-    path = Path(chosen)
-    if not path.is_file():
+    path = Path(corpus.source) / CODES_FILE if chosen == SPLIT else Path(chosen)
+    codes = None
+    if path.is_file():
+        if chosen != SPLIT and path.suffix == MODEL_SUFFIX:
+            return ImportedSubwords(True, model=SentencePieces(path.read_bytes(), str(path)))
+        codes = Codes("\n".join(read_lines(path)), str(path))
+    elif chosen != SPLIT:
         raise InputError(
             f"data.subwords={chosen}: there is no such file; give learned, split, the path of "
             f"codes of subword-nmt, or that of a model of SentencePiece ({MODEL_SUFFIX})"
         )
-    if path.suffix == MODEL_SUFFIX:
-        return ImportedSubwords(True, model=SentencePieces(path.read_bytes(), str(path)))
+    languages = (corpus.source_language, corpus.target_language)
     found = _dictionaries(path.parent, languages, is_joint=is_joint)
-    return ImportedSubwords(is_joint, codes=_read_codes(path), dictionaries=found)
-
-
-def _read_codes(path: Path) -> Codes:
-    return Codes("\n".join(read_lines(path)), str(path))
+    return ImportedSubwords(is_joint, chosen == SPLIT, codes, found)
 
 
 def _dictionaries(
     folder: Path, languages: tuple[str, str], *, is_joint: bool
-) -> tuple[Words, Words] | None:
+) -> tuple[Words, ...] | None:
     paths = [folder / f"dict.{language}.txt" for language in languages]
     there = [path for path in paths if path.is_file()]
     if not there:
@@ -374,14 +331,12 @@ def _dictionaries(
         (missing,) = {*paths} - {*there}
         raise InputError(f"{missing} is missing beside {there[0].name}: give both, or neither")
     source, target = map(_read_dictionary, paths)
-    if not is_joint:
-        return source, target
-    if source.to_json() != target.to_json():
+    if is_joint and source.to_json() != target.to_json():
         raise InputError(
             f"{paths[0]} and {paths[1].name} differ: set data.joint_vocabulary=false, with "
             "model.shared_embeddings=target or none; or give the joint one twice"
         )
-    return source, source
+    return (source,) if is_joint else (source, target)
 
 
 def _read_dictionary(path: Path) -> Words:

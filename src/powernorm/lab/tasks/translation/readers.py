@@ -16,7 +16,8 @@ A first line that names two languages (`de<TAB>en`) is a header: it tells which 
 is no pair. Without one the columns are source and target, and languages are but their labels.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain
@@ -24,9 +25,10 @@ from pathlib import Path
 from typing import Final
 
 from powernorm.errors import InputError
-from powernorm.lab.data.corpus import SPLIT_PERIOD, SPLITS, TEST_REMAINDER, VALID_REMAINDER, Split
+from powernorm.lab.data.corpus import SPLITS, TWENTY, Split, split_of
 from powernorm.lab.data.lines import TextPair, hash_files, read_columns, read_line_pairs, read_lines
 from powernorm.lab.data.readers import USER_LICENSE
+from powernorm.lab.data.split_files import SplitFiles
 from powernorm.lab.tasks.translation.corpus import ParallelCorpus
 from powernorm.lab.tasks.translation.languages import (
     LanguagePair,
@@ -47,28 +49,12 @@ from powernorm.lab.tasks.translation.layouts import (
 
 _COLUMNS: Final = ("source", "target")
 """Languages of two columns that nobody has named."""
-_NAMES: Final[Mapping[Split, tuple[str, ...]]] = {
-    "train": ("train.tsv",),
-    "valid": ("valid.tsv", "dev.tsv"),
-    "test": ("test.tsv",),
-}
-
-
-def table_files(folder: Path) -> dict[Split, Path]:
-    """Return the tables of splits in a folder.
-
-    Raises:
-        InputError: a split has two.
-    """
-    found: dict[Split, Path] = {}
-    for split, names in _NAMES.items():
-        paths = [folder / name for name in names if (folder / name).exists()]
-        if len(paths) > 1:
-            both = " and ".join(path.name for path in paths)
-            raise InputError(f"{folder} has two {split} splits, {both}: leave one of them")
-        if paths:
-            found[split] = paths[0]
-    return found
+_TABLES: Final = SplitFiles(
+    re.compile(r"(?P<name>)(?P<split>train|valid|dev|test)\.tsv"),
+    "train.tsv, valid.tsv (or dev.tsv) and test.tsv",
+    "tables",
+    optional=SPLITS,
+)
 
 
 def read_tables(folder: Path, languages: str | None, *, tokenized: bool) -> ParallelCorpus:
@@ -82,14 +68,10 @@ def read_tables(folder: Path, languages: str | None, *, tokenized: bool) -> Para
     Raises:
         InputError: a split is missing, or the headers do not fit.
     """
-    files = table_files(folder)
+    files = _TABLES.of(folder, "")
     for split in SPLITS:
         if split not in files:
-            raise not_found(
-                folder,
-                f"{folder} has no {split} split: expected {' or '.join(_NAMES[split])} beside the "
-                "others",
-            )
+            raise not_found(folder, f"{folder} has no {split} split: expected {_TABLES.expected}")
     columns = _columns([files[split] for split in SPLITS], languages)
     name = folder.resolve().name
     return _corpus(folder, name, columns, tokenized, lambda split: columns.read(files[split]))
@@ -108,11 +90,11 @@ def read_table(path: Path, languages: str | None, *, tokenized: bool) -> Paralle
     Raises:
         InputError: the first line cannot be read, or is a header that does not fit.
     """
-    if path.name in chain(*_NAMES.values()):
-        beside = table_files(path.parent)
-        if path.name in _NAMES["train"] and len(beside) > 1:
+    if _TABLES.pattern.fullmatch(path.name):
+        beside = _TABLES.of(path.parent, "")
+        if beside.get("train") == path and len(beside) > 1:
             return read_tables(path.parent, languages, tokenized=tokenized)
-        if path.name not in _NAMES["train"] and "train" in beside:
+        if path.name != "train.tsv" and "train" in beside:
             raise InputError(
                 f"{path} is one split of several: give the folder {path.parent} or its train.tsv"
             )
@@ -181,14 +163,13 @@ def _corpus(
 
 
 def _by_position(path: Path, columns: _Columns, split: Split) -> Iterator[TextPair]:
-    remainders: dict[int, Split] = {VALID_REMAINDER: "valid", TEST_REMAINDER: "test"}
     number = -1
     for number, pair in enumerate(columns.read(path)):
-        if remainders.get(number % SPLIT_PERIOD, "train") == split:
+        if split_of(number) == split:
             yield pair
-    if number + 1 < SPLIT_PERIOD:
+    if number + 1 < TWENTY.length:
         raise InputError(
-            f"{path} has {number + 1} lines: at least {SPLIT_PERIOD} are needed to set some aside "
+            f"{path} has {number + 1} lines: at least {TWENTY.length} are needed to set some aside "
             "for validation and test"
         )
 
@@ -220,7 +201,7 @@ def read_parallel(path: Path, languages: str | None, *, tokenized: bool) -> Para
 
 
 def _read_folder(folder: Path, languages: str | None, tokenized: bool) -> ParallelCorpus:
-    sides, tables = side_files(folder), table_files(folder)
+    sides, tables = side_files(folder), _TABLES.of(folder, "")
     has_train = any(file.split == "train" for file in sides)
     if has_train and "train" in tables:
         raise InputError(

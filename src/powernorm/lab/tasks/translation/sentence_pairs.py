@@ -1,21 +1,29 @@
-"""Sentence pairs as numbers: which corpus, which subwords, and the ids of both sides."""
+"""Sentence pairs as numbers: which corpus, which subwords, and the ids of both sides.
 
+The ids of large corpora are mapped from a file of the cache. Of the valid and test splits the text
+is there too: what a run is scored with is what it was encoded from, whatever has become of the
+user's files.
+"""
+
+import json
+from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from itertools import chain, islice
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import tokenizers
+import torch
+from torch import Tensor
 
 from powernorm.errors import InputError
-from powernorm.lab.data.cache import cache_key
+from powernorm.lab.data.cache import Encoded, cache_key, found_or_made
 from powernorm.lab.data.corpus import EVALUATED_SPLITS, SPLITS, EvaluatedSplit, Split
 from powernorm.lab.data.embedded import VERSES
 from powernorm.lab.data.lines import TextPair
-from powernorm.lab.data.subwords import LEAST_SIZE, Subwords
+from powernorm.lab.data.subwords import END_ID, LEAST_SIZE, Subwords
 from powernorm.lab.tasks.translation.corpus import ParallelCorpus
 from powernorm.lab.tasks.translation.hub import HUB_PREFIX, hub_pairs
 from powernorm.lab.tasks.translation.imported_subwords import (
@@ -27,17 +35,7 @@ from powernorm.lab.tasks.translation.imported_subwords import (
 )
 from powernorm.lab.tasks.translation.languages import check_languages
 from powernorm.lab.tasks.translation.readers import read_parallel
-from powernorm.lab.tasks.translation.store import (
-    SIDES,
-    PairStore,
-    PairWriter,
-    Side,
-    append_text,
-    found_or_made,
-    read_split,
-    read_text,
-)
-from powernorm.lab.tasks.translation.token_lists import EncodedPairSplit
+from powernorm.lab.tasks.translation.token_lists import EncodedPairSplit, TokenLists
 from powernorm.lab.tasks.translation.verses import verse_pairs
 
 TOO_LONG: Final = "too long"
@@ -46,9 +44,8 @@ LENGTH_RATIO: Final = "length ratio"
 PORTION: Final = 4096
 """Pairs that are encoded at a time."""
 _FORMAT: Final = 2
-_FILES: Final[Mapping[Side, str]] = MappingProxyType(
-    {"source": "source.subwords.json", "target": "target.subwords.json"}
-)
+Side = Literal["source", "target"]
+SIDES: Final[tuple[Side, ...]] = ("source", "target")
 
 
 @dataclass(frozen=True)
@@ -87,7 +84,7 @@ class PairOptions:
 
 @dataclass(frozen=True)
 class EncodedPairs:
-    """A corpus of sentence pairs over the ids of its subwords, which lie in files."""
+    """A corpus of sentence pairs over the ids of its subwords."""
 
     corpus: ParallelCorpus
     source_subwords: TextEncoder
@@ -104,8 +101,6 @@ class EncodedPairs:
     """Of the pairs that are there, by side."""
     _texts: Mapping[EvaluatedSplit, list[TextPair]] = field(repr=False)
     """In memory, as the user's files and the cache may have changed when a run is scored."""
-    _store: PairStore
-    """Keeps the files as long as somebody may read them."""
 
     @property
     def vocabulary_size(self) -> int:
@@ -218,25 +213,40 @@ def encode_pairs(
         **({} if imported is None else {"imported": imported.fingerprint}),
     )
     find = partial(_found, config, subwords, imported)
-    return _opened(corpus, key, found_or_made(key, partial(_make, corpus, config, find)))
+    made = found_or_made(f"{key}.pairs", partial(_make, corpus, config, find))
+    return _opened(corpus, key, made)
 
 
-def _opened(corpus: ParallelCorpus, key: str, store: PairStore) -> EncodedPairs:
-    source = target = text_encoder((store.folder / _FILES["source"]).read_text())
-    if (store.folder / _FILES["target"]).exists():
-        target = text_encoder((store.folder / _FILES["target"]).read_text())
-    facts = store.facts
+def _opened(corpus: ParallelCorpus, key: str, made: Encoded) -> EncodedPairs:
+    source = target = text_encoder(made.texts["source"])
+    if "target" in made.texts:
+        target = text_encoder(made.texts["target"])
+    facts = json.loads(made.texts["facts"])
     return EncodedPairs(
         corpus=corpus,
         source_subwords=source,
         target_subwords=target,
-        splits={split: read_split(store.folder, split) for split in SPLITS},
+        splits={split: _pair_split(made.tensors, split) for split in SPLITS},
         fingerprint=key,
         dropped={split: facts[split]["dropped"] for split in SPLITS},
         cut={split: facts[split]["cut"] for split in SPLITS},
         num_words={split: facts[split]["words"] for split in SPLITS},
-        _texts={split: read_text(store.folder, split) for split in EVALUATED_SPLITS},
-        _store=store,
+        _texts={
+            split: [
+                (source, target)
+                for source, target in json.loads(made.tensors[f"{split}.text"].numpy().tobytes())
+            ]
+            for split in EVALUATED_SPLITS
+        },
+    )
+
+
+def _pair_split(tensors: Mapping[str, Tensor], split: Split) -> EncodedPairSplit:
+    return EncodedPairSplit(
+        *(
+            TokenLists(tensors[f"{split}.{side}.ids"], tensors[f"{split}.{side}.lengths"])
+            for side in SIDES
+        )
     )
 
 
@@ -244,23 +254,22 @@ def _make(
     corpus: ParallelCorpus,
     config: PairOptions,
     find: Callable[["_TrainingText"], tuple[TextEncoder, TextEncoder]],
-    folder: Path,
-) -> dict[str, Any]:
-    """Write subwords and ids; return what was counted."""
+) -> Encoded:
+    """Encode all splits, a portion of the text at a time."""
     train = _TrainingText(corpus, config.max_pairs)
     source, target = find(train)
-    (folder / _FILES["source"]).write_text(source.to_json())
+    texts = {"source": source.to_json()}
     if target is not source:
-        (folder / _FILES["target"]).write_text(target.to_json())
+        texts["target"] = target.to_json()
+    tensors: dict[str, Tensor] = {}
     facts: dict[str, Any] = {}
     for split in SPLITS:
         encoder = _Encoder(corpus, (source, target), config, is_train=split == "train")
-        with PairWriter(folder, split) as writer:
-            for portion in _portions(train if split == "train" else corpus.pairs(split)):
-                encoder.write(portion, writer)
-                if split != "train":
-                    append_text(folder, split, _as_words(portion, corpus))
-        facts[split] = encoder.facts(corpus.num_dropped[split])
+        kept: list[TextPair] = []
+        for portion in _portions(train if split == "train" else corpus.pairs(split)):
+            encoder.add(portion)
+            if split != "train":
+                kept += _as_words(portion, corpus)
         if not encoder.num_pairs:
             raise InputError(
                 f"no training pair of {corpus.source} is within the limits of length "
@@ -268,7 +277,12 @@ def _make(
                 f"data.max_length_ratio={config.max_length_ratio}): "
                 "raise them"
             )
-    return facts
+        facts[split] = encoder.facts(corpus.num_dropped[split])
+        text = bytearray(json.dumps(kept).encode())
+        tensors[f"{split}.text"] = torch.frombuffer(text, dtype=torch.uint8)
+        for name, values in encoder.ids.items():
+            tensors[f"{split}.{name}"] = torch.frombuffer(values, dtype=torch.int32)
+    return Encoded(tensors, {**texts, "facts": json.dumps(facts)})
 
 
 class _TrainingText:
@@ -337,11 +351,14 @@ class _Encoder:
         self._max_ratio = config.max_length_ratio
         self._is_train = is_train
         self.num_pairs = 0
+        self.ids = {f"{side}.lengths": array("i") for side in SIDES}
+        """By side; the sentences of a side follow one another, as in `TokenLists`."""
+        self.ids |= {f"{side}.ids": array("i", [END_ID]) for side in SIDES}
         self._dropped = {TOO_LONG: 0, LENGTH_RATIO: 0}
         self._cut = dict.fromkeys(SIDES, 0)
         self._words = dict.fromkeys(SIDES, 0)
 
-    def write(self, pairs: list[TextPair], writer: PairWriter) -> None:
+    def add(self, pairs: list[TextPair]) -> None:
         """Encode pairs and append those that stay."""
         ids = {
             side: self._encode[side]([pair[place] for pair in pairs])
@@ -356,7 +373,9 @@ class _Encoder:
             rows = [ids[side][number] for number in kept]
             self._cut[side] += sum(len(row) > self._max_words for row in rows)
             self._words[side] += sum(len(words[number][place].split()) for number in kept)
-            writer.write(side, [row[: self._max_words] for row in rows])
+            for row in rows:
+                self.ids[f"{side}.ids"].extend((*row[: self._max_words], END_ID))
+                self.ids[f"{side}.lengths"].append(min(len(row), self._max_words) + 1)
         self.num_pairs += len(kept)
 
     def facts(self, dropped: Mapping[str, int]) -> dict[str, Any]:
