@@ -10,7 +10,7 @@ from lab.report.synthetic import made_run
 from powernorm.lab.report import Comparison, markdown_table, read_comparison, summarize
 from powernorm.lab.report.columns import COLUMNS
 from powernorm.lab.report.comparison_tables import cells, run_cells
-from powernorm.lab.report.summary import SummaryRow, best_rows
+from powernorm.lab.report.statistics import SummaryRow, best_rows
 
 
 @pytest.fixture

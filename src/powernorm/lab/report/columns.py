@@ -17,7 +17,7 @@ from powernorm.lab.report.measures import (
     own_heading,
 )
 from powernorm.lab.report.records import Comparison, ReportedRun
-from powernorm.lab.report.summary import REFERENCE, Spread, SummaryRow
+from powernorm.lab.report.statistics import REFERENCE, Spread, SummaryRow
 
 MAX_METRICS: Final = 8
 """Other metrics that have a column of their own; the page lists the rest below the table."""

@@ -20,9 +20,8 @@ from powernorm.lab.report.columns import (
 )
 from powernorm.lab.report.magnitudes import significant_decimals
 from powernorm.lab.report.measures import MEASURES, PERPLEXITY, TRANSLATION_SCORES
-from powernorm.lab.report.paired import values_by_seed
 from powernorm.lab.report.records import Comparison, ReportedRun
-from powernorm.lab.report.summary import SummaryRow, best_rows
+from powernorm.lab.report.statistics import SummaryRow, best_rows, values_by_seed
 from powernorm.lab.report.tables import Table
 from powernorm.lab.report.templates import part
 

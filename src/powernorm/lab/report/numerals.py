@@ -5,8 +5,7 @@ from math import isfinite, isnan
 from typing import Final
 
 from powernorm.errors import printable as printable
-from powernorm.lab.report.paired import PairedGap
-from powernorm.lab.report.summary import Gap, Spread
+from powernorm.lab.report.statistics import PairedGap, Spread
 from powernorm.runs import Status
 
 MOST_DECIMALS: Final = 6
@@ -85,12 +84,12 @@ def spread(value: Spread | None, decimals: int | None = None) -> str:
     return f"{number(value.mean, decimals)} ± {std}"
 
 
-def gap(value: Gap | None, decimals: int | None = None) -> str:
+def gap(value: PairedGap | None, decimals: int | None = None) -> str:
     """Difference with its sign, and the same in percent.
 
-    >>> gap(Gap(-3.21, -0.0254))
+    >>> gap(PairedGap(-3.21, nan, nan, nan, 2, ratio=-0.0254))
     '-3.21 (-2.5 %)'
-    >>> gap(Gap(4.5, None))
+    >>> gap(PairedGap(4.5, nan, nan, nan, 1))
     '+4.50'
     """
     if value is None:

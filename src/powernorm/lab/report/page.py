@@ -30,9 +30,9 @@ from powernorm.lab.report.races import race_contents
 from powernorm.lab.report.records import Comparison
 from powernorm.lab.report.scoring import scoring_notes
 from powernorm.lab.report.seed_statistics import seed_contents
+from powernorm.lab.report.statistics import SummaryRow, summarize
 from powernorm.lab.report.statistics_tables import score_contents
 from powernorm.lab.report.studies import study_contents
-from powernorm.lab.report.summary import SummaryRow, summarize
 from powernorm.lab.report.tables import Table, copies
 from powernorm.lab.report.templates import part
 from powernorm.lab.report.translations import sample_contents

@@ -19,8 +19,8 @@ from powernorm.lab.report.paper_tables import paper_table
 from powernorm.lab.report.records import Comparison
 from powernorm.lab.report.scoring import scored_weights, signatures
 from powernorm.lab.report.seed_statistics import seed_table
+from powernorm.lab.report.statistics import best_rows, summarize
 from powernorm.lab.report.statistics_tables import evaluation_table, score_tables, tid_table
-from powernorm.lab.report.summary import best_rows, summarize
 from powernorm.lab.report.tables import Table
 from powernorm.lab.report.tuning import budget_table, tuning_sentence
 from powernorm.runs import REPORT_FILE, RESULTS_FILE, DiagnosisRecord
