@@ -3,7 +3,8 @@ from pathlib import Path
 import pytest
 
 from lab.report.synthetic import printed
-from powernorm.lab.report.columns import COLUMNS
+from powernorm.lab.report import read_comparison, summarize
+from powernorm.lab.report.comparison_tables import table_of
 
 
 @pytest.mark.parametrize("width", [60, 80, 120, 200])
@@ -11,8 +12,9 @@ def test_what_does_not_fit_is_named(comparison_folder: Path, width: int) -> None
     text = printed(comparison_folder, width)
     assert max(map(len, text.splitlines())) <= width
     words = text.replace(";", "").split()
-    for column in COLUMNS:
-        assert all(word in words for word in column.heading.split()), column.heading
+    comparison = read_comparison(comparison_folder)
+    for heading in table_of(comparison, summarize(comparison)).headings:
+        assert all(word in words for word in heading.split()), heading
     for word in ("adanorm", "unigram", "250.0", "99.00 ± 1.41", "+30.00 (+30.0 %)"):
         assert word in text
     assert ("not shown" in text) == (width < 200)

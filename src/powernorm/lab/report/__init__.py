@@ -1,6 +1,5 @@
 """From run folders to tables, figures and one self-contained page; reads files only."""
 
-from powernorm.lab.report.comparison_tables import markdown_table
 from powernorm.lab.report.diagnoses import read_diagnosis
 from powernorm.lab.report.diagnosis_page import render_diagnosis, write_diagnosis_page
 from powernorm.lab.report.loading import read_comparison
@@ -15,7 +14,6 @@ __all__ = [
     "Comparison",
     "ReportedRun",
     "SummaryRow",
-    "markdown_table",
     "print_comparison",
     "print_evaluation",
     "print_scores",

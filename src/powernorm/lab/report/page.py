@@ -8,7 +8,7 @@ from markupsafe import Markup
 
 from powernorm.lab.report import figures
 from powernorm.lab.report.changes import difference_note, preset_values
-from powernorm.lab.report.columns import MAX_METRICS, columns_of, metric_text
+from powernorm.lab.report.columns import MAX_METRICS, own_metric
 from powernorm.lab.report.comparison_tables import (
     glossary,
     headline,
@@ -89,6 +89,7 @@ def _place(comparison: Comparison) -> str:
 
 def _sections(comparison: Comparison) -> Iterator[SectionParts]:
     rows = summarize(comparison)
+    results = table_of(comparison, rows)
     study = study_contents(comparison)
     if study:
         yield "study", "The study", study
@@ -101,7 +102,7 @@ def _sections(comparison: Comparison) -> Iterator[SectionParts]:
             summary_table(comparison, rows),
             *_more_metrics(comparison, rows),
             *scoring_notes(comparison),
-            copies(table_of(rows, columns_of(comparison))),
+            copies(results),
         ],
     )
     tuning = tuning_contents(comparison)
@@ -122,8 +123,12 @@ def _sections(comparison: Comparison) -> Iterator[SectionParts]:
     if tid:
         yield "tid", "Training inference discrepancy", tid
     yield from _found_in_runs(comparison)
-    yield "runs", "Every run", [run_table(comparison)]
-    yield "columns", "What the columns mean", [glossary(comparison)]
+    yield (
+        "runs",
+        "Every run",
+        [run_table(comparison).html("Every run", "One row a run, nothing averaged.")],
+    )
+    yield "columns", "What the columns mean", [glossary(results)]
     if comparison.data:
         yield "data", "Data", [settings_table(comparison.data, "Corpus of the comparison")]
     if comparison.settings or comparison.function:
@@ -189,7 +194,12 @@ def _more_metrics(comparison: Comparison, rows: Sequence[SummaryRow]) -> list[Ma
     shown = names[:MAX_LINES]
     more = "" if len(names) == len(shown) else f", the first {MAX_LINES} of {len(names)}"
     headings = ["metric", *(row.label for row in rows)]
-    lines = [[own_heading(name), *(metric_text(row, name) for row in rows)] for name in shown]
+    columns = [own_metric(comparison, name) for name in shown]
+    lines = [
+        [column.heading, *(column.of_norm(row) for row in rows)]
+        for column in columns
+        if column.of_norm
+    ]
     caption = f"Mean ± sample standard deviation over seeds{more}."
     table = Table(headings, [False, *(True for _ in rows)], lines)
     contents = [table.html("More metrics", caption)]

@@ -10,7 +10,7 @@ from typing import Any, Final, Literal, TypeGuard
 from powernorm.errors import InputError
 from powernorm.lab.report import numerals
 from powernorm.lab.report.changes import changes_sentence, changes_table
-from powernorm.lab.report.columns import columns_of
+from powernorm.lab.report.columns import norm_columns
 from powernorm.lab.report.comparison_tables import FOOTNOTE, any_partial
 from powernorm.lab.report.loading import read_comparison
 from powernorm.lab.report.measures import better_way, decimals_of, heading_of
@@ -402,8 +402,8 @@ def _tested(gap: PairedGap | None, seeds: SeedRow | None) -> list[str]:
 
 def _own_table(comparison: Comparison) -> str:
     """The columns of the report, with the paired test beside the gap and the number of seeds."""
-    columns = columns_of(comparison)
     rows = summarize(comparison)
+    columns = [one for one in norm_columns(comparison, rows) if one.key != "interval"]
     of_seeds = {row.label: row for row in seed_rows(comparison, rows)}
     headings: list[str] = []
     numeric: list[bool] = []
@@ -428,8 +428,8 @@ def _own_table(comparison: Comparison) -> str:
             ]
             for heading, texts in zip(_HEADINGS[5:8], zip(*tested, strict=True), strict=True):
                 add(heading, texts)
-        else:
-            add(column.heading, map(column.text, rows), is_number=column.numeric)
+        elif column.of_norm:
+            add(column.heading, map(column.of_norm, rows), is_number=column.numeric)
         if column.key == "test":
             add("seeds", ["" if row.is_baseline else str(_num_seeds(row)) for row in rows])
     # An asterisk at the beginning of a line would begin a list.

@@ -8,8 +8,8 @@ from typing import Final
 
 from powernorm.lab.report.magnitudes import mean
 from powernorm.lab.report.measures import MEASURES, PERPLEXITY, Measure
-from powernorm.lab.report.records import Comparison, ReportedRun
-from powernorm.runs import Baseline, Status
+from powernorm.lab.report.records import Comparison, ReportedRun, ShownStatus
+from powernorm.runs import Baseline
 
 REFERENCE: Final = "ln"
 """The norm that the others are compared with."""
@@ -137,7 +137,6 @@ class SummaryRow:
     Attributes:
         label: short name of the norm, with its placement where the comparison mixes them.
         parameters: number of parameters of the model; None for a baseline.
-        valid: perplexity per word on the validation data over the runs that finished.
         test: the comparison's measure on the test data; the same, but for translations a score.
         gap: to the reference norm; None for itself and where no seed finished with both. Of a race
             it has neither interval nor test, which are for a number of seeds fixed beforehand.
@@ -151,16 +150,16 @@ class SummaryRow:
         decoding_speed: target subwords a second in the search, mean as of `tokens_per_second`.
         runs: those that the row is about; none of a baseline.
         references: those of the reference norm that they are held against.
+        behind: seeds of finished runs that are worse than the first baseline.
     """
 
     label: str
     parameters: int | None = None
-    valid: Spread | None = None
     test: Spread | None = None
     gap: PairedGap | None = None
     tid: Mapping[str, float | None] | None = None
     tokens_per_second: float | None = None
-    statuses: Mapping[Status, tuple[int, ...]] | None = None
+    statuses: Mapping[ShownStatus, tuple[int, ...]] | None = None
     is_baseline: bool = False
     remark: str = ""
     metrics: Mapping[str, Spread] = field(default_factory=dict)
@@ -168,6 +167,7 @@ class SummaryRow:
     examples_per_second: float | None = None
     runs: Sequence[ReportedRun] = field(default=(), repr=False, compare=False)
     references: Sequence[ReportedRun] = field(default=(), repr=False, compare=False)
+    behind: tuple[int, ...] = ()
 
     @property
     def complete(self) -> bool:
@@ -191,12 +191,7 @@ def summarize(comparison: Comparison) -> list[SummaryRow]:
         groups.setdefault((run.name, run.placement), []).append(run)
     mixed = len({placement for _, placement in groups}) > 1
     rows = [
-        _norm_row(
-            f"{norm} ({placement})" if mixed else norm,
-            runs,
-            _references_of(comparison.runs, runs[0]),
-            comparison.metric,
-        )
+        _norm_row(f"{norm} ({placement})" if mixed else norm, runs, comparison)
         for (norm, placement), runs in groups.items()
     ]
     rows = _tested(rows, is_race=comparison.race is not None)
@@ -238,7 +233,6 @@ def _baseline_row(baseline: Baseline, metric: str) -> SummaryRow:
 
     return SummaryRow(
         label=baseline["name"],
-        valid=_spread(values("valid_perplexity")),
         test=_spread(values(metric)),
         is_baseline=True,
         metrics=_spreads(baseline["metrics"], values),
@@ -281,10 +275,11 @@ def _can_win(row: SummaryRow, value: Spread) -> bool:
     return not (row.is_partial(value) or row.is_baseline or row.remark)
 
 
-def _norm_row(
-    label: str, runs: Sequence[ReportedRun], references: Sequence[ReportedRun], metric: str
-) -> SummaryRow:
-    statuses: dict[Status, tuple[int, ...]] = {}
+def _norm_row(label: str, runs: Sequence[ReportedRun], comparison: Comparison) -> SummaryRow:
+    metric = comparison.metric
+    references = _references_of(comparison.runs, runs[0])
+    floors = _finite(one["metrics"].get(metric) for one in comparison.baselines)[:1]
+    statuses: dict[ShownStatus, tuple[int, ...]] = {}
     for run in runs:
         statuses[run.shown_status] = (*statuses.get(run.shown_status, ()), run.seed)
     finished = [run for run in runs if run.finished]
@@ -294,7 +289,6 @@ def _norm_row(
         label=f"{label} ({remark})" if remark else label,
         remark=remark,
         parameters=next((run.parameters for run in runs if run.parameters is not None), None),
-        valid=_spread(_values(runs, "valid_perplexity")),
         test=_spread(_values(runs, metric)),
         gap=paired_gap(runs, references, metric),
         tid=_mean_tid(finished),
@@ -308,6 +302,12 @@ def _norm_row(
         decoding_speed=_known_mean(run.metrics.get("decoding_tokens_per_second") for run in timed),
         runs=runs,
         references=references,
+        behind=tuple(
+            seed
+            for seed, value in values_by_seed(runs, metric).items()
+            for floor in floors
+            if is_better(floor, value, comparison.measure)
+        ),
     )
 
 

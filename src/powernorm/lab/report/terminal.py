@@ -11,7 +11,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from powernorm.lab.report.changes import changes_sentence, changes_table
-from powernorm.lab.report.columns import MAX_METRICS, columns_of
+from powernorm.lab.report.columns import MAX_METRICS
 from powernorm.lab.report.comparison_tables import FOOTNOTE, any_partial, headline, table_of
 from powernorm.lab.report.conclusion import conclusion
 from powernorm.lab.report.numerals import counted, printable
@@ -32,7 +32,7 @@ _GAP: Final = 2
 _WIDTH: Final = 80
 """Characters of a line in a file or a pipe, unless `COLUMNS` asks for others."""
 _WIDEST: Final = 10_000
-_IMPORTANT: Final = ("norm", "test", "gap", "status", "valid", "tid_avg", "speed", "parameters")
+_IMPORTANT: Final = ("norm", "test", "gap", "status", "valid", "tid_avg", "speed", "examples")
 """Keys of the columns of results that are shown first; the others follow in their order."""
 
 
@@ -53,14 +53,13 @@ def print_comparison(console: Console, comparison: Comparison, *, wide: bool = F
             color_system="auto" if console.is_terminal else None,
         )
     rows = summarize(comparison)
-    columns = columns_of(comparison)
     console.print(Text(headline(comparison), style="bold"))
     for sentence in conclusion(comparison, rows):
         console.print(Text(sentence))
-    keys = [column.key for column in columns]
-    order = sorted(keys, key=[*_IMPORTANT, *keys].index)
-    results = table_of(rows, columns, best_rows(rows, comparison.measure))
-    _print_table(console, results, map(keys.index, order))
+    results = table_of(comparison, rows, best_rows(rows, comparison.measure))
+    _print_table(
+        console, results, [results.keys.index(key) for key in _IMPORTANT if key in results.keys]
+    )
     if any_partial(rows):
         console.print(Text(FOOTNOTE))
     seeds = seed_table(comparison, rows)
