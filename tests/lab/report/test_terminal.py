@@ -35,7 +35,7 @@ def test_names_are_not_taken_for_markup(comparison_folder: Path) -> None:
 
 
 def test_a_pipe_has_80_characters_or_as_many_as_asked(comparison_folder: Path) -> None:
-    """A file has the same lines, whoever writes it; `COLUMNS` and `wide` ask for others."""
+    """A file has the same lines on every machine; `COLUMNS` and `wide` ask for others."""
     narrow = printed(comparison_folder, 60, terminal=False, asked=True)
     assert max(map(len, narrow.splitlines())) <= 60
     text = printed(comparison_folder, 200, terminal=False)

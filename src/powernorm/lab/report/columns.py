@@ -38,7 +38,7 @@ class Column:
         meaning: what it is.
         of_norm: the text of a norm's cell; None where the table of norms is without it.
         of_run: the text of a run's cell; None where the table of runs is without it.
-        numeric: whether it stands to the right.
+        numeric: whether it is aligned to the right.
         counts_finished: whether its number is of the finished runs only, and deserves a mark.
         metric: which metric of the runs it averages; empty for other quantities.
     """

@@ -7,7 +7,7 @@ from typing import Final
 from markupsafe import Markup
 
 from powernorm.lab.report import figures
-from powernorm.lab.report.changes import difference_note, preset_values
+from powernorm.lab.report.changes import changes_table, difference_note, preset_values
 from powernorm.lab.report.columns import MAX_METRICS, own_metric
 from powernorm.lab.report.comparison_tables import (
     glossary,
@@ -25,11 +25,11 @@ from powernorm.lab.report.measures import own_heading
 from powernorm.lab.report.numerals import counted, printable
 from powernorm.lab.report.overlay_page import training_contents
 from powernorm.lab.report.overlays import lines_of
-from powernorm.lab.report.paper_tables import paper_contents
+from powernorm.lab.report.paper_tables import paper_contents, paper_table
 from powernorm.lab.report.races import race_contents
 from powernorm.lab.report.records import Comparison
 from powernorm.lab.report.scoring import scoring_notes
-from powernorm.lab.report.seed_statistics import seed_contents
+from powernorm.lab.report.seed_statistics import seed_contents, seed_table
 from powernorm.lab.report.statistics import SummaryRow, summarize
 from powernorm.lab.report.statistics_tables import score_contents
 from powernorm.lab.report.studies import study_contents
@@ -68,6 +68,20 @@ def render_pages(comparisons: Sequence[Comparison]) -> str:
     """One page of several comparisons, each with its own anchor."""
     title = f"{len(comparisons)} comparisons"
     return document(title, [_article(comparison) for comparison in comparisons])
+
+
+def tables_of(comparison: Comparison) -> dict[str, Table]:
+    """Return the tables of a comparison that have something to say, by name."""
+    rows = summarize(comparison)
+    seeds = seed_table(comparison, rows)
+    changes = comparison.changes
+    return {
+        "results": table_of(comparison, rows),
+        "runs": run_table(comparison),
+        **({} if seeds is None else {"seeds": seeds}),
+        **({"paper": paper_table(comparison)} if comparison.paper else {}),
+        **({} if changes is None else {"settings": changes_table(changes)}),
+    }
 
 
 def _article(comparison: Comparison) -> Article:

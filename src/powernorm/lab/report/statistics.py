@@ -145,7 +145,7 @@ class SummaryRow:
         examples_per_second: the same in rows of the batches, where the runs say it.
         statuses: what became of the runs: status to seeds, in the order of the runs.
         is_baseline: whether this is a model without a network.
-        remark: what has to stand beside its numbers, which then are never the best.
+        remark: what belongs beside its numbers, which then are never the best.
         metrics: each that the runs have, over those that finished.
         decoding_speed: target subwords a second in the search, mean as of `tokens_per_second`.
         runs: those that the row is about; none of a baseline.

@@ -170,6 +170,10 @@ class Table:
         ]
         return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
+    def csv(self) -> str:
+        """Return its texts as comma-separated values."""
+        return str(self.frame.to_csv(index=False))
+
     def latex(self) -> str:
         r"""Return it as a tabular for `\usepackage{booktabs}`.
 
