@@ -32,9 +32,8 @@ def test_tables_are_files(tmp_path: Path) -> None:
     assert names == {f"{n}.{e}" for n in ("results", "runs", "seeds") for e in ("md", "tex", "csv")}
     (ln,) = re.findall(r"^ln,.*", (tmp_path / "tables" / "results.csv").read_text(), re.MULTILINE)
     assert ln.startswith("ln,1.23M,102.0 ± 2.0,102.0 ± 2.0,–,")
-    assert (
-        powernorm(tmp_path, "report", "demo", "demo/ln-pre-seed0", "--tables", "tables").code == 0
-    )
+    write_comparison(tmp_path / "more", seeds=(7,))
+    assert powernorm(tmp_path, "report", "demo", "more", "--tables", "tables").code == 0
     assert (tmp_path / "tables" / "1-results.md").is_file()
     (tmp_path / "file").touch()
     assert "give another" in refusal(tmp_path, "report", "demo", "--tables", "file")
