@@ -14,9 +14,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from powernorm.lab.report.loading import read_comparison
-from powernorm.lab.report.paired import paired_gap
 from powernorm.lab.report.results_document import claims, joined
-from powernorm.lab.report.summary import summarize
+from powernorm.lab.report.statistics import summarize
 
 ROOT = Path(__file__).parents[1]
 STORED = ROOT / "benchmarks" / "results"
@@ -119,7 +118,7 @@ def _draw_gaps(axes: Axes, placement: str, theme: str) -> None:
     ours, papers, _ = COLORS[theme]
     names = []
     for row in summarize(comparison):
-        gap = paired_gap(row.runs, row.references, comparison.metric)
+        gap = row.gap
         if gap is None or row.is_baseline:
             continue
         names.append(row.label)

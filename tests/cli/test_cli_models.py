@@ -59,7 +59,7 @@ def table(outcome: Outcome) -> dict[str, str]:
 
 
 def test_swap_shows_a_table_of_a_users_model(home: Path) -> None:
-    build = ("my_models:build", "--to", "bn", "--lowest", "1")
+    build = ("my_models:build", "--to", "bn", "--lowest", "1", "--wide")
     rows = table(powernorm(home, "swap", *build, fresh=True))
     assert " bn " in rows["layers.0.norm1"]
     assert "attention" in rows["layers.0.norm1"]
@@ -112,7 +112,7 @@ def test_fold(runs: Path, tmp_path: Path, norm: str) -> None:
     shown = powernorm(tmp_path, "fold", run)
     assert "nothing was written: give --out FOLDER" in shown.out
     out = tmp_path / "folded"
-    outcome = powernorm(tmp_path, "fold", run, "--out", out, "--verify", fresh=norm == "bn")
+    outcome = powernorm(tmp_path, "fold", run, "--out", out, "--wide", fresh=norm == "bn")
     rows = table(outcome)
     assert "head.weight" in rows["final_norm"]
     assert "float64: max. absolute error" in outcome.out
@@ -290,7 +290,7 @@ def test_a_swapped_model_in_a_hugging_face_folder(
     text.write_text("\n".join(TEXTS) + "\n")
     monkeypatch.chdir(tmp_path)
     for command in (
-        lambda: diagnose(["swapped"], data=str(text), batches=2, sequences=4, length=8),
+        lambda: diagnose(["swapped"], data=str(text), batches=2, sequences=4, length=8, wide=True),
         lambda: fold(Path("swapped"), out=Path("folded")),
         lambda: swap("swapped", to="rbn"),
     ):

@@ -1,5 +1,6 @@
 """`powernorm results`, `fluctuation`, `curves` and `figures` as subprocesses."""
 
+import re
 from pathlib import Path
 
 from commands import powernorm, refusal
@@ -21,6 +22,21 @@ def test_results_are_printed(tmp_path: Path) -> None:
 def test_folders_without_results_are_named(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     assert "empty holds neither" in refusal(tmp_path, "results", "empty")
+
+
+def test_tables_are_files(tmp_path: Path) -> None:
+    write_comparison(tmp_path / "demo", seeds=(0, 1, 2))
+    outcome = powernorm(tmp_path, "report", "demo", "--tables", "tables")
+    assert outcome.out.splitlines()[-1] == "report: demo/report.html"
+    names = {path.name for path in (tmp_path / "tables").iterdir()}
+    assert names == {f"{n}.{e}" for n in ("results", "runs", "seeds") for e in ("md", "tex", "csv")}
+    (ln,) = re.findall(r"^ln,.*", (tmp_path / "tables" / "results.csv").read_text(), re.MULTILINE)
+    assert ln.startswith("ln,1.23M,102.0 ± 2.0,102.0 ± 2.0,–,")
+    write_comparison(tmp_path / "more", seeds=(7,))
+    assert powernorm(tmp_path, "report", "demo", "more", "--tables", "tables").code == 0
+    assert (tmp_path / "tables" / "1-results.md").is_file()
+    (tmp_path / "file").touch()
+    assert "give another" in refusal(tmp_path, "report", "demo", "--tables", "file")
 
 
 def test_figures(tmp_path: Path) -> None:

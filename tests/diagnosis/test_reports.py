@@ -54,8 +54,8 @@ def test_csv(report: Diagnosis, tmp_path: Path) -> None:
 def test_text(report: Diagnosis) -> None:
     lines = str(report).splitlines()
     assert lines[0].split() == [
-        *("name", "kind", "mean_tid", "%", "var_tid", "%", "pn_tid", "%", "kappa_50"),
-        *("action", "into"),
+        *("name", "action", "into", "mean_tid", "%", "var_tid", "%", "pn_tid", "%", "kappa_50"),
+        "kind",
     ]
     assert f"{100 * report.rows[0].var_tid:.2f}" in lines[1]
     assert any(line.startswith("verdict: ") for line in lines)

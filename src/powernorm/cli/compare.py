@@ -128,6 +128,7 @@ def compare(
         ),
     ] = False,
     as_json: options.AsJson = False,
+    wide: options.Wide = False,
     quiet: options.Quiet = False,
 ) -> None:
     """Train the same model with each norm, or with the variants of a study, and compare them.
@@ -201,6 +202,7 @@ def compare(
                     force=force,
                     progress=not quiet,
                     table=not (quiet or as_json),
+                    wide=wide,
                 )
     if not launching.is_launched():  # else who started this process looks
         end_with_failures(folder, only=[line.folder(seed) for line, seed in grid.runs()])

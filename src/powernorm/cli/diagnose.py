@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Final, cast
 import typer
 
 from powernorm.cli.launching import INTERRUPTED
-from powernorm.cli.options import TrustCode
+from powernorm.cli.options import TrustCode, Wide, text_width
 from powernorm.cli.progress import progress_bar
 from powernorm.cli.scores import check_split, scored_folder, scoring_bar
 from powernorm.errors import InputError, printable
@@ -89,6 +89,7 @@ def diagnose(
             "translates the split up to nine times a run.",
         ),
     ] = None,
+    wide: Wide = False,
     trust_code: TrustCode = False,
 ) -> None:
     """Say whether batch statistics (would) work in a trained model, layer by layer.
@@ -107,7 +108,8 @@ def diagnose(
     if len(sources) == 1 and is_named(sources[0]) and not overlay:
         given = {"--data": data, "--sequences": sequences, "--length": length, "--scores": scores}
         check_own(sources[0], given)
-        _diagnose_one(partial(_diagnosed_own, sources[0], batches, place), None, out, csv)
+        diagnosed = partial(_diagnosed_own, sources[0], batches, place)
+        _diagnose_one(diagnosed, None, out, csv, wide=wide)
         return
     if len(sources) > 1 and not overlay:
         raise InputError(
@@ -132,7 +134,7 @@ def diagnose(
     if keeps_it:
         out = out or Path(source) / DIAGNOSIS_PAGE
     diagnosed = partial(_diagnosed_source, source, look)
-    _diagnose_one(diagnosed, Path(source) if keeps_it else None, out, csv)
+    _diagnose_one(diagnosed, Path(source) if keeps_it else None, out, csv, wide=wide)
 
 
 def _check_one_run(source: str) -> None:
@@ -159,6 +161,8 @@ def _diagnose_one(
     run: Path | None,
     out: Path | None,
     csv: Path | None,
+    *,
+    wide: bool,
 ) -> None:
     for target in (out, csv):
         _check_target(target)
@@ -168,6 +172,7 @@ def _diagnose_one(
     except KeyboardInterrupt:
         typer.echo("interrupted: nothing was written", err=True)
         raise typer.Exit(INTERRUPTED) from None
+    typer.echo(printable(report.to_text(text_width(wide=wide))))
     _print_diagnosis(report, run, out, csv)
 
 
@@ -197,7 +202,7 @@ def _bar_of(progress: "Progress", batches: int) -> "OnProgress":
 def _print_diagnosis(
     report: "Diagnosis", run: Path | None, out: Path | None, csv: Path | None
 ) -> None:
-    """Print the table and the verdict, and write what is asked for.
+    """Print the evaluation, and write what is asked for.
 
     Args:
         report: what was found.
@@ -208,7 +213,6 @@ def _print_diagnosis(
     from powernorm.integrations.extras import check_extra
     from powernorm.runs import DIAGNOSIS_FILE
 
-    typer.echo(printable(str(report)))
     if report.evaluation or report.paper:
         _print_evaluation(report)
     if run is not None:

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Any, cast
 
 import typer
 
-from powernorm.cli.options import TrustCode
+from powernorm.cli.options import TrustCode, Wide, text_width
 from powernorm.errors import InputError, printable
 
 if TYPE_CHECKING:
@@ -52,6 +52,7 @@ def swap(
         list[str] | None,
         typer.Option("--set", metavar="KEY=VALUE", help="Option of the norm, e.g. momentum=0.05."),
     ] = None,
+    wide: Wide = False,
 ) -> None:
     """Show what powernorm.swap would do to a model: each norm, what becomes of it, and why not.
 
@@ -62,7 +63,8 @@ def swap(
 
     where = _selection(names, role, side, lowest)
     options = parse_options(assignments or [])
-    typer.echo(printable(str(plan_swap(_built_model(source), to, where, **options))))
+    plan = plan_swap(_built_model(source), to, where, **options)
+    typer.echo(printable(plan.to_text(text_width(wide=wide))))
 
 
 def _selection(
@@ -158,6 +160,7 @@ def fold(
             "their stream can be centered.",
         ),
     ] = "keep",
+    wide: Wide = False,
     trust_code: TrustCode = False,
 ) -> None:
     """Fold the norms of a trained model into its weights, so that none is left at inference.
@@ -187,12 +190,13 @@ def fold(
         centering=cast("Centering", centering),
         tied=cast("Tied | None", tied),
     )
+    width = text_width(wide=wide)
     if out is None:
-        typer.echo(f"{printable(str(plan))}\nnothing was written: give --out FOLDER")
+        typer.echo(f"{printable(plan.to_text(width))}\nnothing was written: give --out FOLDER")
         return
     report = plan.apply(verify=verify)
     loader = _write(source, report, out)
-    typer.echo(f"{printable(str(report))}\nfolded model: {out}, for {loader}")
+    typer.echo(f"{printable(report.to_text(width))}\nfolded model: {out}, for {loader}")
 
 
 def _write(source: "ModelSource", report: "FoldReport", out: Path) -> str:

@@ -1,6 +1,7 @@
 """Options that several commands share."""
 
 from pathlib import Path
+from shutil import get_terminal_size
 from typing import Annotated, Any, Final
 
 import typer
@@ -158,6 +159,20 @@ TrustCode = Annotated[
         "which runs their code; not out of the current folder.",
     ),
 ]
+
+Wide = Annotated[
+    bool,
+    typer.Option(
+        "--wide",
+        help="Print all columns, each row in one line; else those that the terminal has room for.",
+    ),
+]
+
+
+def text_width(*, wide: bool) -> int | None:
+    """Return the characters of a line for `NormTable.to_text`: 80 in a file or a pipe."""
+    return None if wide else get_terminal_size().columns
+
 
 AsJson = Annotated[
     bool, typer.Option("--json", help="Print the results as JSON in place of the table.")

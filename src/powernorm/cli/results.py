@@ -21,13 +21,23 @@ def report(
             "them all, or in the current one where that is a comparison.",
         ),
     ] = None,
+    tables: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Write the tables of the page into this folder, too: Markdown, LaTeX and CSV.",
+        ),
+    ] = None,
     accept_edits: options.AcceptEdits = False,
 ) -> None:
     """Build report.html again from the run folders alone."""
-    from powernorm.lab.report import write_reports
+    from powernorm.lab.report import write_reports, write_tables
 
     if accept_edits:
         options.accept_edits(*folders)
+    if tables is not None:
+        for file in write_tables(folders, tables):
+            typer.echo(f"table: {file}")
     typer.echo(f"report: {write_reports(folders, out)}")
 
 

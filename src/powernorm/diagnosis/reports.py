@@ -14,7 +14,7 @@ from typing import Final
 
 from powernorm.errors import InputError
 from powernorm.files import write
-from powernorm.inspection.rows import PERCENT, NormRow, NormTable, format_rows
+from powernorm.inspection.rows import PERCENT, NormRow, NormTable
 from powernorm.inspection.selection import Side
 from powernorm.runs import (
     DIAGNOSIS_COLUMNS,
@@ -28,13 +28,10 @@ from powernorm.runs import (
     VerdictRecord,
 )
 
-_SHOWN: Final = (
-    *("name", "kind", "mean_tid", "var_tid", "pn_tid", "kappa_50"),
-    *("action", "into"),
-)
+_SHOWN: Final = ("name", "action", "into", "mean_tid", "var_tid", "pn_tid", "kappa_50", "kind")
+"""Columns, the most important first."""
 _PADDED: Final = ("padded_mean_tid", "padded_var_tid")
 """Columns that are shown too where a BatchNorm of torch counts padding."""
-
 
 KEEP: Final = "keep"
 """Verdict for a norm that should stay."""
@@ -231,14 +228,14 @@ class Diagnosis(NormTable):
         writer.writerows(row.to_record() for row in self.rows)
         _write(Path(path), text.getvalue())
 
-    def __str__(self) -> str:
-        """Return the main columns, with TID in percent, and the verdict in words."""
+    def _columns(self) -> Sequence[str]:
         padded = any(row.counts_padding for row in self.rows)
-        columns = [*_SHOWN[:4], *_PADDED, *_SHOWN[4:]] if padded else _SHOWN
+        return [*_SHOWN[:5], *_PADDED, *_SHOWN[5:]] if padded else _SHOWN
+
+    def _notes(self) -> list[str]:
+        """Return the verdict in words, then the remarks."""
         others = [f"not measured: {row.name}: {row.reason}" for row in self.left_out]
-        return "\n".join(
-            [format_rows(self.rows, columns), *_verdict_lines(self.verdict), *self.notes, *others]
-        )
+        return [*_verdict_lines(self.verdict), *self.notes, *others]
 
 
 def _verdict_lines(verdict: VerdictRecord) -> list[str]:

@@ -2,14 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import textwrap
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final, Literal
 
 Action = Literal["swap", "insert", "modularize", "fold", "calibrate", "match", "remove", "keep"]
 
+WIDTH: Final = 80
+"""Characters of a printed line, where nothing else is asked for."""
+
 _FIRST: Final = ("name", "kind", "action", "into", "mask")
-"""Columns before the measures; the reason comes after them."""
+"""Columns that matter more than a reason, which matters more than the measures."""
+
+_BELOW: Final = ("into", "reason")
+"""Columns that are wrapped below their row where the line has no room for them."""
+
+_BESIDE_NAME: Final = 26
+"""Characters that a name leaves for other columns before it is broken into lines."""
 
 PERCENT: Final = {"percent": True}
 """Metadata of a field that is a fraction and is printed in percent."""
@@ -55,37 +65,65 @@ class NormTable:
         """Return the table as dictionaries, one a norm."""
         return [row.to_dict() for row in self.rows]
 
+    def to_text(self, width: int | None = WIDTH) -> str:
+        """Return the table as text, and below it what concerns all rows.
+
+        Args:
+            width: characters of a line, at least 40. The columns that fit are shown, the most
+                important first; long reasons are wrapped below their rows. None shows all columns,
+                one line a row.
+        """
+        notes = [line for note in self._notes() for line in _wrapped(note, width, "", "  ")]
+        columns = None if width is None else self._columns()
+        return "\n".join([format_rows(self.rows, columns, width), *notes])
+
     def __str__(self) -> str:
-        """Return the table as text."""
-        return format_rows(self.rows)
+        """Return the table as text, 80 characters wide."""
+        return self.to_text()
+
+    def _columns(self) -> Sequence[str] | None:
+        """Return the fields to print, as `format_rows` takes them."""
+        return None
+
+    def _notes(self) -> list[str]:
+        """Return the sentences below the table."""
+        return []
 
 
-def format_rows(rows: Sequence[NormRow], columns: Sequence[str] | None = None) -> str:
+def format_rows(
+    rows: Sequence[NormRow], columns: Sequence[str] | None = None, width: int | None = None
+) -> str:
     """Return a plain text table with one line per norm.
 
     Args:
         rows: rows of one class.
-        columns: which fields, in this order; None means all. Columns that are empty in every row
-            are left out.
+        columns: which fields, the most important first; None means all. Columns that are empty in
+            every row are left out, and the reason is the last one.
+        width: as for `NormTable.to_text`.
 
-    >>> print(format_rows([NormRow(name="norm", kind="bn", action="fold", into=("head.weight",))]))
-    name  kind  action  into
-    norm  bn    fold    head.weight
+    >>> row = NormRow(name="norm", kind="bn", action="fold", into=("head.weight",), reason="tied")
+    >>> print(format_rows([row]))
+    name  kind  action  into         reason
+    norm  bn    fold    head.weight  tied
+    >>> print(format_rows([row], width=30))
+    name  kind  action  reason
+    norm  bn    fold    tied
+        into: head.weight
     """
     if not rows:
         return "(no rows)"
     known = {item.name: item for item in fields(rows[0])}
     if columns is None:
         measures = [name for name in known if name not in (*_FIRST, "reason")]
-        columns = [*_FIRST, *measures, "reason"]
+        columns = [*_FIRST, "reason", *measures]
     percents = {name for name in columns if known[name].metadata.get("percent")}
-    headings = {name: f"{name} %" if name in percents else name for name in columns}
-    return _table(
-        [
-            {headings[name]: _cell(getattr(row, name), name in percents) for name in columns}
-            for row in rows
+    table = {
+        f"{name} %" if name in percents else name: [
+            _cell(getattr(row, name), name in percents) for row in rows
         ]
-    )
+        for name in columns
+    }
+    return _table({name: cells for name, cells in table.items() if any(cells)}, width)
 
 
 def _cell(value: object, percent: bool) -> str:
@@ -99,11 +137,48 @@ def _cell(value: object, percent: bool) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _table(rows: Sequence[Mapping[str, str]]) -> str:
-    columns = [name for name in rows[0] if any(row[name] for row in rows)]
-    lines = [columns, *([row[name] for name in columns] for row in rows)]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
-    return "\n".join(
-        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-        for line in lines
+def _table(columns: dict[str, list[str]], width: int | None) -> str:
+    """Return lines of all columns, or of those that fit."""
+    widths: dict[str, int] = {}
+    for name, cells in columns.items():
+        wider = {**widths, name: max(map(len, (name, *cells)))}
+        if width is not None and not widths:
+            wider[name] = min(wider[name], max(20, width - _BESIDE_NAME))
+        if width is None or sum(wider.values()) + 2 * (len(wider) - 1) <= width:
+            widths = wider
+    shown = sorted(widths, key="reason".__eq__)
+    below = [name for name in _BELOW if name in columns and name not in widths]
+    lines = _line(shown, [widths[name] for name in shown])
+    for index in range(len(columns[shown[0]])):
+        lines += _line([columns[name][index] for name in shown], [widths[name] for name in shown])
+        for name in below:
+            text = columns[name][index]
+            if text:
+                said = f"{name}: {text}" if name != "reason" else text
+                lines += _wrapped(said, width, "    ", "    ")
+    left_out = [name for name in columns if name not in (*shown, *below)]
+    if left_out:
+        lines += _wrapped(f"not shown, see --wide or to_rows(): {', '.join(left_out)}", width)
+    return "\n".join(lines)
+
+
+def _line(cells: Sequence[str], widths: Sequence[int]) -> list[str]:
+    """Return a row, in several lines where its name is wider than its column."""
+    name, *others = cells
+    parts = [name[start : start + widths[0]] for start in range(0, len(name) or 1, widths[0])]
+    whole = [cell.ljust(width) for cell, width in zip([parts[0], *others], widths, strict=True)]
+    return ["  ".join(whole).rstrip(), *parts[1:]]
+
+
+def _wrapped(text: str, width: int | None, first: str = "", others: str = "  ") -> list[str]:
+    """Return a sentence in lines that are no wider, unless a single word is."""
+    if width is None:
+        return [first + text]
+    return textwrap.wrap(
+        text,
+        width,
+        initial_indent=first,
+        subsequent_indent=others,
+        break_long_words=False,
+        break_on_hyphens=False,
     )

@@ -173,6 +173,7 @@ def compare_and_show(
     force: bool,
     progress: bool | Listener,
     table: bool,
+    wide: bool = False,
 ) -> Comparison:
     """Train, show what happens, write the page and print the table; see `compare`."""
     stop = Stop()
@@ -197,7 +198,7 @@ def compare_and_show(
         finally:
             if executor is not None:
                 executor.close()
-    return show_comparison(folder, table=table)
+    return show_comparison(folder, table=table, wide=wide)
 
 
 @contextmanager
@@ -221,7 +222,7 @@ def shown(folder: Path, progress: bool | Listener) -> Iterator[Listener | None]:
         raise
 
 
-def show_comparison(folder: Path, *, table: bool) -> Comparison:
+def show_comparison(folder: Path, *, table: bool, wide: bool = False) -> Comparison:
     """Write the page of a comparison, print its table, and return it."""
     found = read_comparison(folder)
     if is_first_process():
@@ -229,7 +230,7 @@ def show_comparison(folder: Path, *, table: bool) -> Comparison:
         page = write_report(folder)
         if table:
             console = Console()
-            print_comparison(console, found)
+            print_comparison(console, found, wide=wide)
             console.print(f"report: {page}", highlight=False, soft_wrap=True, markup=False)
     return found
 

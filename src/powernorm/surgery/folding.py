@@ -18,7 +18,7 @@ from torch import nn
 from powernorm.errors import InputError
 from powernorm.inspection.examples import Examples, as_calls
 from powernorm.inspection.finder import FoundNorm, find_norms
-from powernorm.inspection.rows import NormRow, NormTable, format_rows
+from powernorm.inspection.rows import NormRow, NormTable
 from powernorm.norms import ProgressiveRepBatchNorm, TaperNorm
 from powernorm.norms.preserved_state import by_itself
 from powernorm.surgery.changes import Changes, parameter_like, slot_of, tensors_of
@@ -76,10 +76,10 @@ class FoldReport(NormTable):
     _changes: Changes = field(repr=False)
     num_neutral: int = 0
 
-    def __str__(self) -> str:
-        lines = [format_rows(self.rows), *_neutral(self.num_neutral), *map(str, self.errors)]
+    def _notes(self) -> list[str]:
         how = "as you save any other model" if self.is_stock else "by powernorm.save"
-        return "\n".join([*lines, f"to keep it, save it {how}"])
+        errors = map(str, self.errors)
+        return [*_neutral(self.num_neutral), *errors, f"to keep it, save it {how}"]
 
     @property
     def is_stock(self) -> bool:
@@ -161,8 +161,8 @@ class FoldPlan(NormTable):
                     raise
         return FoldReport(model, self.rows, errors, self.structure, changes, self.num_neutral)
 
-    def __str__(self) -> str:
-        return "\n".join([format_rows(self.rows), *_neutral(self.num_neutral)])
+    def _notes(self) -> list[str]:
+        return _neutral(self.num_neutral)
 
     @property
     def num_neutral(self) -> int:

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from powernorm.errors import InputError
 from powernorm.inspection.mask_arguments import mask_sources
 from powernorm.inspection.mask_owners import attach_mask_owners
-from powernorm.inspection.rows import NormRow, NormTable, format_rows
+from powernorm.inspection.rows import NormRow, NormTable
 from powernorm.inspection.selection import Side, stacks
 from powernorm.norms import Norm, build_norm
 from powernorm.norms.arguments import check_model
@@ -96,10 +96,9 @@ class InsertPlan(NormTable):
     _maps: Mapping[str, nn.Module] = field(repr=False, compare=False)
     _sides: Mapping[str, Side] = field(repr=False, compare=False)
 
-    def __str__(self) -> str:
-        """Return the table as text, and how many norms are inserted."""
+    def _notes(self) -> list[str]:
         inserted = sum(row.action == "insert" for row in self.rows)
-        return f"{format_rows(self.rows)}\n{inserted} of {len(self.rows)} maps get {self.norm}"
+        return [f"{inserted} of {len(self.rows)} maps get {self.norm}"]
 
     def apply(self, *, optimizer: Optimizers = None) -> Insertion:
         """Put the norms in: all of them, or none if one cannot be built.

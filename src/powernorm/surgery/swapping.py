@@ -15,7 +15,7 @@ from powernorm.inspection.finder import FoundNorm, find_norms
 from powernorm.inspection.mask_arguments import mask_sources
 from powernorm.inspection.mask_owners import attach_mask_owners, how_read
 from powernorm.inspection.modules import is_compiled
-from powernorm.inspection.rows import NormRow, NormTable, format_rows
+from powernorm.inspection.rows import NormRow, NormTable
 from powernorm.inspection.selection import (
     Role,
     Selection,
@@ -87,8 +87,8 @@ class SwapPlan(NormTable):
     _sides: Mapping[str, Side] = field(repr=False, compare=False)
     _was_run: bool = field(default=False, repr=False, compare=False)
 
-    def __str__(self) -> str:
-        """Return the table as text, how many norms change, and how their masks are read."""
+    def _notes(self) -> list[str]:
+        """Return how many norms change, and how their masks are read."""
         swapped = sum(row.action == "swap" for row in self.rows)
         masks = dict.fromkeys(row.mask for row in self.rows if row.mask is not None)
         lines = [f"{swapped} of {len(self.rows)} norms change to {self.to}"]
@@ -99,7 +99,7 @@ class SwapPlan(NormTable):
             lines.append(
                 "functional norms: none seen in the example call; arithmetic is not looked at"
             )
-        return "\n".join([format_rows(self.rows), *lines])
+        return lines
 
     def apply(self, *, optimizer: Optimizers = None) -> Swap:
         """Put the new norms in place: all of them, or none if one cannot be built.

@@ -245,7 +245,9 @@ def _write_rows(path: Path, columns: tuple[str, ...], rows: list[dict[str, objec
         writer.writerows(rows)
 
 
-def printed(folder: Path, width: int, *, terminal: bool = True, asked: bool = False) -> str:
+def printed(
+    folder: Path, width: int, *, terminal: bool = True, asked: bool = False, wide: bool = False
+) -> str:
     """What a terminal of this width shows of a comparison.
 
     asked: `COLUMNS` asks for this width, also in a file or a pipe.
@@ -256,5 +258,5 @@ def printed(folder: Path, width: int, *, terminal: bool = True, asked: bool = Fa
         os.environ.pop("COLUMNS", None)
         if asked:
             os.environ["COLUMNS"] = str(width)
-        print_comparison(console, read_comparison(folder))
+        print_comparison(console, read_comparison(folder), wide=wide)
     return stream.getvalue()

@@ -8,7 +8,7 @@ import pytest
 
 from powernorm.errors import InputError
 from powernorm.lab.report import read_comparison, write_report
-from powernorm.lab.report.comparison_tables import run_cells
+from powernorm.lab.report.comparison_tables import run_table
 from powernorm.lab.report.loading import read_runs
 from powernorm.lab.schema import read_record, written
 from powernorm.runs import (
@@ -103,13 +103,17 @@ def test_norms_that_lack_a_column_of_the_first_version(comparison_folder: Path) 
 
 
 def test_first_layer_that_was_not_finite(comparison_folder: Path) -> None:
-    runs = {run.folder: run for run in read_comparison(comparison_folder).runs}
+    comparison = read_comparison(comparison_folder)
+    runs = {run.folder: run for run in comparison.runs}
     place = runs["pn-pre-seed1"].first_nonfinite
     assert place is not None
     assert (place.layer, place.step) == ("model.blocks.2.attention_norm", 410)
     assert runs[BN].first_nonfinite is None
-    note = run_cells(runs["pn-pre-seed1"])[-1]
-    assert note.endswith("; first not finite in model.blocks.2.attention_norm, step 410")
+    notes = [line[-1] for line in run_table(comparison).lines]
+    end = "; first not finite in model.blocks.2.attention_norm, step 410"
+    assert [note.endswith(end) for note in notes] == [
+        one.folder == "pn-pre-seed1" for one in runs.values()
+    ]
 
 
 def test_other_folders_are_not_runs(comparison_folder: Path) -> None:
@@ -265,9 +269,12 @@ def test_numbers_that_nothing_can_hold(small_folder: Path) -> None:
     runs[0]["metrics"]["test_perplexity"] = 10**400
     runs[1]["seconds"] = runs[1]["tokens_per_second"] = 10**400
     change(path, runs=runs)
-    first, second = read_comparison(small_folder).runs
+    comparison = read_comparison(small_folder)
+    first, _ = comparison.runs
     assert (first.metrics["test_perplexity"], first.shown_status) == (float("inf"), "nonfinite")
-    assert [run_cells(first)[4], *run_cells(second)[5:7]] == ["∞", "∞", "∞"]
+    table = run_table(comparison)
+    rows = [dict(zip(table.headings, line, strict=True)) for line in table.lines]
+    assert [rows[0]["test perplexity"], rows[1]["time"], rows[1]["tokens/s"]] == ["∞", "∞", "∞"]
     assert write_report(small_folder).exists()
     path.write_text('{"format": 1' + 5000 * "0" + "}", encoding="utf-8")
     with pytest.raises(InputError, match=r"results.json: holds a number of thousands of digits"):

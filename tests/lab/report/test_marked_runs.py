@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 
 from lab.report.study_folders import Row, write_study
-from powernorm.lab.report import markdown_table, read_comparison, summarize
-from powernorm.lab.report.comparison_tables import run_cells, run_columns_of
+from powernorm.lab.report import read_comparison, summarize
+from powernorm.lab.report.comparison_tables import run_table, table_of
 from powernorm.lab.report.results_document import claims
-from powernorm.lab.report.summary import best_rows
+from powernorm.lab.report.statistics import best_rows
 from powernorm.runs import PaperRecord
 
 MARK = "sees the future"
@@ -36,8 +36,8 @@ def test_rows_bear_the_mark(folder: Path) -> None:
     assert labels == ["ln", "bn", *(f"{row.label} ({MARK})" for row in ROWS[2:])]
     # Its perplexity is the lowest by far, and no language model's.
     assert best_rows(rows) == {"ln"}
-    assert f"bn-future ({MARK})" in markdown_table(rows)
-    notes = [run_cells(run, run_columns_of(comparison))[-1] for run in comparison.runs]
+    assert f"bn-future ({MARK})" in table_of(comparison, rows).markdown()
+    notes = [line[-1] for line in run_table(comparison).lines]
     assert [note.startswith(MARK) for note in notes] == [
         bool(run.remark) for run in comparison.runs
     ]

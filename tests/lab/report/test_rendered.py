@@ -111,7 +111,7 @@ def test_what_is_said_of_a_comparison(
     page = "\n".join(Outline(render_page(read_comparison(folder))).lines)
     shown = {
         "page": page,
-        "terminal": printed(folder, 100, terminal=False),
+        "terminal": printed(folder, 80, terminal=False),
         "results": results_document([folder]),
     }
     assert {name: text.replace(f"{tmp_path}/", "") for name, text in shown.items()} == snapshot

@@ -1,21 +1,19 @@
 """From run folders to tables, figures and one self-contained page; reads files only."""
 
-from powernorm.lab.report.comparison_tables import markdown_table
 from powernorm.lab.report.diagnoses import read_diagnosis
 from powernorm.lab.report.diagnosis_page import render_diagnosis, write_diagnosis_page
 from powernorm.lab.report.loading import read_comparison
 from powernorm.lab.report.page import render_page, write_report
 from powernorm.lab.report.records import Comparison, ReportedRun
 from powernorm.lab.report.seed_statistics import seed_records
-from powernorm.lab.report.selections import read_selection, write_reports
-from powernorm.lab.report.summary import SummaryRow, summarize
+from powernorm.lab.report.selections import read_selection, write_reports, write_tables
+from powernorm.lab.report.statistics import SummaryRow, summarize
 from powernorm.lab.report.terminal import print_comparison, print_evaluation, print_scores
 
 __all__ = [
     "Comparison",
     "ReportedRun",
     "SummaryRow",
-    "markdown_table",
     "print_comparison",
     "print_evaluation",
     "print_scores",
@@ -29,4 +27,5 @@ __all__ = [
     "write_diagnosis_page",
     "write_report",
     "write_reports",
+    "write_tables",
 ]

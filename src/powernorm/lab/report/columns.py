@@ -1,7 +1,10 @@
-"""The columns of the tables: what each is called, what it means, and the text of its cells."""
+"""The columns of the tables of norms and of runs: headings, meanings, and the text of cells.
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+A new column is one line in `columns_of`; one that is empty in every row is left out.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 from powernorm.lab.report import numerals
@@ -11,13 +14,15 @@ from powernorm.lab.report.measures import (
     MEASURES,
     PERPLEXITY,
     TRANSLATION_SCORES,
+    VALID_PERPLEXITY,
     Measure,
     better_way,
-    meaning_of_own,
-    own_heading,
+    own_measure,
 )
+from powernorm.lab.report.numerals import NOTHING
 from powernorm.lab.report.records import Comparison, ReportedRun
-from powernorm.lab.report.summary import REFERENCE, Spread, SummaryRow
+from powernorm.lab.report.statistics import REFERENCE, Spread, SummaryRow, is_better
+from powernorm.runs import Goal
 
 MAX_METRICS: Final = 8
 """Other metrics that have a column of their own; the page lists the rest below the table."""
@@ -25,52 +30,129 @@ MAX_METRICS: Final = 8
 
 @dataclass(frozen=True)
 class Column:
-    """A column: its heading, what it means, and the text of a row's cell."""
+    """A column of the table of norms, of that of runs, or of both.
+
+    Attributes:
+        key: by which it is known.
+        heading: above it.
+        meaning: what it is.
+        of_norm: the text of a norm's cell; None where the table of norms is without it.
+        of_run: the text of a run's cell; None where the table of runs is without it.
+        numeric: whether it is aligned to the right.
+        counts_finished: whether its number is of the finished runs only, and deserves a mark.
+        metric: which metric of the runs it averages; empty for other quantities.
+    """
 
     key: str
     heading: str
-    meaning: str
-    text: Callable[[SummaryRow], str]
+    meaning: str = ""
+    of_norm: Callable[[SummaryRow], str] | None = None
+    of_run: Callable[[ReportedRun], str] | None = None
     numeric: bool = True
     counts_finished: bool = False
-    """Whether its number is of the finished runs only, so that it deserves a mark."""
     metric: str = ""
-    """Which metric of the runs it averages; empty for other quantities."""
 
 
-def _measured(row: SummaryRow, value: Spread | None, decimals: int | None = None) -> str:
+def _measured(row: SummaryRow, value: Spread | None, decimals: int | None) -> str:
     if value is None:
-        return numerals.NOTHING if row.complete else numerals.mark(row.statuses)
+        return NOTHING if row.complete else numerals.mark(row.statuses)
     return numerals.spread(value, decimals) + " *" * row.is_partial(value)
 
 
+def _metric(measure: Measure, key: str = "", decimals: int | None = None, note: str = "") -> Column:
+    """Return the column of a metric; -1 decimals are four digits, whatever its size."""
+
+    def places(value: float) -> int | None:
+        return significant_decimals(value) if decimals == -1 else decimals
+
+    def of_norm(row: SummaryRow) -> str:
+        value = row.metrics.get(measure.metric)
+        return _measured(row, value, None if value is None else places(value.mean))
+
+    def of_run(run: ReportedRun) -> str:
+        value = run.metrics.get(measure.metric)
+        if decimals is None or value is None:
+            return numerals.number(value)
+        return numerals.number(value, significant_decimals(value))
+
+    return Column(
+        key or measure.metric,
+        measure.heading,
+        f"{measure.meaning}{note}",
+        of_norm,
+        of_run,
+        counts_finished=True,
+        metric=measure.metric,
+    )
+
+
+def _main(comparison: Comparison) -> Column:
+    measure = comparison.measure
+    note = (
+        f" Mean ± sample standard deviation over seeds; {better_way(measure)} is better. An "
+        "asterisk says that not all runs gave the number: the average is over those that did."
+    )
+    return _metric(
+        measure, "test", None if comparison.has_known_measure else measure.decimals, note
+    )
+
+
 def _tid(row: SummaryRow, layers: str) -> str:
-    tid: Mapping[str, float | None] = row.tid or {}
+    tid = row.tid or {}
     parts = [tid.get(f"mean_{layers}"), tid.get(f"var_{layers}")]
     if all(part is None for part in parts):
-        return numerals.NOTHING
+        return NOTHING
     return " / ".join(numerals.percent(part) for part in parts)
 
 
-PERPLEXITY_MEANING: Final = (
-    "Perplexity per word (of a masked language model per masked token, of a tagger per tag)"
-)
+def _interval(row: SummaryRow, decimals: int) -> str:
+    text = numerals.interval(row.gap, decimals)
+    return text.partition(" (")[2].rstrip(")") or NOTHING
 
-_PARAMETERS: Final = Column(
-    "parameters",
-    "parameters",
-    "Trainable parameters of the whole model.",
-    lambda row: numerals.count(row.parameters),
-)
 
-_DISCREPANCY: Final[Sequence[Column]] = (
+def told_mark(row: SummaryRow, measure: Measure) -> str:
+    """Return the mark of a norm that the paired test calls better or worse; else nothing."""
+    if row.gap is None or not row.gap.is_told:
+        return ""
+    return BETTER if is_better(row.gap.difference, 0, measure) else WORSE
+
+
+BETTER: Final = "▲"
+WORSE: Final = "▼"
+
+
+def _against_reference(comparison: Comparison) -> Iterable[Column]:
+    measure = comparison.measure
+    sign = "Positive" if measure.higher_is_better else "Negative"
+    decimals = None if comparison.has_known_measure else measure.decimals
+    yield Column(
+        "gap",
+        f"gap to {REFERENCE}",
+        f"The {measure.heading} minus that of {REFERENCE}, mean over the seeds that finished with "
+        f"both, and the same in percent. {sign} is better than {REFERENCE}. A norm with a remark "
+        f"is held against {REFERENCE} with the same. {BETTER} is better, {WORSE} worse by the "
+        "paired t-test over the seeds, two-sided, at 5 %, corrected for the number of norms.",
+        lambda row: f"{numerals.gap(row.gap, decimals)} {told_mark(row, measure)}".rstrip(),
+    )
+    yield Column(
+        "interval",
+        "95 % interval",
+        "Of that gap, by Student's t over the seeds that finished with both, from three on.",
+        lambda row: _interval(row, measure.decimals),
+    )
+
+
+TID_MEANING: Final = (
+    "TID: Training Inference Discrepancy, how far a batch's statistics lie from the population's, "
+    "relative to the batch's deviation"
+)
+_DISCREPANCY: Final = (
     Column(
         "tid_last",
         "TID last, %",
-        "Training Inference Discrepancy of the last norm layer, mean / variance, in percent: how "
-        "far a batch's statistics lie from the population's, relative to the batch's deviation, "
-        "two passes over the data, mean over seeds. A norm that does not center has no mean part. "
-        "Per-token norms have none.",
+        f"{TID_MEANING}; of the last norm layer, mean / variance, in percent, two passes over the "
+        "data, mean over seeds. A norm that does not center has no mean part. Per-token norms have "
+        "none.",
         lambda row: _tid(row, "last"),
     ),
     Column(
@@ -80,297 +162,154 @@ _DISCREPANCY: Final[Sequence[Column]] = (
         lambda row: _tid(row, "avg"),
     ),
 )
-
-_SPEED: Final = Column(
+_TOKENS: Final = Column(
     "speed",
     "tokens/s",
-    "Training throughput on this machine, mean over seeds.",
+    "Training throughput on this machine, of a translation source and target, mean over seeds.",
     lambda row: numerals.count(row.tokens_per_second),
+    lambda run: numerals.count(run.tokens_per_second),
 )
-
-_STATUS: Final = Column(
-    "status",
-    "runs",
-    "What became of the runs. NaN: the loss became NaN or infinite; diverged: it rose above "
-    "the unigram baseline for good; interrupted: stopped by the user; failed: an error; dropped: "
-    "not needed by a race; unfinished: no result yet. Only finished runs enter an average.",
-    lambda row: numerals.outcome(row.statuses),
-    numeric=False,
-    counts_finished=True,
-)
-_ALL: Final = (
-    "An asterisk says that not all runs gave the number: the average is over those that did."
-)
-
-COLUMNS: Final[Sequence[Column]] = (
-    Column(
-        "norm",
-        "norm",
-        "Short name of the normalization layer; unigram and bigram are models without a network "
-        "over the same subwords, which every norm has to beat. (Of a tagger: tags by their own "
-        "frequency, and by that for each word.)",
-        lambda row: numerals.printable(row.label),
-        numeric=False,
-    ),
-    _PARAMETERS,
-    Column(
-        "valid",
-        "valid perplexity",
-        f"{PERPLEXITY_MEANING}, on the validation text: mean ± sample standard deviation over "
-        "seeds. Lower is better. An asterisk says that not all runs finished: the number averages "
-        "only those that did.",
-        lambda row: _measured(row, row.valid),
-        counts_finished=True,
-        metric="valid_perplexity",
-    ),
-    Column(
-        "test",
-        "test perplexity",
-        "The same on the test text, which no choice was made on.",
-        lambda row: _measured(row, row.test),
-        counts_finished=True,
-        metric=PERPLEXITY,
-    ),
-    Column(
-        "gap",
-        "gap to ln",
-        "Test perplexity minus that of LayerNorm, mean over the seeds that finished with both, and "
-        "the same in percent. Negative is better than LayerNorm. A norm with a remark is held "
-        "against LayerNorm with the same.",
-        lambda row: numerals.gap(row.gap),
-    ),
-    *_DISCREPANCY,
-    _SPEED,
-    _STATUS,
-)
-"""Of comparisons that are about perplexity."""
-
-
-def _score(measure: Measure) -> Column:
-    return Column(
-        measure.metric,
-        measure.heading,
-        measure.meaning,
-        lambda row: _measured(row, row.metrics.get(measure.metric)),
-        counts_finished=True,
-        metric=measure.metric,
-    )
-
-
-def _gap(measure: Measure) -> Column:
-    sign = "Positive" if measure.higher_is_better else "Negative"
-    return Column(
-        "gap",
-        "gap to ln",
-        f"The {measure.heading} minus that of LayerNorm, mean over the seeds that finished with "
-        f"both, and the same in percent. {sign} is better than LayerNorm.",
-        lambda row: numerals.gap(row.gap),
-    )
-
-
-def _main_score(measure: Measure) -> Column:
-    return Column(
-        "test",
-        measure.heading,
-        f"{measure.meaning} Mean ± sample standard deviation over seeds; {better_way(measure)} is "
-        "better. An asterisk says that not all runs finished: the number averages only those that "
-        "did.",
-        lambda row: _measured(row, row.test),
-        counts_finished=True,
-        metric=measure.metric,
-    )
-
-
-def translation_scores(comparison: Comparison) -> list[str]:
-    """The metrics of its translations that a comparison asks for."""
-    is_split = any_run(comparison.runs, lambda run: run.metrics.get(COMPOUND_BLEU))
-    return [metric for metric in TRANSLATION_SCORES if is_split or metric != COMPOUND_BLEU]
-
-
-def _translation_columns(comparison: Comparison) -> tuple[Column, ...]:
-    measure = comparison.measure
-    metrics = (*translation_scores(comparison), "test_loss")
-    others = [MEASURES[metric] for metric in metrics if metric != measure.metric]
-    return (
-        Column(
-            "norm",
-            "norm",
-            "Short name of the normalization layer; copy is the source as it is, taken for its "
-            "translation, which every norm has to beat, and unigram a model without a network.",
-            lambda row: numerals.printable(row.label),
-            numeric=False,
-        ),
-        _PARAMETERS,
-        _main_score(measure),
-        _gap(measure),
-        *map(_score, others),
-        *_DISCREPANCY,
-        Column(
-            "speed",
-            "tokens/s",
-            "Training throughput on this machine, source and target, mean over seeds.",
-            lambda row: numerals.count(row.tokens_per_second),
-        ),
-        Column(
-            "decoding_speed",
-            "decoding tokens/s",
-            "Target subwords that the beam search gave in a second on this machine, mean over "
-            "seeds.",
-            lambda row: numerals.count(row.decoding_speed),
-        ),
-        _STATUS,
-    )
-
-
 _EXAMPLES: Final = Column(
-    "speed",
+    "examples",
     "examples/s",
     "Rows of the batches (images, texts, sentences, transitions) that the training took in a "
     "second on this machine, mean over seeds.",
     lambda row: numerals.count(row.examples_per_second),
+    lambda run: numerals.count(run.examples_per_second),
+)
+_DECODING: Final = Column(
+    "decoding_speed",
+    "decoding tokens/s",
+    "Target subwords that the beam search gave in a second on this machine, mean over seeds.",
+    lambda row: numerals.count(row.decoding_speed),
+    lambda run: numerals.count(run.metrics.get("decoding_tokens_per_second")),
 )
 
 
-def _task_columns(measure: Measure) -> tuple[Column, ...]:
-    """Of comparisons that are about another measure."""
-    return (
-        Column(
-            "norm",
-            "norm",
-            "Short name of the normalization layer; the rows below are models without a network, "
-            "which every norm has to beat.",
-            lambda row: numerals.printable(row.label),
-            numeric=False,
-        ),
-        _PARAMETERS,
-        _main_score(measure),
-        _gap(measure),
-        *(_score(MEASURES[metric]) for metric in measure.others),
-        *_DISCREPANCY,
-        _EXAMPLES if measure.higher_is_better else _SPEED,
-        _STATUS,
-    )
+def _speeds(comparison: Comparison) -> Sequence[Column]:
+    if not comparison.has_known_measure:
+        return _TOKENS, _EXAMPLES
+    if comparison.metric in TRANSLATION_SCORES:
+        return _TOKENS, _DECODING
+    return (_EXAMPLES,) if comparison.measure.higher_is_better else (_TOKENS,)
 
 
-_OWN_SPEEDS: Final[Sequence[tuple[Callable[[ReportedRun], float | None], Column]]] = (
-    (lambda run: run.tokens_per_second, _SPEED),
-    (lambda run: run.examples_per_second, _EXAMPLES),
-)
-"""Of comparisons whose metrics nobody here knows: each is there where a run says it."""
-
-
-def _own_columns(comparison: Comparison) -> list[Column]:
-    """Of comparisons whose metrics nobody here knows, and no column of what no run has."""
-    runs = comparison.runs
-    baselines = comparison.baselines
-    beaten = "; the rows below are baselines, which every norm has to beat" if baselines else ""
-    columns = [
-        Column(
-            "norm",
-            "norm",
-            f"Short name of the normalization layer{beaten}.",
-            lambda row: numerals.printable(row.label),
-            numeric=False,
-        ),
-        _PARAMETERS,
-        _own_goal(comparison.measure),
-    ]
-    if any(run.name == REFERENCE for run in runs):
-        columns.append(_own_gap(comparison.measure))
-    columns += [own_metric(comparison, name) for name in comparison.other_metrics[:MAX_METRICS]]
-    if any_run(runs, lambda run: run.tid):
-        columns += _DISCREPANCY
-    columns += [column for value, column in _OWN_SPEEDS if any_run(runs, value)]
-    return [*columns, _own_status(comparison)]
-
-
-def any_run(runs: Iterable[ReportedRun], value: Callable[[ReportedRun], object]) -> bool:
-    """Whether any run has this value."""
-    return any(value(run) is not None for run in runs)
-
-
-def _own_goal(measure: Measure) -> Column:
-    return Column(
-        "test",
-        measure.heading,
-        f"{measure.meaning} Mean ± sample standard deviation over seeds; {better_way(measure)} is "
-        f"better. {_ALL}",
-        lambda row: _measured(row, row.test, measure.decimals),
-        counts_finished=True,
-        metric=measure.metric,
-    )
-
-
-def _own_gap(measure: Measure) -> Column:
-    sign = "Positive" if measure.higher_is_better else "Negative"
-    return Column(
-        "gap",
-        f"gap to {REFERENCE}",
-        f"The {measure.heading} minus that of {REFERENCE}, mean over the seeds that finished with "
-        f"both, and the same in percent. {sign} is better than {REFERENCE}.",
-        lambda row: numerals.gap(row.gap, measure.decimals),
-    )
+def _others(comparison: Comparison) -> list[Column]:
+    """Return the metrics beside the one that the comparison is about."""
+    if not comparison.has_known_measure:
+        return [own_metric(comparison, name) for name in comparison.other_metrics[:MAX_METRICS]]
+    names: Iterable[str] = comparison.measure.others
+    if comparison.metric in TRANSLATION_SCORES:
+        is_split = any(run.metrics.get(COMPOUND_BLEU) is not None for run in comparison.runs)
+        names = [*TRANSLATION_SCORES, "test_loss"]
+        names = [name for name in names if is_split or name != COMPOUND_BLEU]
+    return [_metric(MEASURES[name]) for name in names if name != comparison.metric]
 
 
 def own_metric(comparison: Comparison, name: str) -> Column:
-    """The column of a metric that nobody here knows."""
-    known = MEASURES.get(name) if comparison.function is None else None
-    return Column(
-        f"metric {name}",
-        own_heading(name) if known is None else known.heading,
-        meaning_of_own(name) if known is None else known.meaning,
-        lambda row: metric_text(row, name),
-        counts_finished=True,
-        metric=name,
+    """Return the column of a metric that a user's function, or an older version, returned."""
+    is_known = comparison.function is None and name in MEASURES
+    measure = MEASURES[name] if is_known else own_measure(Goal(metric=name, direction="min"))
+    return _metric(measure, f"metric {name}", -1)
+
+
+def _status_meaning(comparison: Comparison) -> str:
+    if comparison.has_known_measure:
+        lost = "the loss became NaN or infinite"
+        above = "diverged: it rose above the unigram baseline for good"
+    else:
+        lost = f"the loss or the {comparison.measure.heading} became NaN or infinite"
+        above = "diverged: as the function recorded it"
+    return (
+        f"What became of the runs. NaN: {lost}; {above}; worse than a baseline: it came to its end "
+        "and is no better than a model without a network; interrupted: stopped by the user; "
+        "failed: an error; dropped: not needed by a race; unfinished: no result yet. Only finished "
+        "runs enter an average."
     )
 
 
-def metric_text(row: SummaryRow, name: str) -> str:
-    """A metric that nobody here knows, in four digits."""
-    value = row.metrics.get(name)
-    return _measured(row, value, None if value is None else significant_decimals(value.mean))
+def _note(run: ReportedRun) -> str:
+    place = run.first_nonfinite
+    seen = "" if place is None else f"first not finite in {place.layer}, step {place.step}"
+    return "; ".join(filter(None, (run.remark, run.message, seen)))
 
 
-def _own_status(comparison: Comparison) -> Column:
-    first = [f"worse than the baseline {row['name']}" for row in comparison.baselines[:1]]
-    if not first and any(run.status == "diverged" for run in comparison.runs):
-        first = ["as the function recorded it"]
-    words = [
-        f"NaN: the loss or the {comparison.measure.heading} became NaN or infinite",
-        *(f"diverged: {words}" for words in first),
-        "interrupted: stopped by the user",
-        "failed: an error",
-        "dropped: not needed by a race",
-        "unfinished: no result yet",
+def columns_of(comparison: Comparison) -> list[Column]:
+    """Return the columns of the tables of a comparison, by what it is about."""
+    main, others = _main(comparison), _others(comparison)
+    is_perplexity = comparison.has_known_measure and comparison.metric == PERPLEXITY
+    has_baselines = bool(comparison.baselines)
+    return [
+        Column(
+            "norm",
+            "norm",
+            "Short name of the normalization layer"
+            + "; the rows below are models without a network, which every norm has to beat"
+            * has_baselines
+            + ".",
+            lambda row: numerals.printable(row.label),
+            lambda run: numerals.printable(run.name),
+            numeric=False,
+        ),
+        Column("seed", "seed", of_run=lambda run: str(run.seed)),
+        Column(
+            "run_status",
+            "status",
+            of_run=lambda run: numerals.STATUS_WORDS[run.shown_status],
+            numeric=False,
+        ),
+        Column(
+            "parameters",
+            "parameters",
+            "Trainable parameters of the whole model.",
+            lambda row: numerals.count(row.parameters),
+        ),
+        *([_metric(MEASURES[VALID_PERPLEXITY], "valid")] if is_perplexity else []),
+        main,
+        *_against_reference(comparison),
+        *others,
+        *_DISCREPANCY,
+        Column("time", "time", of_run=lambda run: numerals.duration(run.seconds or None)),
+        *_speeds(comparison),
+        Column(
+            "status",
+            "runs",
+            _status_meaning(comparison),
+            lambda row: numerals.outcome(row.statuses, row.behind),
+            numeric=False,
+            counts_finished=True,
+        ),
+        Column(
+            "nonfinite",
+            "non-finite batches",
+            of_run=lambda run: (
+                NOTHING if run.nonfinite_batches is None else str(run.nonfinite_batches)
+            ),
+        ),
+        Column(
+            "note",
+            "note",
+            of_run=lambda run: numerals.printable(_note(run)) or NOTHING,
+            numeric=False,
+        ),
     ]
-    return replace(
-        _STATUS,
-        meaning=f"What became of the runs. {'; '.join(words)}. Only finished runs enter an "
-        "average.",
-    )
 
 
-def columns_of(comparison: Comparison) -> Sequence[Column]:
-    """The columns of a comparison, by what it is about."""
-    if not comparison.has_known_measure:
-        return _own_columns(comparison)
-    if comparison.metric == PERPLEXITY:
-        return COLUMNS
-    if comparison.metric in TRANSLATION_SCORES:
-        return _translation_columns(comparison)
-    return _task_columns(comparison.measure)
+def norm_columns(comparison: Comparison, rows: Sequence[SummaryRow]) -> list[Column]:
+    """Return the columns of the table of norms that are not empty."""
+    return [
+        column
+        for column in columns_of(comparison)
+        if (text := column.of_norm) is not None
+        and (column.key == "norm" or any(text(row) != NOTHING for row in rows))
+    ]
 
 
-def caption_of_results(comparison: Comparison, *, is_shaded: bool) -> str:
-    """What the numbers are and which way is up, above the table.
-
-    Args:
-        comparison: what was compared.
-        is_shaded: whether a norm is, as the best.
-    """
-    measure = comparison.measure
-    shaded = "; the best mean is shaded" if is_shaded else ""
-    if comparison.has_known_measure and comparison.metric == PERPLEXITY:
-        return f"{PERPLEXITY_MEANING}, lower is better{shaded}."
-    others = " and other scores" if comparison.has_known_measure else ""
-    return f"The {measure.heading}{others}, {better_way(measure)} is better{shaded}."
+def run_columns(comparison: Comparison) -> list[Column]:
+    """Return the columns of the table of runs that are not empty."""
+    return [
+        column
+        for column in columns_of(comparison)
+        if (text := column.of_run) is not None
+        and (column.key == "norm" or any(text(run) != NOTHING for run in comparison.runs))
+    ]

@@ -5,11 +5,13 @@ from math import isnan
 from typing import Final
 
 from powernorm.lab.report import numerals
-from powernorm.lab.report.paired import CONFIDENCE, LEAST_SEEDS, PairedGap, holm, paired_gap
 from powernorm.lab.report.races import race_sentences
 from powernorm.lab.report.records import Comparison
-from powernorm.lab.report.summary import (
+from powernorm.lab.report.statistics import (
+    CONFIDENCE,
+    LEAST_SEEDS,
     REFERENCE,
+    PairedGap,
     SummaryRow,
     best_baseline,
     is_better,
@@ -73,11 +75,7 @@ def _against_reference(comparison: Comparison, measured: Sequence[SummaryRow]) -
     if seeds < 2:
         yield "One seed: no conclusion. How far another seed lies off is not known."
         return
-    gaps = [
-        (row, gap)
-        for row in measured
-        if (gap := paired_gap(row.runs, row.references, comparison.metric)) is not None
-    ]
+    gaps = [(row, row.gap) for row in measured if row.gap is not None]
     if not gaps:
         yield f"No test: no seed finished both with {REFERENCE} and with another norm."
         return
@@ -97,16 +95,15 @@ def _against_reference(comparison: Comparison, measured: Sequence[SummaryRow]) -
 
 def _differences(comparison: Comparison, tested: Sequence[_Tested]) -> Iterator[str]:
     measure = comparison.measure
-    differing = _differing(tested)
     sides: dict[str, list[str]] = {"Better": [], "Worse": []}
     for row, gap in tested:
-        if row.label in differing:
+        if gap.is_told:
             side = "Better" if is_better(gap.difference, 0, measure) else "Worse"
             sides[side].append(f"{row.label} {numerals.interval(gap, measure.decimals)}")
     for side, names in sides.items():
         if names:
             yield f"{side} than {REFERENCE} in {measure.heading}: {_listed(names)}."
-    others = [row.label for row, _ in tested if row.label not in differing]
+    others = [row.label for row, gap in tested if not gap.is_told]
     if others:
         yield f"Not told apart from {REFERENCE} by these seeds: {_listed(others)}."
 
@@ -123,12 +120,6 @@ def _method(tested: Sequence[_Tested]) -> str:
         f"By the paired t-test over the seeds, two-sided, at {error}{corrected}; in parentheses "
         f"the {confidence} interval of a difference.{marked}"
     )
-
-
-def _differing(tested: Sequence[_Tested]) -> set[str]:
-    """Return the labels of what differs, with one false alarm in twenty comparisons at most."""
-    adjusted = holm([gap.p for _, gap in tested])
-    return {row.label for (row, _), p in zip(tested, adjusted, strict=True) if p < 1 - CONFIDENCE}
 
 
 def _without_result(norms: Iterable[SummaryRow]) -> Iterator[str]:

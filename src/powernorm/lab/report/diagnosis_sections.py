@@ -8,6 +8,7 @@ from typing import Any, Final
 from markupsafe import Markup
 
 from powernorm.lab.report import diagnosis_figures, diagnosis_words, numerals
+from powernorm.lab.report.columns import TID_MEANING
 from powernorm.lab.report.diagnosis_words import (
     average,
     evaluation_words,
@@ -108,14 +109,16 @@ COLUMNS: Final[Sequence[LayerColumn]] = (
     _words("reason", "reason"),
 )
 
+KAPPA_MEANING: Final = (
+    "λ₁: largest eigenvalue of the input's covariance; κ p %: λ₁ over the eigenvalue at p % of the "
+    "features, large where the covariance is close to singular"
+)
 MEANINGS: Final = (
-    "TID: Training Inference Discrepancy in percent, how far a batch's statistics lie from the "
-    "population's, relative to the batch's (Wang et al. 2022, Definition 1): mean and deviation "
-    "for BatchNorm, the quadratic mean for PowerNormV and for PowerNorm behind GroupScaling. "
+    "TID (Wang et al. 2022, Definition 1): of mean and deviation for BatchNorm, of the quadratic "
+    "mean for PowerNormV and for PowerNorm behind GroupScaling. "
     "Outlier features: number, and the largest with its root mean square over the median "
     "feature's. Top position: the position in the sequence with the largest mean square, over the "
-    "average. λ₁: largest eigenvalue of the input's covariance; κ p %: λ₁ over the eigenvalue at "
-    "p % of the features."
+    "average."
 )
 
 
@@ -149,7 +152,11 @@ def _size_of(limit: ThresholdRecord) -> str:
 def layer_contents(layers: Sequence[Layer]) -> list[Markup]:
     """The table of the layers, to read and to copy."""
     columns = [column for column in COLUMNS if _has_values(column, layers)]
-    caption = "TID in percent." + (" The last line averages the layers." if len(layers) > 1 else "")
+    caption = f"{TID_MEANING}, in percent."
+    if any(column.heading.startswith("κ") for column in columns):
+        caption += f" {KAPPA_MEANING}."
+    if len(layers) > 1:
+        caption += " The last line averages the layers."
     copied = [column for column in columns if column.keys != ("reason",)]
     return [
         _table(columns, layers).html("Layers", caption),

@@ -11,6 +11,7 @@ from powernorm.lab.report.magnitudes import significant_decimals
 from powernorm.runs import Goal
 
 PERPLEXITY: Final = "test_perplexity"
+VALID_PERPLEXITY: Final = "valid_perplexity"
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +47,14 @@ _ROWS: Final = (
     Measure(
         PERPLEXITY,
         "test perplexity",
-        "Perplexity on the test text, which no choice was made on.",
+        "Perplexity per word (of a masked language model per masked token, of a tagger per tag) on "
+        "the test text, which no choice was made on.",
+        higher_is_better=False,
+    ),
+    Measure(
+        VALID_PERPLEXITY,
+        "valid perplexity",
+        "Perplexity on the validation text.",
         higher_is_better=False,
     ),
     Measure(

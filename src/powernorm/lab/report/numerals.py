@@ -5,9 +5,8 @@ from math import isfinite, isnan
 from typing import Final
 
 from powernorm.errors import printable as printable
-from powernorm.lab.report.paired import PairedGap
-from powernorm.lab.report.summary import Gap, Spread
-from powernorm.runs import Status
+from powernorm.lab.report.records import BEHIND, ShownStatus
+from powernorm.lab.report.statistics import PairedGap, Spread
 
 MOST_DECIMALS: Final = 6
 """A number that needs more is written with an exponent."""
@@ -15,9 +14,10 @@ MOST_DECIMALS: Final = 6
 NOTHING: Final = "–"
 """The cell of a quantity that does not exist for this row."""
 
-STATUS_WORDS: Final[Mapping[Status, str]] = {
+STATUS_WORDS: Final[Mapping[ShownStatus, str]] = {
     "finished": "finished",
     "diverged": "diverged",
+    BEHIND: BEHIND,
     "nonfinite": "NaN",
     "interrupted": "interrupted",
     "failed": "failed",
@@ -85,12 +85,12 @@ def spread(value: Spread | None, decimals: int | None = None) -> str:
     return f"{number(value.mean, decimals)} ± {std}"
 
 
-def gap(value: Gap | None, decimals: int | None = None) -> str:
+def gap(value: PairedGap | None, decimals: int | None = None) -> str:
     """Difference with its sign, and the same in percent.
 
-    >>> gap(Gap(-3.21, -0.0254))
+    >>> gap(PairedGap(-3.21, nan, nan, nan, 2, ratio=-0.0254))
     '-3.21 (-2.5 %)'
-    >>> gap(Gap(4.5, None))
+    >>> gap(PairedGap(4.5, nan, nan, nan, 1))
     '+4.50'
     """
     if value is None:
@@ -143,8 +143,14 @@ def duration(seconds: float | None) -> str:
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
-def outcome(statuses: Mapping[Status, tuple[int, ...]] | None) -> str:
+def outcome(
+    statuses: Mapping[ShownStatus, tuple[int, ...]] | None, behind: tuple[int, ...] = ()
+) -> str:
     """What became of the runs of a norm; every run that did not finish is named by its seed.
+
+    Args:
+        statuses: status to seeds.
+        behind: seeds that finished and are worse than a baseline.
 
     >>> outcome({"finished": (0, 1)}), outcome({"finished": (0,), "diverged": (1,)})
     ('2 finished', '1 of 2 finished; diverged: seed 1')
@@ -155,17 +161,15 @@ def outcome(statuses: Mapping[Status, tuple[int, ...]] | None) -> str:
         return NOTHING
     total = sum(len(seeds) for seeds in statuses.values())
     done = len(statuses.get("finished", ()))
-    if done == total:
-        return f"{total} finished"
-    parts = [f"{done} of {total} finished"] if done else []
-    for status, seeds in statuses.items():
+    parts = [f"{total} finished" if done == total else f"{done} of {total} finished"] * bool(done)
+    for status, seeds in [*statuses.items(), *([(BEHIND, behind)] if behind else [])]:
         if status != "finished":
             word = "seed" if len(seeds) == 1 else "seeds"
             parts.append(f"{STATUS_WORDS[status]}: {word} {', '.join(map(str, seeds))}")
     return "; ".join(parts)
 
 
-def mark(statuses: Mapping[Status, tuple[int, ...]] | None) -> str:
+def mark(statuses: Mapping[ShownStatus, tuple[int, ...]] | None) -> str:
     """What stands in place of a number where no run finished.
 
     >>> mark({"nonfinite": (0,), "diverged": (1,)})

@@ -7,8 +7,8 @@ from typing import Final
 from markupsafe import Markup
 
 from powernorm.lab.report import figures
-from powernorm.lab.report.changes import difference_note, preset_values
-from powernorm.lab.report.columns import MAX_METRICS, columns_of, metric_text
+from powernorm.lab.report.changes import changes_table, difference_note, preset_values
+from powernorm.lab.report.columns import MAX_METRICS, own_metric
 from powernorm.lab.report.comparison_tables import (
     glossary,
     headline,
@@ -25,14 +25,14 @@ from powernorm.lab.report.measures import own_heading
 from powernorm.lab.report.numerals import counted, printable
 from powernorm.lab.report.overlay_page import training_contents
 from powernorm.lab.report.overlays import lines_of
-from powernorm.lab.report.paper_tables import paper_contents
+from powernorm.lab.report.paper_tables import paper_contents, paper_table
 from powernorm.lab.report.races import race_contents
 from powernorm.lab.report.records import Comparison
 from powernorm.lab.report.scoring import scoring_notes
-from powernorm.lab.report.seed_statistics import seed_contents
+from powernorm.lab.report.seed_statistics import seed_contents, seed_table
+from powernorm.lab.report.statistics import SummaryRow, summarize
 from powernorm.lab.report.statistics_tables import score_contents
 from powernorm.lab.report.studies import study_contents
-from powernorm.lab.report.summary import SummaryRow, summarize
 from powernorm.lab.report.tables import Table, copies
 from powernorm.lab.report.templates import part
 from powernorm.lab.report.translations import sample_contents
@@ -70,6 +70,20 @@ def render_pages(comparisons: Sequence[Comparison]) -> str:
     return document(title, [_article(comparison) for comparison in comparisons])
 
 
+def tables_of(comparison: Comparison) -> dict[str, Table]:
+    """Return the tables of a comparison that have something to say, by name."""
+    rows = summarize(comparison)
+    seeds = seed_table(comparison, rows)
+    changes = comparison.changes
+    return {
+        "results": table_of(comparison, rows),
+        "runs": run_table(comparison),
+        **({} if seeds is None else {"seeds": seeds}),
+        **({"paper": paper_table(comparison)} if comparison.paper else {}),
+        **({} if changes is None else {"settings": changes_table(changes)}),
+    }
+
+
 def _article(comparison: Comparison) -> Article:
     return Article(
         heading=f"{_subject(comparison)}: {headline(comparison)}{_place(comparison)}",
@@ -89,6 +103,7 @@ def _place(comparison: Comparison) -> str:
 
 def _sections(comparison: Comparison) -> Iterator[SectionParts]:
     rows = summarize(comparison)
+    results = table_of(comparison, rows)
     study = study_contents(comparison)
     if study:
         yield "study", "The study", study
@@ -101,7 +116,7 @@ def _sections(comparison: Comparison) -> Iterator[SectionParts]:
             summary_table(comparison, rows),
             *_more_metrics(comparison, rows),
             *scoring_notes(comparison),
-            copies(table_of(rows, columns_of(comparison))),
+            copies(results),
         ],
     )
     tuning = tuning_contents(comparison)
@@ -122,8 +137,12 @@ def _sections(comparison: Comparison) -> Iterator[SectionParts]:
     if tid:
         yield "tid", "Training inference discrepancy", tid
     yield from _found_in_runs(comparison)
-    yield "runs", "Every run", [run_table(comparison)]
-    yield "columns", "What the columns mean", [glossary(comparison)]
+    yield (
+        "runs",
+        "Every run",
+        [run_table(comparison).html("Every run", "One row a run, nothing averaged.")],
+    )
+    yield "columns", "What the columns mean", [glossary(results)]
     if comparison.data:
         yield "data", "Data", [settings_table(comparison.data, "Corpus of the comparison")]
     if comparison.settings or comparison.function:
@@ -189,7 +208,12 @@ def _more_metrics(comparison: Comparison, rows: Sequence[SummaryRow]) -> list[Ma
     shown = names[:MAX_LINES]
     more = "" if len(names) == len(shown) else f", the first {MAX_LINES} of {len(names)}"
     headings = ["metric", *(row.label for row in rows)]
-    lines = [[own_heading(name), *(metric_text(row, name) for row in rows)] for name in shown]
+    columns = [own_metric(comparison, name) for name in shown]
+    lines = [
+        [column.heading, *(column.of_norm(row) for row in rows)]
+        for column in columns
+        if column.of_norm
+    ]
     caption = f"Mean ± sample standard deviation over seeds{more}."
     table = Table(headings, [False, *(True for _ in rows)], lines)
     contents = [table.html("More metrics", caption)]

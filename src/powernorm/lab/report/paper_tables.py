@@ -12,8 +12,8 @@ from powernorm.lab.report.changes import difference_note
 from powernorm.lab.report.measures import MEASURES, heading_of
 from powernorm.lab.report.numerals import printable
 from powernorm.lab.report.records import Comparison, ReportedRun
+from powernorm.lab.report.statistics import spread_of
 from powernorm.lab.report.statistics_tables import tid_lines
-from powernorm.lab.report.summary import spread_of
 from powernorm.lab.report.tables import Table, copies
 from powernorm.runs import PaperRecord
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import isfinite
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from powernorm.lab.report.measures import MAIN, MEASURES, PERPLEXITY, Measure, goal_of, own_measure
 from powernorm.runs import (
@@ -20,6 +20,11 @@ from powernorm.runs import (
 
 UNPLACED: Final = ("image", "parse")
 """Tasks whose norms stand before the activation, with no residual sum to stand before or after."""
+
+Behind = Literal["worse than a baseline"]
+BEHIND: Final[Behind] = "worse than a baseline"
+"""A run that came to its end, and is no better than the first model without a network."""
+ShownStatus = Status | Behind
 
 MetricRow = Mapping[str, float | None]
 """One line of `metrics.csv` by column; None where the cell is empty."""
@@ -56,8 +61,13 @@ class ReportedRun(RunResult):
     scales: Sequence[ScaleRecord] = ()
 
     @property
-    def shown_status(self) -> Status:
-        """The status, where a "finished" run with a metric that is no number is not one."""
+    def shown_status(self) -> ShownStatus:
+        """The status, where a "finished" run with a metric that is no number is not one.
+
+        The engine calls a function's run diverged that is worse than the first baseline.
+        """
+        if self.status == "diverged" and " is worse than that of " in (self.message or ""):
+            return BEHIND
         numbers = (value for value in self.metrics.values() if value is not None)
         if self.status == "finished" and not all(isfinite(value) for value in numbers):
             return "nonfinite"
@@ -71,7 +81,7 @@ class ReportedRun(RunResult):
     @property
     def broke_down(self) -> bool:
         """Whether it ended for a reason of its own: not stopped by the user, not still going."""
-        return self.shown_status in LOST | {"failed"}
+        return self.shown_status in {*LOST, "failed", BEHIND}
 
     @property
     def is_as_expected(self) -> bool:

@@ -10,16 +10,23 @@ from typing import Any, Final, Literal, TypeGuard
 from powernorm.errors import InputError
 from powernorm.lab.report import numerals
 from powernorm.lab.report.changes import changes_sentence, changes_table
-from powernorm.lab.report.columns import columns_of
+from powernorm.lab.report.columns import norm_columns
 from powernorm.lab.report.comparison_tables import FOOTNOTE, any_partial
 from powernorm.lab.report.loading import read_comparison
 from powernorm.lab.report.measures import better_way, decimals_of, heading_of
 from powernorm.lab.report.numerals import counted
-from powernorm.lab.report.paired import LEAST_SEEDS, PairedGap, paired_gap, untested
 from powernorm.lab.report.paper_tables import printed_with_source
 from powernorm.lab.report.records import Comparison, ReportedRun
 from powernorm.lab.report.seed_statistics import POWER, SeedRow, needed, seed_rows
-from powernorm.lab.report.summary import REFERENCE, SummaryRow, summarize
+from powernorm.lab.report.statistics import (
+    LEAST_SEEDS,
+    REFERENCE,
+    PairedGap,
+    SummaryRow,
+    paired_gap,
+    summarize,
+    untested,
+)
 from powernorm.lab.report.tables import Table, code, escaped
 from powernorm.lab.report.tuning import budget_table, ranges_table, tuning_sentence
 from powernorm.runs import ChangesRecord, PaperRecord
@@ -369,7 +376,7 @@ def _lines(comparison: Comparison) -> Iterator[list[str]]:
             continue
         keys = {(run.name, run.placement) for run in row.runs}
         seen |= keys
-        gap = _gap(comparison, row)
+        gap = row.gap
         yield [
             f"{row.label}{' (baseline)' * row.is_baseline}",
             next((papers[key] for key in keys if key in papers), numerals.NOTHING),
@@ -384,25 +391,19 @@ def _lines(comparison: Comparison) -> Iterator[list[str]]:
             yield [norm, text, "not run", "", *[numerals.NOTHING] * len(_HEADINGS[4:])]
 
 
-def _gap(comparison: Comparison, row: SummaryRow) -> PairedGap | None:
-    """The gap of a norm; without interval and p in a race."""
-    gap = paired_gap(row.runs, row.references, comparison.metric)
-    return gap if comparison.race is None else untested(gap)
-
-
 def _tested(gap: PairedGap | None, seeds: SeedRow | None) -> list[str]:
     """The p of a norm, alone and corrected, and the seeds that its gap would need."""
     return [
         numerals.probability(None if gap is None else gap.p),
-        numerals.probability(None if seeds is None else seeds.adjusted_p),
+        numerals.probability(None if gap is None else gap.adjusted_p),
         numerals.NOTHING if seeds is None else needed(seeds),
     ]
 
 
 def _own_table(comparison: Comparison) -> str:
     """The columns of the report, with the paired test beside the gap and the number of seeds."""
-    columns = columns_of(comparison)
     rows = summarize(comparison)
+    columns = [one for one in norm_columns(comparison, rows) if one.key != "interval"]
     of_seeds = {row.label: row for row in seed_rows(comparison, rows)}
     headings: list[str] = []
     numeric: list[bool] = []
@@ -416,7 +417,7 @@ def _own_table(comparison: Comparison) -> str:
 
     for column in columns:
         if column.key == "gap":
-            gaps = [_gap(comparison, row) for row in rows]
+            gaps = [row.gap for row in rows]
             add(
                 column.heading,
                 [numerals.interval(gap, comparison.measure.decimals) for gap in gaps],
@@ -427,8 +428,8 @@ def _own_table(comparison: Comparison) -> str:
             ]
             for heading, texts in zip(_HEADINGS[5:8], zip(*tested, strict=True), strict=True):
                 add(heading, texts)
-        else:
-            add(column.heading, map(column.text, rows), is_number=column.numeric)
+        elif column.of_norm:
+            add(column.heading, map(column.of_norm, rows), is_number=column.numeric)
         if column.key == "test":
             add("seeds", ["" if row.is_baseline else str(_num_seeds(row)) for row in rows])
     # An asterisk at the beginning of a line would begin a list.

@@ -1,24 +1,23 @@
 """What the seeds of a comparison say: averages with intervals, paired tests, seeds needed."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from math import isnan, sqrt
+from dataclasses import dataclass
+from math import isnan, nan, sqrt
 from typing import Any, Final
 
 from markupsafe import Markup
 
 from powernorm.lab.report import numerals
-from powernorm.lab.report.paired import (
+from powernorm.lab.report.records import Comparison
+from powernorm.lab.report.statistics import (
     CONFIDENCE,
     LEAST_SEEDS,
+    REFERENCE,
     PairedGap,
-    holm,
-    paired_gap,
-    untested,
+    SummaryRow,
+    summarize,
     values_by_seed,
 )
-from powernorm.lab.report.records import Comparison
-from powernorm.lab.report.summary import REFERENCE, SummaryRow, summarize
 from powernorm.lab.report.tables import Table, copies
 from powernorm.runs import SeedStatistics
 
@@ -31,7 +30,6 @@ POWER: Final = 0.8
 """Chance that the paired test shows a gap of the measured size and scatter."""
 MOST_SEEDS: Final = 1000
 """More than so many are not counted."""
-
 _HEADINGS: Final = ("norm", "seeds", "mean (95 %)", "middle half (95 %)")
 _TESTS: Final = ("gap (95 %)", "p", "p (Holm)", "seeds needed")
 
@@ -55,7 +53,6 @@ class SeedRow:
         mean: of them.
         middle: interquartile mean.
         gap: to the reference norm, seed by seed; None for itself.
-        adjusted_p: of the paired test by Holm's correction; NaN without a test.
         num_needed: seeds by which a test of POWER shows a gap of this size; None where that is not
             known, or more than MOST_SEEDS.
     """
@@ -65,7 +62,6 @@ class SeedRow:
     mean: Estimate
     middle: Estimate
     gap: PairedGap | None = None
-    adjusted_p: float = float("nan")
     num_needed: int | None = None
 
 
@@ -76,36 +72,24 @@ def seed_rows(comparison: Comparison, rows: Sequence[SummaryRow] | None = None) 
         comparison: what was compared.
         rows: of `summarize`; made where they are not given.
     """
-    found = [
-        _row(row, list(values.values()), comparison)
-        for row in (summarize(comparison) if rows is None else rows)
-        if (values := values_by_seed(row.runs, comparison.metric))
-    ]
-    tested = [row.gap for row in found if row.gap is not None and not isnan(row.gap.p)]
-    adjusted = dict(zip(map(id, tested), holm([gap.p for gap in tested]), strict=True))
-    return [
-        replace(
-            row,
-            adjusted_p=adjusted[id(row.gap)],
-            num_needed=seeds_needed(row.gap, len(tested)),
-        )
-        if row.gap is not None and id(row.gap) in adjusted
-        else row
-        for row in found
-    ]
-
-
-def _row(row: SummaryRow, values: Sequence[float], comparison: Comparison) -> SeedRow:
-    gap = paired_gap(row.runs, row.references, comparison.metric)
-    if comparison.race is not None:
-        gap = untested(gap)
-    return SeedRow(
-        row.label,
-        len(values),
-        _bootstrapped(values, _mean),
-        _bootstrapped(values, _interquartile_mean),
-        gap,
-    )
+    rows = summarize(comparison) if rows is None else rows
+    num_tests = sum(row.gap is not None and not isnan(row.gap.p) for row in rows)
+    found = []
+    for row in rows:
+        values = list(values_by_seed(row.runs, comparison.metric).values())
+        if values:
+            is_tested = row.gap is not None and not isnan(row.gap.p)
+            found.append(
+                SeedRow(
+                    row.label,
+                    len(values),
+                    _bootstrapped(values, _mean),
+                    _bootstrapped(values, _interquartile_mean),
+                    row.gap,
+                    seeds_needed(row.gap, num_tests) if row.gap and is_tested else None,
+                )
+            )
+    return found
 
 
 def _bootstrapped(values: Sequence[float], average: Callable[..., Any]) -> Estimate:
@@ -124,7 +108,7 @@ def _bootstrapped(values: Sequence[float], average: Callable[..., Any]) -> Estim
 
     value = float(average(np.array(values), axis=0))
     if len(values) < LEAST_RESAMPLED:
-        return Estimate(value, float("nan"), float("nan"))
+        return Estimate(value, nan, nan)
     result = bootstrap(
         (values,),
         average,
@@ -202,7 +186,7 @@ def _record(row: SeedRow) -> SeedStatistics:
         record["difference"] = row.gap.difference
         record["difference_interval"] = _ends(row.gap)
         record["p"] = _number(row.gap.p)
-        record["p_holm"] = _number(row.adjusted_p)
+        record["p_holm"] = _number(row.gap.adjusted_p)
         record["seeds_needed"] = row.num_needed
     return record
 
@@ -243,7 +227,7 @@ def _line(row: SeedRow, decimals: int) -> list[str]:
         _estimate(row.middle, decimals),
         numerals.interval(gap, decimals),
         numerals.probability(None if gap is None else gap.p),
-        numerals.probability(row.adjusted_p),
+        numerals.probability(None if gap is None else gap.adjusted_p),
         needed(row),
     ]
 
@@ -258,7 +242,7 @@ def _estimate(value: Estimate, decimals: int) -> str:
 
 def needed(row: SeedRow) -> str:
     """Return in words how many seeds would decide a gap of this size."""
-    if isnan(row.adjusted_p):
+    if row.gap is None or isnan(row.gap.adjusted_p):
         return numerals.NOTHING
     return f"> {MOST_SEEDS:,}" if row.num_needed is None else str(row.num_needed)
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from powernorm.errors import InputError
 from powernorm.lab.report.document import write_page
 from powernorm.lab.report.loading import read_comparison, read_runs
-from powernorm.lab.report.page import render_page, render_pages
+from powernorm.lab.report.page import render_page, render_pages, tables_of
 from powernorm.lab.report.records import Comparison
 from powernorm.runs import COMPARISON_FILE, REPORT_FILE, RESULTS_FILE, is_run_folder
 
@@ -39,6 +39,41 @@ def write_reports(folders: Sequence[Path], out: Path | None = None) -> Path:
         for number, comparison in enumerate(comparisons, start=1)
     ]
     return write_page(render_pages(marked), target)
+
+
+def write_tables(folders: Sequence[Path], out: Path) -> list[Path]:
+    """Writes the tables of everything that the folders hold, each as Markdown, LaTeX and CSV.
+
+    Args:
+        folders: comparisons and runs, complete or not.
+        out: the folder of the files; it is made. Of several comparisons their names begin with the
+            comparison's number.
+
+    Returns:
+        The paths of the files.
+
+    Raises:
+        InputError: a folder is no comparison and no run, or a file cannot be written.
+    """
+    comparisons = read_selection(folders)
+    found = {
+        f"{number}-{name}" if len(comparisons) > 1 else name: table
+        for number, comparison in enumerate(comparisons, start=1)
+        for name, table in tables_of(comparison).items()
+    }
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--tables {out}: no folder can be made there: give another") from error
+    return [
+        write_page(text, out / f"{name}.{ending}")
+        for name, table in found.items()
+        for ending, text in (
+            ("md", table.markdown()),
+            ("tex", table.latex()),
+            ("csv", table.csv()),
+        )
+    ]
 
 
 def read_selection(folders: Sequence[Path]) -> list[Comparison]:

@@ -11,7 +11,7 @@ from powernorm.lab.report.diagnosis_words import average
 from powernorm.lab.report.measures import MEASURES, heading_of
 from powernorm.lab.report.numerals import NOTHING, printable
 from powernorm.lab.report.records import Comparison, ReportedRun
-from powernorm.lab.report.summary import Spread
+from powernorm.lab.report.statistics import Spread
 from powernorm.lab.report.tables import Table, copies
 from powernorm.runs import DiagnosisRecord, EvaluationRow, PaperStatistic
 

@@ -9,6 +9,7 @@ from typing import Final
 from powernorm.lab.report.figures import DrawnFigure
 from powernorm.lab.report.lines import Band, Panel, UnfinishedLine, draw_panels
 from powernorm.lab.report.records import Comparison, ReportedRun
+from powernorm.lab.report.statistics import REFERENCE
 from powernorm.lab.report.study_dots import DotRow, draw_dots
 from powernorm.lab.report.study_values import (
     NATS,
@@ -23,7 +24,6 @@ from powernorm.lab.report.study_values import (
     tid_percent,
     validation_score,
 )
-from powernorm.lab.report.summary import REFERENCE
 from powernorm.runs import StudyInfo
 
 TAIL: Final = 0.1

@@ -34,6 +34,8 @@ _LATEX: Final = str.maketrans(
         "λ": r"$\lambda$",
         "₁": "$_1$",
         "×": r"$\times$",
+        "▲": r"$\blacktriangle$",
+        "▼": r"$\blacktriangledown$",
         "\n": " ",
     }
 )
@@ -85,6 +87,8 @@ class Table:
         headings: of the columns, the first of which names the rows.
         numeric: which columns stand to the right.
         lines: the texts of the rows.
+        meanings: what the columns are, under the pointer; empty for none.
+        keys: by which columns are known beside their headings.
         row_kinds: class of each row on the page, such as `best`.
         cell_kinds: class of some cells, such as `alarm`.
         titles: what cells say under the pointer.
@@ -97,6 +101,8 @@ class Table:
     headings: Sequence[str]
     numeric: Sequence[bool]
     lines: Sequence[Sequence[str]]
+    meanings: Sequence[str] = ()
+    keys: Sequence[str] = ()
     row_kinds: Sequence[str] = ()
     cell_kinds: Mapping[Place, str] = field(default_factory=dict)
     titles: Mapping[Place, str] = field(default_factory=dict)
@@ -122,12 +128,13 @@ class Table:
             for index, texts in enumerate(self.frame.itertuples(index=False, name=None))
         ]
         end = len(rows) - self.num_foot
-        heads = zip(self.headings, self.numeric, strict=True) if self.has_head else ()
+        meanings = self.meanings or [""] * len(self.headings)
+        heads = zip(self.headings, self.numeric, meanings, strict=True) if self.has_head else ()
         return part(
             "table",
             label=label,
             caption=caption,
-            headings=[(text, "number" if right else "") for text, right in heads],
+            headings=[(text, "number" if right else "", meaning) for text, right, meaning in heads],
             body=rows[:end],
             foot=rows[end:],
         )
@@ -162,6 +169,10 @@ class Table:
             *self.frame.map(escaped).itertuples(index=False, name=None),
         ]
         return "".join(f"| {' | '.join(row)} |\n" for row in rows)
+
+    def csv(self) -> str:
+        """Return its texts as comma-separated values."""
+        return str(self.frame.to_csv(index=False))
 
     def latex(self) -> str:
         r"""Return it as a tabular for `\usepackage{booktabs}`.

@@ -36,7 +36,7 @@
     headings.forEach((heading, column) => {
       const button = document.createElement("button");
       button.type = "button";
-      button.title = "Sort by this column";
+      button.title = `${heading.title} Sort by this column`.trim();
       button.append(...heading.childNodes);
       heading.append(button);
       button.addEventListener("click", () => {

@@ -1,18 +1,124 @@
-"""From runs to one row a norm: averages over finished runs, and what became of the others."""
+"""What the runs of a comparison say of its norms: averages, and paired tests against LayerNorm."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from math import isfinite
+from dataclasses import dataclass, field, replace
+from math import isfinite, isnan, nan, sqrt
 from statistics import fmean, stdev
+from typing import Final
 
 from powernorm.lab.report.magnitudes import mean
 from powernorm.lab.report.measures import MEASURES, PERPLEXITY, Measure
-from powernorm.lab.report.paired import values_by_seed
-from powernorm.lab.report.records import Comparison, ReportedRun
-from powernorm.runs import Baseline, Status
+from powernorm.lab.report.records import Comparison, ReportedRun, ShownStatus
+from powernorm.runs import Baseline
 
-REFERENCE = "ln"
+REFERENCE: Final = "ln"
 """The norm that the others are compared with."""
+LEAST_SEEDS: Final = 3
+"""Of fewer, an interval says nothing."""
+CONFIDENCE: Final = 0.95
+# One norm against another, seed by seed.
+
+
+@dataclass(frozen=True, slots=True)
+class PairedGap:
+    """The difference of a metric to the reference, over the seeds that finished with both.
+
+    Attributes:
+        difference: mean of the seeds' differences.
+        low: lower end of the 95 % interval of that mean, by Student's t; NaN of too few seeds.
+        high: upper end.
+        p: of the two-sided paired t-test; NaN of too few seeds.
+        count: number of seeds.
+        deviation: sample standard deviation of the seeds' differences; NaN of too few seeds.
+        ratio: the difference by the reference's mean; None where that is 0 or not known.
+        adjusted_p: by Holm's correction for the number of norms; NaN without a test.
+    """
+
+    difference: float
+    low: float
+    high: float
+    p: float
+    count: int
+    deviation: float = field(default=nan, compare=False)
+    ratio: float | None = field(default=None, compare=False)
+    adjusted_p: float = field(default=nan, compare=False)
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether the interval leaves 0 out."""
+        return self.low > 0 or self.high < 0
+
+    @property
+    def is_told(self) -> bool:
+        """Whether the norms differ, with one false alarm in twenty comparisons at most."""
+        return self.adjusted_p < 1 - CONFIDENCE
+
+
+def paired_gap(
+    runs: Iterable[ReportedRun], references: Iterable[ReportedRun], metric: str
+) -> PairedGap | None:
+    """Compare two norms by the seeds that finished with both; None without one."""
+    ours, theirs = values_by_seed(runs, metric), values_by_seed(references, metric)
+    common = sorted(ours.keys() & theirs.keys())
+    gap = gap_of([ours[seed] - theirs[seed] for seed in common])
+    reference = fmean(theirs[seed] for seed in common) if common else 0
+    return replace(gap, ratio=gap.difference / reference) if gap and reference else gap
+
+
+def gap_of(differences: Sequence[float]) -> PairedGap | None:
+    """Return what the seeds' differences say; None without one."""
+    if not differences:
+        return None
+    mean = fmean(differences)
+    if len(differences) < LEAST_SEEDS:
+        return PairedGap(mean, nan, nan, nan, len(differences))
+    from scipy.stats import t as student
+
+    deviation = stdev(differences)
+    error = deviation / sqrt(len(differences))
+    freedom = len(differences) - 1
+    half = float(student.ppf((1 + CONFIDENCE) / 2, freedom)) * error
+    if error == 0:
+        p = 1.0 if mean == 0 else 0.0
+    else:
+        p = 2 * float(student.sf(abs(mean) / error, freedom))
+    return PairedGap(mean, mean - half, mean + half, p, len(differences), deviation)
+
+
+def untested(gap: PairedGap | None) -> PairedGap | None:
+    """Return a difference without interval and p, which are wrong of the seeds of a race."""
+    return None if gap is None else replace(gap, low=nan, high=nan, p=nan)
+
+
+def values_by_seed(runs: Iterable[ReportedRun], metric: str) -> dict[int, float]:
+    """Return a metric by seed, of the runs that finished."""
+    return {
+        run.seed: value
+        for run in runs
+        if run.finished and (value := run.metrics.get(metric)) is not None and isfinite(value)
+    }
+
+
+def holm(probabilities: Sequence[float]) -> list[float]:
+    """Return the p of several tests, corrected for their number.
+
+    The k-th smallest is multiplied by the number of tests that are left, and is no smaller than
+    the one before it (Holm 1979): with p below 5 % for any, one of twenty families of tests whose
+    norms are all alike gives a false alarm.
+
+    >>> [round(p, 3) for p in holm([0.01, 0.04, 0.03])]
+    [0.03, 0.06, 0.06]
+    """
+    order = sorted(range(len(probabilities)), key=probabilities.__getitem__)
+    found = [nan] * len(probabilities)
+    largest = 0.0
+    for rank, index in enumerate(order):
+        largest = max(largest, min(1.0, probabilities[index] * (len(probabilities) - rank)))
+        found[index] = largest
+    return found
+
+
+# A row a norm.
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,17 +130,6 @@ class Spread:
     count: int
 
 
-@dataclass(frozen=True, slots=True)
-class Gap:
-    """The comparison's measure minus the reference norm's, mean over seeds that finished with both.
-
-    The ratio is None where the reference norm's is 0.
-    """
-
-    difference: float
-    ratio: float | None
-
-
 @dataclass(frozen=True)
 class SummaryRow:
     """One norm, or one baseline, of the table.
@@ -42,29 +137,29 @@ class SummaryRow:
     Attributes:
         label: short name of the norm, with its placement where the comparison mixes them.
         parameters: number of parameters of the model; None for a baseline.
-        valid: perplexity per word on the validation data over the runs that finished.
         test: the comparison's measure on the test data; the same, but for translations a score.
-        gap: to the reference norm; None for itself and where no seed finished with both.
+        gap: to the reference norm; None for itself and where no seed finished with both. Of a race
+            it has neither interval nor test, which are for a number of seeds fixed beforehand.
         tid: means over the finished runs by the keys of `powernorm.runs.TID`, as fractions.
         tokens_per_second: mean over the finished runs, or over all where none finished.
         examples_per_second: the same in rows of the batches, where the runs say it.
         statuses: what became of the runs: status to seeds, in the order of the runs.
         is_baseline: whether this is a model without a network.
-        remark: what has to stand beside its numbers, which then are never the best.
+        remark: what belongs beside its numbers, which then are never the best.
         metrics: each that the runs have, over those that finished.
         decoding_speed: target subwords a second in the search, mean as of `tokens_per_second`.
         runs: those that the row is about; none of a baseline.
         references: those of the reference norm that they are held against.
+        behind: seeds of finished runs that are worse than the first baseline.
     """
 
     label: str
     parameters: int | None = None
-    valid: Spread | None = None
     test: Spread | None = None
-    gap: Gap | None = None
+    gap: PairedGap | None = None
     tid: Mapping[str, float | None] | None = None
     tokens_per_second: float | None = None
-    statuses: Mapping[Status, tuple[int, ...]] | None = None
+    statuses: Mapping[ShownStatus, tuple[int, ...]] | None = None
     is_baseline: bool = False
     remark: str = ""
     metrics: Mapping[str, Spread] = field(default_factory=dict)
@@ -72,6 +167,7 @@ class SummaryRow:
     examples_per_second: float | None = None
     runs: Sequence[ReportedRun] = field(default=(), repr=False, compare=False)
     references: Sequence[ReportedRun] = field(default=(), repr=False, compare=False)
+    behind: tuple[int, ...] = ()
 
     @property
     def complete(self) -> bool:
@@ -95,15 +191,25 @@ def summarize(comparison: Comparison) -> list[SummaryRow]:
         groups.setdefault((run.name, run.placement), []).append(run)
     mixed = len({placement for _, placement in groups}) > 1
     rows = [
-        _norm_row(
-            f"{norm} ({placement})" if mixed else norm,
-            runs,
-            _references_of(comparison.runs, runs[0]),
-            comparison.metric,
-        )
+        _norm_row(f"{norm} ({placement})" if mixed else norm, runs, comparison)
         for (norm, placement), runs in groups.items()
     ]
+    rows = _tested(rows, is_race=comparison.race is not None)
     return rows + [_baseline_row(baseline, comparison.metric) for baseline in comparison.baselines]
+
+
+def _tested(rows: Sequence[SummaryRow], *, is_race: bool) -> list[SummaryRow]:
+    """Correct the p of the rows for their number, or take them out."""
+    if is_race:
+        return [replace(row, gap=untested(row.gap)) for row in rows]
+    gaps = [row.gap for row in rows if row.gap is not None and not isnan(row.gap.p)]
+    adjusted = dict(zip(map(id, gaps), holm([gap.p for gap in gaps]), strict=True))
+    return [
+        replace(row, gap=replace(row.gap, adjusted_p=adjusted[id(row.gap)]))
+        if row.gap is not None and id(row.gap) in adjusted
+        else row
+        for row in rows
+    ]
 
 
 def _references_of(runs: Sequence[ReportedRun], run: ReportedRun) -> list[ReportedRun]:
@@ -127,7 +233,6 @@ def _baseline_row(baseline: Baseline, metric: str) -> SummaryRow:
 
     return SummaryRow(
         label=baseline["name"],
-        valid=_spread(values("valid_perplexity")),
         test=_spread(values(metric)),
         is_baseline=True,
         metrics=_spreads(baseline["metrics"], values),
@@ -170,10 +275,11 @@ def _can_win(row: SummaryRow, value: Spread) -> bool:
     return not (row.is_partial(value) or row.is_baseline or row.remark)
 
 
-def _norm_row(
-    label: str, runs: Sequence[ReportedRun], references: Sequence[ReportedRun], metric: str
-) -> SummaryRow:
-    statuses: dict[Status, tuple[int, ...]] = {}
+def _norm_row(label: str, runs: Sequence[ReportedRun], comparison: Comparison) -> SummaryRow:
+    metric = comparison.metric
+    references = _references_of(comparison.runs, runs[0])
+    floors = _finite(one["metrics"].get(metric) for one in comparison.baselines)[:1]
+    statuses: dict[ShownStatus, tuple[int, ...]] = {}
     for run in runs:
         statuses[run.shown_status] = (*statuses.get(run.shown_status, ()), run.seed)
     finished = [run for run in runs if run.finished]
@@ -183,9 +289,8 @@ def _norm_row(
         label=f"{label} ({remark})" if remark else label,
         remark=remark,
         parameters=next((run.parameters for run in runs if run.parameters is not None), None),
-        valid=_spread(_values(runs, "valid_perplexity")),
         test=_spread(_values(runs, metric)),
-        gap=_gap(runs, references, metric),
+        gap=paired_gap(runs, references, metric),
         tid=_mean_tid(finished),
         tokens_per_second=_known_mean(run.tokens_per_second for run in timed),
         examples_per_second=_known_mean(run.examples_per_second for run in timed),
@@ -197,6 +302,12 @@ def _norm_row(
         decoding_speed=_known_mean(run.metrics.get("decoding_tokens_per_second") for run in timed),
         runs=runs,
         references=references,
+        behind=tuple(
+            seed
+            for seed, value in values_by_seed(runs, metric).items()
+            for floor in floors
+            if is_better(floor, value, comparison.measure)
+        ),
     )
 
 
@@ -216,7 +327,7 @@ def _spreads(names: Iterable[str], values: Callable[[str], list[float]]) -> dict
 
 
 def _values(runs: Iterable[ReportedRun], metric: str) -> list[float]:
-    return _finite(run.metrics.get(metric) for run in runs if run.finished)
+    return list(values_by_seed(runs, metric).values())
 
 
 def _finite(values: Iterable[float | None]) -> list[float]:
@@ -229,27 +340,13 @@ def _spread(values: Sequence[float]) -> Spread | None:
     return Spread(fmean(values), stdev(values) if len(values) > 1 else None, len(values))
 
 
-def _gap(runs: Iterable[ReportedRun], references: Iterable[ReportedRun], metric: str) -> Gap | None:
-    ours, theirs = values_by_seed(runs, metric), values_by_seed(references, metric)
-    common = sorted(ours.keys() & theirs.keys())
-    if not common:
-        return None
-    reference = fmean(theirs[seed] for seed in common)
-    difference = fmean(ours[seed] for seed in common) - reference
-    return Gap(difference, difference / reference if reference else None)
-
-
 def _mean_tid(runs: Sequence[ReportedRun]) -> dict[str, float | None] | None:
     parts = [run.tid for run in runs if run.tid is not None]
     if not parts:
         return None
-    columns: dict[str, list[float | None]] = {
-        "mean_last": [tid["mean_last"] for tid in parts],
-        "var_last": [*(tid["var_last"] for tid in parts)],
-        "mean_avg": [tid["mean_avg"] for tid in parts],
-        "var_avg": [*(tid["var_avg"] for tid in parts)],
-    }
-    return {key: _plain_mean(values) for key, values in columns.items()}
+    # A TypedDict takes literal keys only.
+    columns = [dict[str, float | None](tid) for tid in parts]  # type: ignore[arg-type]
+    return {key: _plain_mean(tid[key] for tid in columns) for key in columns[0]}
 
 
 def _plain_mean(values: Iterable[float | None]) -> float | None:
