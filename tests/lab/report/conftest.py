@@ -9,6 +9,7 @@ from markupsafe import Markup
 from matplotlib.figure import Figure
 
 from lab.report.synthetic import write_comparison
+from powernorm.lab.report.drawing import DrawnFigure
 from powernorm.lab.report.lines import Band, Panel
 from powernorm.lab.report.rows import RowQuantity
 
@@ -42,7 +43,7 @@ class FigureData:
         self.rows: dict[str, tuple[Sequence[str], Sequence[RowQuantity]]] = {}
         self.lines: list[str] = []
         monkeypatch.setattr("powernorm.lab.report.lines.draw_panels", self._draw_panels)
-        for place in ("overlays.draw_profiles", "study_figures.draw_dots"):
+        for place in ("overlays.rows_figure", "study_figures.rows_figure"):
             monkeypatch.setattr(f"powernorm.lab.report.{place}", self._draw_rows)
         monkeypatch.setattr("powernorm.lab.report.maps.grid", self._draw_grid)
 
@@ -57,13 +58,14 @@ class FigureData:
 
     def _draw_rows(
         self, names: Sequence[str], quantities: Sequence[RowQuantity], **options: Any
-    ) -> Markup | None:
+    ) -> list[DrawnFigure]:
         if not any(value is not None for one in quantities for value in one.values):
-            return None
+            return []
         self.rows[options["title"]] = names, quantities
+        caption = options.pop("caption")
         self.lines.append(f"rows {', '.join(names)}: {_words(options)}")
         self.lines += [f"    {_words(one)}" for one in quantities]
-        return Markup("<svg></svg>")
+        return [DrawnFigure(Markup("<svg></svg>"), caption)]
 
     def _draw_grid(
         self, cells: Mapping[tuple[float, float], tuple[float, str]], best: float, **options: Any

@@ -18,7 +18,7 @@ from powernorm.lab.report.drawing import (
 )
 from powernorm.lab.report.lines import Panel, SeedLine, bands_over_seeds, panels_figure
 from powernorm.lab.report.numerals import counted, percent, printable
-from powernorm.lab.report.rows import RowQuantity, draw_profiles
+from powernorm.lab.report.rows import RowQuantity, rows_figure
 from powernorm.runs import BatchSizeRow, DiagnosisRecord, ScaleRecord
 
 MAX_LINES: Final = 8
@@ -81,7 +81,6 @@ def _padding_figure(record: DiagnosisRecord, prefix: str) -> list[DrawnFigure]:
         x_label="TID, %",
         caption="TID of BatchNorm with padding left out of the statistics, and counted as tokens.",
         prefix=f"{prefix}padding",
-        limits=(),
         scale=100,
     )
 
@@ -99,7 +98,6 @@ def conditioning(record: DiagnosisRecord, prefix: str) -> list[DrawnFigure]:
             "eigenvalue at 20, 50 and 80 % of the features (Wang et al. 2022, Fig. 6). Lower "
             "usually trains faster.",
             prefix=f"{prefix}kappa",
-            limits=(),
         ),
         *_profile_figure(
             record,
@@ -109,7 +107,6 @@ def conditioning(record: DiagnosisRecord, prefix: str) -> list[DrawnFigure]:
             caption="λ₁ of the same covariance (Wang et al. 2022, Fig. 7). Smaller usually "
             "permits higher learning rates.",
             prefix=f"{prefix}lambda",
-            limits=(),
         ),
     ]
 
@@ -122,7 +119,7 @@ def _profile_figure(
     x_label: str,
     caption: str,
     prefix: str,
-    limits: Sequence[float],
+    limits: Sequence[float] = (),
     scale: float = 1,
 ) -> list[DrawnFigure]:
     layers = record["layers"]
@@ -134,16 +131,18 @@ def _profile_figure(
         for label, values in columns.items()
         if any(value is not None for value in values)
     ]
-    svg = draw_profiles(
+    return rows_figure(
         [str(layer["layer"]) for layer in layers],
         lines,
+        layers=True,
+        limits=limits,
         title=title,
         x_label=x_label,
-        limits=limits,
+        logarithmic=True,
+        caption=caption,
         prefix=prefix,
         description=f"{title}: {', '.join(line.label for line in lines)}",
     )
-    return [] if svg is None else [DrawnFigure(svg, caption)]
 
 
 def _value(layer: Mapping[str, Any], key: str, scale: float) -> float | None:

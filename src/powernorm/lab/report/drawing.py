@@ -362,12 +362,16 @@ def _adapt(node: ElementTree.Element) -> None:
             adapted["data-name"] = name.removeprefix(_HOVER)
     for key in _PLACES:
         if key in adapted:
-            adapted[key] = _LONG_NUMBER.sub(lambda number: f"{float(number[0]):.2f}", adapted[key])
+            places = " ".join(adapted[key].split())
+            adapted[key] = _LONG_NUMBER.sub(lambda number: f"{float(number[0]):.2f}", places)
     for own, theme in _THEME.items():
         if "style" in adapted:
             adapted["style"] = adapted["style"].replace(own, theme)
     node.attrib.clear()
     node.attrib.update(adapted)
+    node.tail = None
+    if node.tag != "text":
+        node.text = None
 
 
 @dataclass(frozen=True)

@@ -65,7 +65,7 @@ SCORED: Final[tuple[_Column, ...]] = ("train_loss", "valid_loss", "valid_score")
 loss falls, the model overfits (Xu et al. 2019, Figures 1 and 3)."""
 OWN_FIRST: Final = ("train_loss", "valid_loss", "valid_perplexity", "valid_score")
 """Columns that every metrics.csv has and that an own function may have filled."""
-MAX_MAPS: Final = 40
+MAX_MAPS: Final = 20
 """Heat maps of a page: each takes a quarter of a second and tens of kilobytes."""
 MAX_CURVES: Final = 8
 """Of an own function, which may log anything."""

@@ -14,7 +14,7 @@ from powernorm.lab.report.lines import Band, Panel, SeedLine, bands_over_seeds, 
 from powernorm.lab.report.magnitudes import mean
 from powernorm.lab.report.numerals import printable
 from powernorm.lab.report.records import ReportedRun
-from powernorm.lab.report.rows import RowQuantity, draw_profiles
+from powernorm.lab.report.rows import RowQuantity, rows_figure
 from powernorm.runs import DiagnosisRecord, SpectrumRecord
 
 MAX_LAYERS: Final = 24
@@ -121,31 +121,22 @@ def lines_of(runs: Iterable[ReportedRun]) -> list[OverlayLine]:
 
 def by_layer(lines: Sequence[OverlayLine], prefix: str) -> list[DrawnFigure]:
     """TID, κ_p and λ₁ of each layer of the trained models (W22, Fig. 6 and 7)."""
-    drawn = (
-        _profile_figure(lines, quantity, f"{prefix}layers-{quantity.key.replace('_', '-')}")
-        for quantity in (*TIDS, *KAPPAS, LAMBDA)
-    )
-    return [figure for figure in drawn if figure is not None]
-
-
-def _profile_figure(
-    lines: Sequence[OverlayLine], quantity: LayerQuantity, prefix: str
-) -> DrawnFigure | None:
     layers = _layers(record for line in lines for record in line.diagnoses)
-    profiles = [_profile(line, layers, quantity) for line in lines]
-    title = f"{quantity.name} by layer"
-    svg = draw_profiles(
-        layers,
-        profiles,
-        title=title,
-        x_label=quantity.unit,
-        limits=(),
-        prefix=prefix,
-        description=f"{title} for {_names(lines)}",
-    )
-    if svg is None:
-        return None
-    return DrawnFigure(svg, f"{quantity.source} Top: first layer.")
+    return [
+        drawn
+        for quantity in (*TIDS, *KAPPAS, LAMBDA)
+        for drawn in rows_figure(
+            layers,
+            [_profile(line, layers, quantity) for line in lines],
+            layers=True,
+            title=f"{quantity.name} by layer",
+            x_label=quantity.unit,
+            logarithmic=True,
+            caption=f"{quantity.source} Top: first layer.",
+            prefix=f"{prefix}layers-{quantity.key.replace('_', '-')}",
+            description=f"{quantity.name} by layer for {_names(lines)}",
+        )
+    ]
 
 
 def _layers(records: Iterable[DiagnosisRecord]) -> list[str]:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from math import nan
 from statistics import fmean
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
 from powernorm.lab.report import maps
 from powernorm.lab.report.diagnosis_figures import draw_scales, scale_pairs
@@ -14,7 +14,7 @@ from powernorm.lab.report.figures import run_column, runs_by_name, seed_line
 from powernorm.lab.report.lines import Band, Panel, bands_over_seeds, panels_figure
 from powernorm.lab.report.numerals import number, printable
 from powernorm.lab.report.records import Comparison, ReportedRun
-from powernorm.lab.report.rows import RowQuantity, draw_dots
+from powernorm.lab.report.rows import RowQuantity, rows_figure
 from powernorm.lab.report.study_values import (
     NATS,
     VALID_LOSS,
@@ -289,10 +289,13 @@ def scores_of_variants(comparison: Comparison, study: StudyInfo) -> list[DrawnFi
     """One dot a variant."""
     del study
     score = main_score(comparison)
+    points = points_of(comparison, score.measure)
     return _dots(
-        {score.title: points_of(comparison, score.measure)},
-        score.title,
-        score.unit,
+        [point.name for point in points],
+        {score.title: points},
+        notes=list(map(_note, points)),
+        title=score.title,
+        x_label=score.unit,
         caption=f"Mean over seeds, and a bar from the lowest to the highest; {score.direction}.",
         prefix=f"{comparison.anchor}study-dots",
         description=f"{score.title} of each variant",
@@ -300,29 +303,9 @@ def scores_of_variants(comparison: Comparison, study: StudyInfo) -> list[DrawnFi
 
 
 def _dots(
-    points: Mapping[str, Sequence[StudyPoint | None]],
-    title: str,
-    x_label: str,
-    *,
-    names: Sequence[str] = (),
-    logarithmic: bool = False,
-    caption: str,
-    prefix: str,
-    description: str,
+    names: Sequence[str], points: Mapping[str, Sequence[StudyPoint | None]], **texts: Any
 ) -> list[DrawnFigure]:
-    """A dot of each quantity for each variant, with what became of the runs of the first one.
-
-    Args:
-        points: by quantity, one a variant.
-        title: of the frame.
-        x_label: quantity and unit.
-        names: of the variants, where points have others; then nothing is noted below them.
-        logarithmic: whether the axis may be.
-        caption: of the figure.
-        prefix: of the ids in the SVG.
-        description: for readers who cannot see the figure.
-    """
-    first = [point for point in next(iter(points.values())) if point is not None]
+    """A dot of each quantity for each variant; the other arguments are those of `rows_figure`."""
     quantities = []
     for label, listed in points.items():
         values = [None if point is None else point.value for point in listed]
@@ -331,17 +314,7 @@ def _dots(
             for end in ("mean", "low", "high")
         )
         quantities.append(RowQuantity(label, mean, low, high))
-    svg = draw_dots(
-        names or [point.name for point in first],
-        quantities,
-        notes=() if names else list(map(_note, first)),
-        title=title,
-        x_label=x_label,
-        prefix=prefix,
-        description=description,
-        logarithmic=logarithmic,
-    )
-    return [] if svg is None else [DrawnFigure(svg, caption)]
+    return rows_figure(names, quantities, **texts)
 
 
 def _note(point: StudyPoint) -> str:
@@ -374,10 +347,10 @@ def _both_forms(
         points[remark or "causal"] = [found.get(norm) for norm in norms]
     scale = ", logarithmic" if logarithmic else ""
     return _dots(
+        norms,
         points,
-        quantity.title,
-        quantity.unit,
-        names=norms,
+        title=quantity.title,
+        x_label=quantity.unit,
         logarithmic=logarithmic,
         caption=f"{quantity.title}{scale}: mean over seeds, and a bar from the lowest to the "
         f"highest; {quantity.direction}.",
@@ -387,13 +360,13 @@ def _both_forms(
 
 
 def _fit_and_overfit(comparison: Comparison) -> list[DrawnFigure]:
+    points = points_of(comparison, _train_loss)
     return _dots(
-        {
-            "training loss": points_of(comparison, _train_loss),
-            "validation loss": points_of(comparison, _last_valid_loss),
-        },
-        "Do γ and β overfit?",
-        "nats per target, at the end",
+        [point.name for point in points],
+        {"training loss": points, "validation loss": points_of(comparison, _last_valid_loss)},
+        notes=list(map(_note, points)),
+        title="Do γ and β overfit?",
+        x_label="nats per target, at the end",
         caption="A part that overfits lies further left in training and further right in "
         f"validation: a longer line. Training loss: mean of the last {100 * TAIL:.0f} % of the "
         "steps, with dropout where there is some.",
