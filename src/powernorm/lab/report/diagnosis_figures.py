@@ -6,6 +6,7 @@ from typing import Any, Final, cast
 
 from markupsafe import Markup
 
+from powernorm.lab.report import overlays
 from powernorm.lab.report.drawing import (
     REFERENCE,
     DrawnFigure,
@@ -18,6 +19,7 @@ from powernorm.lab.report.drawing import (
 )
 from powernorm.lab.report.lines import Panel, SeedLine, bands_over_seeds, panels_figure
 from powernorm.lab.report.numerals import counted, percent, printable
+from powernorm.lab.report.overlays import KAPPAS, LAMBDA, OverlayLine
 from powernorm.lab.report.rows import RowQuantity, rows_figure
 from powernorm.runs import BatchSizeRow, DiagnosisRecord, ScaleRecord
 
@@ -87,11 +89,10 @@ def _padding_figure(record: DiagnosisRecord, prefix: str) -> list[DrawnFigure]:
 
 def conditioning(record: DiagnosisRecord, prefix: str) -> list[DrawnFigure]:
     """κ_p and λ₁ of each layer's input (Wang et al. 2022, Fig. 6 and 7)."""
-    kappas = {"kappa_20": "κ 20 %", "kappa_50": "κ 50 %", "kappa_80": "κ 80 %"}
     return [
         *_profile_figure(
             record,
-            kappas,
+            {one.key: one.name for one in KAPPAS},
             title="Conditioning by layer",
             x_label="κ",
             caption="κ: the largest eigenvalue of the covariance of the layer's input over the "
@@ -101,11 +102,10 @@ def conditioning(record: DiagnosisRecord, prefix: str) -> list[DrawnFigure]:
         ),
         *_profile_figure(
             record,
-            {"lambda_1": "λ₁"},
+            {LAMBDA.key: LAMBDA.name},
             title="Largest eigenvalue by layer",
-            x_label="λ₁",
-            caption="λ₁ of the same covariance (Wang et al. 2022, Fig. 7). Smaller usually "
-            "permits higher learning rates.",
+            x_label=LAMBDA.unit,
+            caption=LAMBDA.source,
             prefix=f"{prefix}lambda",
         ),
     ]
@@ -210,20 +210,7 @@ def _by_size(rows: Sequence[BatchSizeRow], key: str) -> dict[float, float]:
 
 def spectra(record: DiagnosisRecord, prefix: str) -> list[DrawnFigure]:
     """Singular values of the embeddings (Shen et al. 2020, Fig. 6)."""
-    lines = {
-        one["name"]: [SeedLine(dict(enumerate(one["values"], start=1)))]
-        for one in record["spectra"]
-        if any(value > 0 for value in one["values"])
-    }
-    title = "Singular values of the embedding"
-    return panels_figure(
-        [Panel(title, "σ / σ₁", bands_over_seeds(lines), logarithmic=True)],
-        caption="Divided by the largest, logarithmic (Shen et al. 2020, Fig. 6). A slow fall means "
-        "that the embedding uses its dimensions evenly.",
-        x_label="index",
-        prefix=f"{prefix}spectrum",
-        description="Singular values of the embedding matrix, divided by the largest, by index",
-    )
+    return overlays.spectra([OverlayLine(record["model"], [record])], prefix)
 
 
 def evaluation(record: DiagnosisRecord, prefix: str) -> list[DrawnFigure]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from io import BytesIO, StringIO
 from math import isfinite, log10
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 from warnings import catch_warnings, filterwarnings
 from xml.etree import ElementTree
 
@@ -23,6 +23,7 @@ from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.legend import Legend
+from matplotlib.lines import Line2D
 from matplotlib.ticker import Locator, LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 from numpy.typing import NDArray
 
@@ -158,7 +159,8 @@ def shorten(text: str, length: int) -> str:
 def short_names(layers: Sequence[str]) -> list[str]:
     """The layers' names without what says nothing, cut to the room that there is.
 
-    That is what all names share in front and behind, and a last part `norm`.
+    That is what all names share in front and behind, and a last part `norm`. Names that are the
+    same when they are cut have the number of the layer behind them.
 
     >>> short_names(["model.layers.0.attention.norm", "model.layers.1.feedforward.norm"])
     ['layers.0.attention', 'layers.1.feedforward']
@@ -166,7 +168,11 @@ def short_names(layers: Sequence[str]) -> list[str]:
     parts = [name.split(".") for name in layers]
     ahead = _num_shared(parts)
     behind = _num_shared([names[::-1] for names in parts]) if len(layers) > 1 else 0
-    return [_short_name(names, ahead, behind) for names in parts]
+    short = [_short_name(names, ahead, behind) for names in parts]
+    return [
+        name if short.count(name) == 1 else f"{name} #{number}"
+        for number, name in enumerate(short, start=1)
+    ]
 
 
 def _short_name(whole: Sequence[str], ahead: int, behind: int) -> str:
@@ -247,15 +253,19 @@ def legend_label(name: str) -> str:
 
 
 def add_legend(drawn: Figure, frames: Iterable[Axes]) -> Legend | None:
-    """A legend below the frames in as many columns as fit, one entry a label; the figure grows."""
-    entries: dict[str, Any] = {}
+    """A legend of the lines below the frames in as many columns as fit; the figure grows.
+
+    Frames have one entry for lines that look the same and have the same name.
+    """
+    entries: dict[tuple[str, object, object], Line2D] = {}
     for axes in frames:
-        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
-            entries.setdefault(label, handle)
+        lines, labels = axes.get_legend_handles_labels()
+        for line, label in zip(cast("list[Line2D]", lines), labels, strict=True):
+            entries.setdefault((label, line.get_color(), line.get_linestyle()), line)
     for columns in range(min(_MOST_COLUMNS, len(entries)), 0, -1):
         legend = drawn.legend(
             entries.values(),
-            entries.keys(),
+            [label for label, *_ in entries],
             loc="outside lower center",
             ncols=columns,
             columnspacing=1.2,

@@ -12,6 +12,7 @@ from matplotlib.colors import LogNorm, Normalize
 from matplotlib.patches import Rectangle
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 from numpy.typing import NDArray
+from pandas import DataFrame
 
 from powernorm.lab.report.drawing import (
     DrawnFigure,
@@ -98,19 +99,12 @@ def _paint_kind(
     """Percent by layer and block of steps."""
     steps = sorted({sample.step for sample in samples})
     size = -(-len(steps) // MAX_COLUMNS)
-    column = {step: index // size for index, step in enumerate(steps)}
-    row = {layer: index for index, layer in enumerate(layers)}
-    total = np.zeros((len(layers), column[steps[-1]] + 1))
-    entries = np.zeros_like(total)
-    for sample in samples:
-        value = sample.values.get(kind)
-        if value is not None:
-            place = row[sample.layer], column[sample.step]
-            total[place] += 100 * value
-            entries[place] += 1
-    table = np.where(entries > 0, total / np.maximum(entries, 1), nan)
+    block = {step: index // size for index, step in enumerate(steps)}
+    rows = [(sample.layer, block[sample.step], sample.values.get(kind)) for sample in samples]
+    table = DataFrame(rows, columns=["layer", "block", "tid"]).astype({"tid": float})
+    means = 100 * table.pivot_table("tid", "layer", "block", dropna=False).reindex(layers)
     extent = (steps[0], max(steps[-1], steps[0] + 1), len(layers) - 0.5, -0.5)
-    paint(axes, table, scale, extent)
+    paint(axes, means.to_numpy(), scale, extent)
     name_rows(axes, short_names(layers), size=6)
     axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
 

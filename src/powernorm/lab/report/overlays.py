@@ -7,6 +7,8 @@ from itertools import accumulate
 from math import ceil, isfinite
 from typing import Any, Final
 
+from pandas import DataFrame
+
 from powernorm.lab.report import figures
 from powernorm.lab.report.drawing import DrawnFigure, short_names
 from powernorm.lab.report.figures import FLUCTUATIONS, GRADIENTS, runs_by_name, seed_line
@@ -145,15 +147,13 @@ def _layers(records: Iterable[DiagnosisRecord]) -> list[str]:
 
 
 def _profile(line: OverlayLine, layers: Sequence[str], quantity: LayerQuantity) -> RowQuantity:
-    found = [
-        [v for record in line.diagnoses if (v := _of_layer(name, quantity, record)) is not None]
-        for name in layers
+    seeds = [
+        {row["layer"]: _value(row, quantity) for row in record["layers"]}
+        for record in line.diagnoses
     ]
-    means, low, high = (
-        [ends(values) if values else None for values in found] for ends in (mean, min, max)
-    )
-    several = any(len(values) > 1 for values in found)
-    return RowQuantity(line.name, means, low if several else (), high if several else ())
+    table = DataFrame(seeds, columns=layers).astype(float)
+    ends = (table.min().tolist(), table.max().tolist()) if len(seeds) > 1 else ((), ())
+    return RowQuantity(line.name, table.mean().tolist(), *ends)
 
 
 def _of_layer(name: str, quantity: LayerQuantity, record: DiagnosisRecord) -> float | None:

@@ -34,7 +34,7 @@ _NAME_LENGTH: Final = 22
 
 @dataclass(frozen=True)
 class RowQuantity:
-    """One quantity, a value a row; None where it does not exist.
+    """One quantity, a value a row; None or NaN where it does not exist.
 
     Attributes:
         label: in the legend.
