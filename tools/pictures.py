@@ -23,9 +23,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from powernorm.errors import InputError
-from powernorm.lab.report.curves import Axis, bands_over_seeds
-from powernorm.lab.report.drawing import legend_entries
-from powernorm.lab.report.figures import own_columns
+from powernorm.lab.report.drawing import add_legend
+from powernorm.lab.report.figures import Axis, metric_bands, own_columns
 from powernorm.lab.report.lines import Band, Panel, draw_panel, scale_x
 from powernorm.lab.report.loading import read_runs
 from powernorm.lab.report.measures import better_way, own_heading
@@ -37,7 +36,11 @@ from powernorm.runs import is_run_folder
 SUFFIXES: Final = (".svg", ".png")
 
 # A name from a file may hold a dollar sign. Any: recent matplotlib types the keys as a Literal.
-_STYLE: Final[Any] = {"text.parse_math": False, "svg.hashsalt": "powernorm"}
+_STYLE: Final[Any] = {
+    "text.parse_math": False,
+    "svg.hashsalt": "powernorm",
+    "legend.frameon": False,
+}
 
 _CURVES: Final = ("train_loss", "valid_loss", "valid_score")
 """Wang et al. 2022, Figure 1, and Xu et al. 2019, Figure 1; the last where runs have it."""
@@ -116,7 +119,7 @@ def _bands(
     comparison: Comparison, norms: Sequence[str], column: str, against: Axis
 ) -> Sequence[Band]:
     """The mean over the seeds of each norm as a line, their range as a band."""
-    found = bands_over_seeds(comparison.runs, column, against, norms, most=_BLOCKS)
+    found = metric_bands(comparison.runs, column, against, norms, most=_BLOCKS)
     return [replace(band, traces=()) if band.x else band for band in found]
 
 
@@ -274,17 +277,10 @@ def _save(drawn: Figure, out: Path) -> Path:
     Raises:
         InputError: the file cannot be written.
     """
-    named = legend_entries(drawn.axes)
-    drawn.legend(
-        handles=list(named.values()),
-        labels=list(named),
-        loc="outside lower center",
-        ncols=min(5, len(named) or 1),
-        frameon=False,
-    )
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         with mpl.rc_context(_STYLE):
+            add_legend(drawn, drawn.axes)
             drawn.savefig(out, metadata={"Date": None} if out.suffix == ".svg" else None)
     except OSError as error:
         raise InputError(

@@ -1,4 +1,4 @@
-"""`powernorm results`, `fluctuation`, `curves` and `figures` as subprocesses."""
+"""`powernorm results` and the figures of `report` as subprocesses."""
 
 import re
 from pathlib import Path
@@ -39,12 +39,26 @@ def test_tables_are_files(tmp_path: Path) -> None:
     assert "give another" in refusal(tmp_path, "report", "demo", "--tables", "file")
 
 
-def test_figures(tmp_path: Path) -> None:
+def test_figures_as_files(tmp_path: Path) -> None:
     write_comparison(tmp_path / "demo", norms=("ln", "bn"), seeds=(0,))
-    assert powernorm(tmp_path, "report", "demo").code == 0
-    outcome = powernorm(tmp_path, "figures", "demo", "--out", "figures", fresh=True)
+    wanted = ["report", "demo", "--figures", "figures", "--format", "svg, pdf"]
+    outcome = powernorm(tmp_path, *wanted, fresh=True)
     assert (outcome.code, outcome.err) == (0, "")
-    first = outcome.out.splitlines()[0]
-    assert first == "figures/curve-0.svg: Training loss against training tokens for ln, bn"
-    assert (tmp_path / "figures" / "curve-0.svg").is_file()
-    assert "none.html cannot be read" in refusal(tmp_path, "figures", "none.html")
+    page, first, second, *_ = outcome.out.splitlines()
+    assert page == "report: demo/report.html"
+    what = "Training loss against training tokens for ln, bn"
+    assert [first, second] == [f"figures/curve-0.{form}: {what}" for form in ("svg", "pdf")]
+    text = (tmp_path / "demo" / "report.html").read_text(encoding="utf-8")
+    assert len(list((tmp_path / "figures").iterdir())) == 2 * text.count("<svg")
+
+
+def test_figures_that_cannot_be_written(tmp_path: Path) -> None:
+    write_comparison(tmp_path / "demo", norms=("ln",), seeds=(0,))
+    (tmp_path / "file").touch()
+    for options, words in (
+        (["--figures", "new", "--format", "svg,eps"], "expected some of svg, pdf, png"),
+        (["--format", "svg"], "give --figures DIR, too"),
+        (["--figures", "file"], "file cannot be written"),
+    ):
+        assert words in refusal(tmp_path, "report", "demo", *options)
+    assert not (tmp_path / "new").exists()

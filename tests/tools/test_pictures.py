@@ -12,8 +12,7 @@ from pictures import draw_fluctuation, draw_training_curves
 from lab.report.synthetic import write_comparison
 from powernorm.errors import InputError
 from powernorm.lab.report import read_comparison
-from powernorm.lab.report.curves import Axis
-from powernorm.lab.report.figures import learning_curves
+from powernorm.lab.report.figures import Axis, learning_curves
 from powernorm.runs import METRICS_FILE
 
 
@@ -177,7 +176,7 @@ def test_the_page_draws_the_mean_of_the_seeds_by_epoch(scored: Path) -> None:
     assert ">epoch</text>" in drawn.svg
     assert ">Validation BLEU</text>" in drawn.svg
     assert "BLEU on the validation data; higher is better." in drawn.caption
-    assert "means over the seeds that finished" in drawn.caption
+    assert "mean of the seeds that finished" in drawn.caption
 
 
 def test_fluctuation_of_several_runs(

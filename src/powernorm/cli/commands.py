@@ -57,5 +57,5 @@ app.add_typer(data.app, name="data")
 # In a group without a name: typer puts an app's own commands before its groups, such as `data`.
 _rest = typer.Typer()
 _add(_rest, models.swap, models.fold, remove.remove, diagnose.diagnose)
-_add(_rest, results.results, results.figures, machine.doctor)
+_add(_rest, results.results, machine.doctor)
 app.add_typer(_rest)

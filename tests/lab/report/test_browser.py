@@ -203,7 +203,7 @@ def test_every_figure_of_a_diagnosis_is_seen(measured: dict[str, Any], width: in
         "tid": 2,
         "batch-sizes": 2,
         "evaluation": 1,
-        "spectra": 3,
+        "spectra": 4,
         "scales": 1,
         "notes": 0,
     }

@@ -32,7 +32,7 @@ def section_names(elements: Elements) -> list[str | None]:
 
 def test_figures(elements: Elements) -> None:
     # TID, padding; two of batch sizes; evaluation; spectrum, κ, λ; scatters.
-    assert len(elements.all("svg")) == 2 + 2 + 1 + 3 + 1
+    assert len(elements.all("svg")) == 2 + 2 + 1 + 4 + 1
     assert any("5.00 % (bn)" in text for text in elements.texts)
 
 

@@ -141,7 +141,7 @@ def test_curves_are_of_what_was_logged(comparison: Comparison) -> None:
     columns = own_columns(comparison)
     assert columns == ["train_loss", "valid_loss", "accuracy", "gradient_norm"]
     captions = [drawn.caption for drawn in learning_curves(comparison)]
-    assert captions[2].startswith("The accuracy as the function logged it. Lines are means over")
+    assert captions[2].startswith("The accuracy as the function logged it. Thin: a run")
 
 
 @pytest.mark.parametrize(

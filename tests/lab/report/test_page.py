@@ -14,9 +14,9 @@ from pathlib import Path
 import pytest
 
 from lab.report.synthetic import write_comparison
-from powernorm.lab.report import curves, figures, read_comparison, render_page, write_report
-from powernorm.lab.report.curves import Series
+from powernorm.lab.report import figures, lines, read_comparison, render_page, write_report
 from powernorm.lab.report.figures import learning_curves
+from powernorm.lab.report.lines import SeedLine, bands_over_seeds
 from powernorm.runs import RESULTS_FILE
 
 VOID_ELEMENTS = frozenset({"meta", "br", "hr", "wbr"})
@@ -237,12 +237,14 @@ def test_of_many_runs_some_have_a_map(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_hundreds_of_lines_have_few_points_each() -> None:
-    lines = [Series("ln", list(range(300)), [float(run)] * 300) for run in range(500)]
-    shown = curves._thinned_together(lines)
-    assert sum(len(line.x) for line in shown) <= curves.MAX_DRAWN
-    assert all(len(line.x) >= 30 for line in shown)
-    assert shown[7].y[0] == 7
-    assert curves._thinned_together(lines[:3]) == lines[:3]
+    seeds = [SeedLine(dict.fromkeys(range(300), float(run)), False, True) for run in range(500)]
+    (band,) = bands_over_seeds({"ln": seeds})
+    assert len(band.traces) == 500
+    assert sum(len(trace.x) for trace in band.traces) <= lines.MAX_DRAWN
+    assert all(len(trace.x) >= 30 for trace in band.traces)
+    assert band.traces[7].y[0] == 7
+    (band,) = bands_over_seeds({"ln": seeds[:3]})
+    assert list(band.traces[0].x) == list(range(300))
 
 
 def test_other_commands_do_not_wait_for_pandas() -> None:

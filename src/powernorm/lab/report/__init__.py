@@ -2,6 +2,7 @@
 
 from powernorm.lab.report.diagnoses import read_diagnosis
 from powernorm.lab.report.diagnosis_page import render_diagnosis, write_diagnosis_page
+from powernorm.lab.report.drawing import saved_figures
 from powernorm.lab.report.loading import read_comparison
 from powernorm.lab.report.page import render_page, write_report
 from powernorm.lab.report.records import Comparison, ReportedRun
@@ -22,6 +23,7 @@ __all__ = [
     "read_selection",
     "render_diagnosis",
     "render_page",
+    "saved_figures",
     "seed_records",
     "summarize",
     "write_diagnosis_page",

@@ -4,16 +4,32 @@ from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import Any, Final, cast
 
-from powernorm.lab.report import curves, numerals, profiles, scatters
-from powernorm.lab.report.curves import Series
-from powernorm.lab.report.figures import DrawnFigure
-from powernorm.lab.report.layer_names import short_names
-from powernorm.lab.report.numerals import printable
-from powernorm.lab.report.profiles import Profile
-from powernorm.runs import BatchSizeRow, DiagnosisRecord
+from markupsafe import Markup
+
+from powernorm.lab.report import overlays
+from powernorm.lab.report.drawing import (
+    REFERENCE,
+    DrawnFigure,
+    figure,
+    inline_svg,
+    line_style,
+    logarithmic_scale,
+    plain_axes,
+    short_names,
+)
+from powernorm.lab.report.lines import Panel, SeedLine, bands_over_seeds, panels_figure
+from powernorm.lab.report.numerals import counted, percent, printable
+from powernorm.lab.report.overlays import KAPPAS, LAMBDA, OverlayLine
+from powernorm.lab.report.rows import RowQuantity, rows_figure
+from powernorm.runs import BatchSizeRow, DiagnosisRecord, ScaleRecord
 
 MAX_LINES: Final = 8
 """Layers that have a line each; of more, the average and the last are drawn."""
+MAX_FRAMES: Final = 12
+"""Layers whose scales are drawn: the first, the last and some between them."""
+MAX_POINTS: Final = 256
+"""Features that are drawn of a layer; of more, every second, third … is."""
+_FRAMES_IN_ROW: Final = 2
 
 _TIDS: Final[Mapping[str, str]] = {
     "mean_tid": "mean (BatchNorm)",
@@ -28,7 +44,7 @@ def tid_by_layer(record: DiagnosisRecord, prefix: str) -> list[DrawnFigure]:
     limits = _limits(record)
     caption = "Two-pass TID in percent by layer, top: first, logarithmic."
     if limits:
-        words = ", ".join(f"{numerals.percent(limit)} % ({name})" for name, limit in limits)
+        words = ", ".join(f"{percent(limit)} % ({name})" for name, limit in limits)
         caption += f" Dotted: the verdict's limits, {words}."
     return [
         *_profile_figure(
@@ -67,35 +83,30 @@ def _padding_figure(record: DiagnosisRecord, prefix: str) -> list[DrawnFigure]:
         x_label="TID, %",
         caption="TID of BatchNorm with padding left out of the statistics, and counted as tokens.",
         prefix=f"{prefix}padding",
-        limits=(),
         scale=100,
     )
 
 
 def conditioning(record: DiagnosisRecord, prefix: str) -> list[DrawnFigure]:
     """κ_p and λ₁ of each layer's input (Wang et al. 2022, Fig. 6 and 7)."""
-    kappas = {"kappa_20": "κ 20 %", "kappa_50": "κ 50 %", "kappa_80": "κ 80 %"}
     return [
         *_profile_figure(
             record,
-            kappas,
+            {one.key: one.name for one in KAPPAS},
             title="Conditioning by layer",
             x_label="κ",
             caption="κ: the largest eigenvalue of the covariance of the layer's input over the "
             "eigenvalue at 20, 50 and 80 % of the features (Wang et al. 2022, Fig. 6). Lower "
             "usually trains faster.",
             prefix=f"{prefix}kappa",
-            limits=(),
         ),
         *_profile_figure(
             record,
-            {"lambda_1": "λ₁"},
+            {LAMBDA.key: LAMBDA.name},
             title="Largest eigenvalue by layer",
-            x_label="λ₁",
-            caption="λ₁ of the same covariance (Wang et al. 2022, Fig. 7). Smaller usually "
-            "permits higher learning rates.",
+            x_label=LAMBDA.unit,
+            caption=LAMBDA.source,
             prefix=f"{prefix}lambda",
-            limits=(),
         ),
     ]
 
@@ -108,7 +119,7 @@ def _profile_figure(
     x_label: str,
     caption: str,
     prefix: str,
-    limits: Sequence[float],
+    limits: Sequence[float] = (),
     scale: float = 1,
 ) -> list[DrawnFigure]:
     layers = record["layers"]
@@ -116,20 +127,22 @@ def _profile_figure(
         label: [_value(layer, key, scale) for layer in layers] for key, label in quantities.items()
     }
     lines = [
-        Profile(label, values)
+        RowQuantity(label, values)
         for label, values in columns.items()
         if any(value is not None for value in values)
     ]
-    svg = profiles.draw_profiles(
+    return rows_figure(
         [str(layer["layer"]) for layer in layers],
         lines,
+        layers=True,
+        limits=limits,
         title=title,
         x_label=x_label,
-        limits=limits,
+        logarithmic=True,
+        caption=caption,
         prefix=prefix,
         description=f"{title}: {', '.join(line.label for line in lines)}",
     )
-    return [] if svg is None else [DrawnFigure(svg, caption)]
 
 
 def _value(layer: Mapping[str, Any], key: str, scale: float) -> float | None:
@@ -145,95 +158,91 @@ def batch_sizes(record: DiagnosisRecord, prefix: str) -> list[DrawnFigure]:
     if len({row["tokens"] for row in rows}) < 2:
         return []
     if len(layers) <= MAX_LINES:
-        panels = [
-            (key, f"TID by batch size: {name}", _lines_of_layers(rows, layers, key))
-            for key, name in _TIDS.items()
+        names = dict(zip(short_names(layers), layers, strict=True))
+        frames = [
+            (
+                key.replace("_", "-"),
+                title,
+                {
+                    name: _by_size([row for row in rows if row["layer"] == layer], key)
+                    for name, layer in names.items()
+                },
+            )
+            for key, title in _TIDS.items()
         ]
     else:
         last = [row for row in rows if row["layer"] == layers[-1]]
-        panels = [
-            ("average", "TID by batch size: average", _lines_of_quantities(rows)),
-            ("last", "TID by batch size: last layer", _lines_of_quantities(last)),
+        frames = [
+            (name, title, {label: _by_size(part, key) for key, label in _TIDS.items()})
+            for name, title, part in (("average", "average", rows), ("last", "last layer", last))
         ]
     return [
-        DrawnFigure(
-            curves.draw_curves(
-                lines,
-                order=[line.norm for line in lines],
-                title=title,
-                x_label="tokens in a batch",
-                y_label="TID, %",
-                logarithmic=True,
-                logarithmic_x=True,
-                baselines={},
-                prefix=f"{prefix}sizes-{name.replace('_', '-')}",
-                description=f"{title}: TID against tokens in a batch",
-            ),
-            "The same tokens in batches of another size; both axes logarithmic.",
+        drawn
+        for name, title, lines in frames
+        for drawn in panels_figure(
+            [
+                Panel(
+                    f"TID by batch size: {title}",
+                    "TID, %",
+                    bands_over_seeds({name: [SeedLine(points)] for name, points in lines.items()}),
+                    logarithmic=True,
+                )
+            ],
+            caption="The same tokens in batches of another size; both axes logarithmic.",
+            x_label="tokens in a batch",
+            logarithmic_x=True,
+            prefix=f"{prefix}sizes-{name}",
+            description=f"TID by batch size: {title}: TID against tokens in a batch",
         )
-        for name, title, lines in panels
-        if lines
     ]
 
 
-def _lines_of_layers(rows: Sequence[BatchSizeRow], layers: Sequence[str], key: str) -> list[Series]:
-    return [
-        line
-        for layer, name in zip(layers, short_names(layers), strict=True)
-        for line in _line(name, [row for row in rows if row["layer"] == layer], key)
-    ]
-
-
-def _lines_of_quantities(rows: Sequence[BatchSizeRow]) -> list[Series]:
-    return [line for key, name in _TIDS.items() for line in _line(name, rows, key)]
-
-
-def _line(name: str, rows: Sequence[BatchSizeRow], key: str) -> list[Series]:
+def _by_size(rows: Sequence[BatchSizeRow], key: str) -> dict[float, float]:
     """Mean over the rows of each size, in percent."""
-    sizes: dict[int, list[float]] = {}
+    sizes: dict[float, list[float]] = {}
     for row in rows:
         # A TypedDict takes literal keys only.
         value = dict[str, Any](row)[key]
         if value is not None and isfinite(value):
             sizes.setdefault(row["tokens"], []).append(100 * value)
-    points = [(size, sum(values) / len(values)) for size, values in sorted(sizes.items())]
-    if not points:
-        return []
-    return [Series(name, [float(x) for x, _ in points], [y for _, y in points])]
+    return {size: sum(values) / len(values) for size, values in sizes.items()}
 
 
 def spectra(record: DiagnosisRecord, prefix: str) -> list[DrawnFigure]:
     """Singular values of the embeddings (Shen et al. 2020, Fig. 6)."""
-    lines = [
-        curves.thinned(printable(one["name"]), list(enumerate(one["values"], start=1)))
-        for one in record["spectra"]
-        if any(value > 0 for value in one["values"])
-    ]
-    if not lines:
+    return overlays.spectra([OverlayLine(record["model"], [record])], prefix)
+
+
+def evaluation(record: DiagnosisRecord, prefix: str) -> list[DrawnFigure]:
+    """Loss by the size of the batches that the statistics come from (W22, Table 8)."""
+    batches = {
+        float(row["tokens"]): row["loss"]
+        for row in record["evaluation"]
+        if row["statistics"] == "batch" and row["tokens"] is not None
+    }
+    if len(batches) < 2:
         return []
-    svg = curves.draw_curves(
-        lines,
-        order=[line.norm for line in lines],
-        title="Singular values of the embedding",
-        x_label="index",
-        y_label="σ / σ₁",
-        logarithmic=True,
-        baselines={},
-        prefix=f"{prefix}spectrum",
-        description="Singular values of the embedding matrix, divided by the largest, by index",
+    ends = min(batches), max(batches)
+    lines = {"batch": [SeedLine(batches)]} | {
+        row["statistics"]: [SeedLine(dict.fromkeys(ends, row["loss"]))]
+        for row in record["evaluation"]
+        if row["statistics"] != "batch"
+    }
+    return panels_figure(
+        [Panel("Loss by statistics", "loss", bands_over_seeds(lines))],
+        caption="The same weights with batch statistics of several sizes, with the running ones, "
+        "and with those re-estimated over the training data (Wang et al. 2022, Table 7 and 8).",
+        x_label="tokens in a batch",
+        logarithmic_x=True,
+        prefix=f"{prefix}evaluation",
+        description="Loss with batch statistics against the batch's size, and with the running and "
+        "re-estimated statistics",
     )
-    return [
-        DrawnFigure(
-            svg,
-            "Divided by the largest, logarithmic (Shen et al. 2020, Fig. 6). A slow fall means "
-            "that the embedding uses its dimensions evenly.",
-        )
-    ]
 
 
 def scales(record: DiagnosisRecord, prefix: str) -> list[DrawnFigure]:
     """|γ| of each feature against the deviation there (Shen et al. 2020, App. B.1)."""
-    return scatters.draw_scales(
+    return draw_scales(
         record["scales"],
         lead="A point a feature",
         below="|γ| is at most the deviation",
@@ -242,41 +251,77 @@ def scales(record: DiagnosisRecord, prefix: str) -> list[DrawnFigure]:
     )
 
 
-def evaluation(record: DiagnosisRecord, prefix: str) -> list[DrawnFigure]:
-    """Loss by the size of the batches that the statistics come from (W22, Table 8)."""
-    batches = sorted(
-        (row["tokens"], row["loss"])
-        for row in record["evaluation"]
-        if row["statistics"] == "batch" and row["tokens"] is not None
-    )
-    if len(batches) < 2:
+_Pairs = list[tuple[float, float]]
+
+
+def draw_scales(
+    layers: Sequence[ScaleRecord], *, lead: str, below: str, owner: str, prefix: str
+) -> list[DrawnFigure]:
+    """γ against the deviation of the batch, a small frame a layer; empty where none has numbers.
+
+    Args:
+        layers: from the first.
+        lead: how the caption begins.
+        below: what holds below the line.
+        owner: whose layers they are.
+        prefix: of the ids in the SVG.
+    """
+    known = [(layer["layer"], pairs) for layer in layers if (pairs := scale_pairs(layer))]
+    if not known:
         return []
-    ends = [float(batches[0][0]), float(batches[-1][0])]
-    lines = [
-        Series("batch", [float(tokens) for tokens, _ in batches], [loss for _, loss in batches]),
-        *(
-            Series(printable(row["statistics"]), ends, [row["loss"]] * 2)
-            for row in record["evaluation"]
-            if row["statistics"] != "batch"
-        ),
+    everything = [pair for _, pairs in known for pair in pairs]
+    share = sum(weight <= deviation for deviation, weight in everything) / len(everything)
+    notes = [
+        f"{lead}, both axes logarithmic. Below the line {below}: {percent(share)} % of the "
+        "features."
     ]
-    svg = curves.draw_curves(
-        lines,
-        order=[line.norm for line in lines],
-        title="Loss by statistics",
-        x_label="tokens in a batch",
-        y_label="loss",
-        logarithmic=False,
-        logarithmic_x=True,
-        baselines={},
-        prefix=f"{prefix}evaluation",
-        description="Loss with batch statistics against the batch's size, and with the running and "
-        "re-estimated statistics",
-    )
-    return [
-        DrawnFigure(
-            svg,
-            "The same weights with batch statistics of several sizes, with the running ones, and "
-            "with those re-estimated over the training data (Wang et al. 2022, Table 7 and 8).",
+    left_out = sum(len(layer["weight"]) for layer in layers) - len(everything)
+    if left_out:
+        notes.append(f"Left out: {counted(left_out, 'feature')} whose γ or deviation is 0.")
+    if len(known) > MAX_FRAMES:
+        notes.append(
+            f"Of {len(known)} layers {MAX_FRAMES} are drawn, from the first to the last; the share "
+            "is of all."
         )
+    return [DrawnFigure(_draw_frames(evenly_spaced(known), owner, prefix), " ".join(notes))]
+
+
+def scale_pairs(layer: ScaleRecord) -> _Pairs:
+    """Deviation and |γ|, where both have a logarithm."""
+    return [
+        (deviation, abs(weight))
+        for deviation, weight in zip(layer["deviation"], layer["weight"], strict=False)
+        if isfinite(deviation) and isfinite(weight) and deviation > 0 and weight
     ]
+
+
+def evenly_spaced(layers: Sequence[tuple[str, _Pairs]]) -> Sequence[tuple[str, _Pairs]]:
+    """All, or so many from the first to the last: a model of a hundred layers takes minutes."""
+    if len(layers) <= MAX_FRAMES:
+        return layers
+    return [layers[i * (len(layers) - 1) // (MAX_FRAMES - 1)] for i in range(MAX_FRAMES)]
+
+
+def _draw_frames(layers: Sequence[tuple[str, _Pairs]], owner: str, prefix: str) -> Markup:
+    names = short_names([name for name, _ in layers])
+    rows = -(-len(layers) // _FRAMES_IN_ROW)
+    with figure(0.4 + 1.3 * rows) as drawn:
+        grid = drawn.subplots(rows, _FRAMES_IN_ROW, sharex=True, sharey=True, squeeze=False)
+        frames = list(grid.flat)
+        for axes, (_, pairs), name in zip(frames, layers, names, strict=False):
+            plain_axes(axes, "", "", "")
+            axes.set_title(name, loc="left", fontsize=6.5, fontweight="normal")
+            x, y = zip(*pairs[:: -(-len(pairs) // MAX_POINTS)], strict=True)
+            axes.plot(x, y, ".", color=line_style(0)[0], markersize=3, alpha=0.7)
+            axes.axline((1, 1), (2, 2), **REFERENCE)
+        logarithmic_scale(frames[0].xaxis)
+        logarithmic_scale(frames[0].yaxis)
+        for index, axes in enumerate(frames):
+            # The last frame of a column shows the numbers, also where another column is longer.
+            axes.tick_params(labelsize=6.5, labelbottom=index + _FRAMES_IN_ROW >= len(layers))
+        for axes in frames[len(layers) :]:
+            axes.remove()
+        drawn.supxlabel("deviation of the batch", fontsize=8)
+        drawn.supylabel("|γ|", fontsize=8)
+        description = f"γ against the deviation of the batch in each layer of {owner}"
+        return inline_svg(drawn, prefix, description)

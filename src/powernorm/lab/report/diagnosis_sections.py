@@ -16,7 +16,7 @@ from powernorm.lab.report.diagnosis_words import (
     verdict_words,
 )
 from powernorm.lab.report.document import SectionParts
-from powernorm.lab.report.figures import DrawnFigure
+from powernorm.lab.report.drawing import DrawnFigure
 from powernorm.lab.report.records import Comparison
 from powernorm.lab.report.statistics_tables import evaluation_table, tid_table
 from powernorm.lab.report.tables import Table, copies

@@ -1,34 +1,34 @@
-"""matplotlib figures as SVG that can stand many times in one page and follows its colors."""
+"""The kit of all figures: style, axes, legend, and a figure as a part of a page or as files."""
 
 import json
 import re
-from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
-from io import StringIO
-from math import ceil, floor, isfinite, log10
-from typing import Any, Final
-from warnings import catch_warnings, simplefilter
+from contextvars import ContextVar
+from dataclasses import dataclass
+from io import BytesIO, StringIO
+from math import isfinite, log10
+from pathlib import Path
+from typing import Any, Final, cast
+from warnings import catch_warnings, filterwarnings
 from xml.etree import ElementTree
 
 import matplotlib as mpl
 import numpy as np
 from markupsafe import Markup
 from matplotlib import colormaps
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.axis import XAxis, YAxis
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
-from matplotlib.font_manager import FontProperties
 from matplotlib.legend import Legend
-from matplotlib.textpath import text_to_path
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullFormatter
+from matplotlib.lines import Line2D
+from matplotlib.ticker import Locator, LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 from numpy.typing import NDArray
 
-from powernorm.lab.report.magnitudes import logarithmic_limits
+from powernorm.errors import InputError
+from powernorm.files import write
 from powernorm.lab.report.numerals import NOTHING, printable
 
 SERIES: Final = (
@@ -44,38 +44,54 @@ SERIES: Final = (
 """Line colors: Okabe and Ito's palette, darkened where it has too little contrast on white; the
 page has its own for dark rooms (templates/page.css)."""
 
-# Placeholders that no figure uses for data; the page replaces them by its own colors.
-_INK: Final = "#010203"
-_GRID: Final = "#010204"
-_COLOURS: Final[Mapping[str, str]] = {
+_INK: Final = "#1b1f24"
+_GRID: Final = "#dfe3e8"
+NO_NUMBER: Final = "#9a9a9a"
+"""Gray on light and on dark pages."""
+
+_THEME: Final[Mapping[str, str]] = {
     _INK: "currentColor",
     _GRID: "var(--grid)",
     **{color: f"var(--series-{index})" for index, color in enumerate(SERIES)},
+    "'DejaVu Sans'": "system-ui",
 }
+"""What the page puts in place of a figure's font and colors, which are those of its light theme."""
+
+REFERENCE: Final[Mapping[str, Any]] = {
+    "color": _INK,
+    "linestyle": (0, (1, 3)),
+    "linewidth": 1,
+}
+"""A line that is no run."""
+
 _DASHES: Final = ("-", "--", ":", "-.")
-_LEGEND_SIZE: Final = 9
 _HOVER: Final = "value of "
-_MOST_LETTERS: Final = 400
-"""More fit into no figure, whatever they are: laying out a longer text takes long."""
+_MOST_COLUMNS: Final = 5
+_LABEL_LENGTH: Final = 34
+_TITLE_LENGTH: Final = 36
+_NAME_LENGTH: Final = 28
 # Any: recent matplotlib types the keys as a long Literal, older ones as str.
 _STYLE: Final[Any] = {
     "svg.fonttype": "none",
-    "svg.hashsalt": "powernorm",
+    "pdf.fonttype": 42,  # TrueType, which publishers accept.
     # A name from a file may hold a dollar sign.
     "text.parse_math": False,
     "font.family": "sans-serif",
-    "font.size": 10,
-    "axes.titlesize": 11,
-    "axes.labelsize": 10,
-    "xtick.labelsize": 9,
-    "ytick.labelsize": 9,
-    "legend.fontsize": _LEGEND_SIZE,
+    "font.sans-serif": "DejaVu Sans",
+    "font.size": 8,
+    "axes.titlesize": 9,
+    "axes.labelsize": 8,
+    "xtick.labelsize": 7,
+    "ytick.labelsize": 7,
+    "legend.fontsize": 7,
     "text.color": _INK,
     "axes.labelcolor": _INK,
     "axes.edgecolor": _INK,
     "xtick.color": _INK,
     "ytick.color": _INK,
     "grid.color": _GRID,
+    "grid.linewidth": 0.5,
+    "axes.axisbelow": True,
     "axes.facecolor": "none",
     "figure.facecolor": "none",
     "savefig.facecolor": "none",
@@ -84,40 +100,39 @@ _STYLE: Final[Any] = {
     "axes.spines.top": False,
     "axes.spines.right": False,
 }
-_FONTS: Final = "system-ui, -apple-system, 'Segoe UI', Roboto, 'Noto Sans', sans-serif"
-_HREF: Final = "{http://www.w3.org/1999/xlink}href"
-_REFERENCE: Final = re.compile(r"url\(#([^)]+)\)")
+_PLACES: Final = ("d", "x", "y", "transform")
+_LONG_NUMBER: Final = re.compile(r"\d+\.\d{3,}")
 
-NO_NUMBER: Final = "#9a9a9a"
-"""Gray on light and on dark pages."""
+WIDTH: Final = 3.3
+"""Inches: a column of a paper. On a page a figure is as wide as there is room."""
 
-WIDTH: Final = 4.1
-"""Inches; small enough that text stays readable on a phone, where a figure fills the width."""
-
-LEGEND_WIDTH: Final = 72 * WIDTH - 4
-"""Points that a legend may take."""
-
-_TITLE_ROOM: Final = 72 * WIDTH - 55
-"""Points above a frame, which has numbers at its left."""
-
-_LEGEND_STYLE: Final[Mapping[str, float]] = {
-    "handlelength": 1.8,
-    "handletextpad": 0.8,
-    "columnspacing": 1.2,
-    "borderpad": 0.4,
+FORMATS: Final[Mapping[str, Mapping[str, None]]] = {
+    "svg": {"Date": None},
+    "pdf": {"CreationDate": None},
+    "png": {},
 }
-"""In units of the letters' size."""
+"""Of files, with the metadata that would differ each time."""
+
+
+@dataclass(frozen=True)
+class DrawnFigure:
+    """A figure with the words that belong to it."""
+
+    svg: Markup
+    caption: str
 
 
 @contextmanager
 def figure(height: float) -> Iterator[Figure]:
-    """A figure of the page's width in the page's style; no global state of pyplot is touched.
+    """A figure of a column's width in the page's style; no global state of pyplot is touched.
 
     Args:
-        height: inches.
+        height: inches, without a legend.
     """
-    with mpl.rc_context(_STYLE):
-        drawn = Figure(figsize=(WIDTH, height), layout="constrained", dpi=150)
+    with mpl.rc_context(_STYLE), catch_warnings():
+        # A glyph that the font lacks is drawn as a box; the page's own font may have it.
+        filterwarnings("ignore", "Glyph", UserWarning)
+        drawn = Figure(figsize=(WIDTH, height), layout="constrained", dpi=200)
         FigureCanvasSVG(drawn)
         yield drawn
 
@@ -129,18 +144,71 @@ def line_style(index: int) -> tuple[str, str]:
     return SERIES[index % len(SERIES)], _DASHES[dashes % len(_DASHES)]
 
 
-def reference_style() -> tuple[str, tuple[int, tuple[int, int]]]:
-    """Color and dashes of a line that is no run."""
-    return _INK, (0, (1, 3))
+def shorten(text: str, length: int) -> str:
+    """The text as a figure has room for it: without its middle where it is too long.
+
+    >>> shorten("a-very-long-name", 9), shorten("short", 9)
+    ('a-ve…name', 'short')
+    """
+    text = printable(text)
+    if len(text) <= length:
+        return text
+    return f"{text[: (length - 1) // 2]}…{text[len(text) - length // 2 :]}"
+
+
+def short_names(layers: Sequence[str]) -> list[str]:
+    """The layers' names without what says nothing, cut to the room that there is.
+
+    That is what all names share in front and behind, and a last part `norm`. Names that are the
+    same when they are cut have the number of the layer behind them.
+
+    >>> short_names(["model.layers.0.attention.norm", "model.layers.1.feedforward.norm"])
+    ['layers.0.attention', 'layers.1.feedforward']
+    """
+    parts = [name.split(".") for name in layers]
+    ahead = _num_shared(parts)
+    behind = _num_shared([names[::-1] for names in parts]) if len(layers) > 1 else 0
+    short = [_short_name(names, ahead, behind) for names in parts]
+    return [
+        name if short.count(name) == 1 else f"{name} #{number}"
+        for number, name in enumerate(short, start=1)
+    ]
+
+
+def _short_name(whole: Sequence[str], ahead: int, behind: int) -> str:
+    ahead = min(ahead, len(whole) - 1)
+    end = max(len(whole) - behind, ahead + 1)
+    if whole[ahead].isdigit():
+        # A number says too little without its noun.
+        ahead = max(ahead - 1, 0)
+    own = list(whole[ahead:end])
+    if len(own) > 1 and own[-1] == "norm":
+        own.pop()
+    name = printable(".".join(own))
+    if len(name) <= _NAME_LENGTH:
+        return name
+    # The end tells layers apart; whole parts are left out where that suffices.
+    while len(own) > 1 and len(printable(".".join(own))) >= _NAME_LENGTH:
+        own.pop(0)
+    return "…" + printable(".".join(own))[1 - _NAME_LENGTH :]
+
+
+def _num_shared(names: Sequence[Sequence[str]]) -> int:
+    """How many parts all names begin with."""
+    shared = 0
+    for column in zip(*names, strict=False):
+        if len(set(column)) > 1:
+            break
+        shared += 1
+    return shared
 
 
 def plain_axes(axes: Axes, title: str, x_label: str, y_label: str) -> None:
     """Title, labels and a quiet grid."""
-    axes.set_title(fitting(title, _TITLE_ROOM, 11, "bold"), loc="left", fontweight="bold")
+    axes.set_title(shorten(title, _TITLE_LENGTH), loc="left", fontweight="bold")
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
-    axes.grid(visible=True, linewidth=0.6)
-    axes.set_axisbelow(True)
+    axes.grid(visible=True)
 
 
 def paint(
@@ -174,24 +242,6 @@ def name_rows(axes: Axes, names: Sequence[str], size: float) -> None:
     axes.set_yticks(range(len(names)), names, fontsize=size)
 
 
-def legend_columns(labels: Sequence[str]) -> int:
-    """As many as fit side by side in a figure's width, five at most.
-
-    >>> legend_columns(["ln", "bn", "rbn", "pn", "adanorm"])
-    5
-    >>> legend_columns([f"layers.{layer}.attention" for layer in range(9)])
-    2
-    """
-    widths = [_text_width(legend_label(label)) for label in labels]
-    for columns in range(min(5, len(labels)), 1, -1):
-        # matplotlib's own split: the first columns have one entry more where it does not go up.
-        parts = np.array_split(widths, columns)
-        text = sum(float(part.max()) for part in parts)
-        if text + _legend_frame(columns) <= LEGEND_WIDTH:
-            return columns
-    return 1
-
-
 def legend_label(name: str) -> str:
     """The name as a legend has room for it: without its middle where it is too long.
 
@@ -199,108 +249,58 @@ def legend_label(name: str) -> str:
     ('pn-512', '–')
     """
     # A label that starts with an underscore would be left out of the legend.
-    label = printable(name).lstrip("_") or NOTHING
-    return fitting(label, LEGEND_WIDTH - _legend_frame(1), _LEGEND_SIZE)
+    return shorten(name.lstrip("_") or NOTHING, _LABEL_LENGTH)
 
 
-@lru_cache(maxsize=4096)
-def fitting(text: str, room: float, size: float, weight: str = "normal") -> str:
-    """The text without its middle where it is wider than so many points."""
-    if len(text) <= _MOST_LETTERS and _text_width(text, size, weight) <= room:
-        return text
-    # The width grows with the number of letters: halving finds the longest that fits.
-    most = min(len(text), _MOST_LETTERS) - 1
-    kept = bisect_right(
-        range(1, most + 1), room, key=lambda kept: _text_width(_cut(text, kept), size, weight)
-    )
-    return _cut(text, max(kept, 1))
+def add_legend(drawn: Figure, frames: Iterable[Axes]) -> Legend | None:
+    """A legend of the lines below the frames in as many columns as fit; the figure grows.
 
-
-def _cut(text: str, kept: int) -> str:
-    """The first and last letters, so many together."""
-    return f"{text[: kept // 2]}…{text[len(text) - (kept + 1) // 2 :]}"
-
-
-def _legend_frame(columns: int) -> float:
-    """What a legend takes beside its texts, in points."""
-    entry = _LEGEND_STYLE["handlelength"] + _LEGEND_STYLE["handletextpad"]
-    between = _LEGEND_STYLE["columnspacing"] * (columns - 1)
-    return _LEGEND_SIZE * (columns * entry + between + 2 * _LEGEND_STYLE["borderpad"])
-
-
-@lru_cache(maxsize=4096)
-def _text_width(text: str, size: float = _LEGEND_SIZE, weight: str = "normal") -> float:
-    with catch_warnings():
-        # A glyph that the font lacks is drawn as a box; the page's own font may have it.
-        simplefilter("ignore", UserWarning)
-        font = FontProperties(family="sans-serif", size=size, weight=weight)
-        width, _, _ = text_to_path.get_text_width_height_descent(text, font, ismath=False)
-    return float(width)
-
-
-def legend_height(labels: Sequence[str]) -> float:
-    """The inches that a legend of these names takes."""
-    return 0.22 * -(-len(labels) // legend_columns(labels))
-
-
-def legend_entries(frames: Iterable[Axes]) -> dict[str, Artist]:
-    """One line a label, over several frames."""
-    entries: dict[str, Artist] = {}
+    Frames have one entry for lines that look the same and have the same name.
+    """
+    entries: dict[tuple[str, object, object], Line2D] = {}
     for axes in frames:
-        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True):
-            entries.setdefault(label, handle)
-    return entries
+        lines, labels = axes.get_legend_handles_labels()
+        for line, label in zip(cast("list[Line2D]", lines), labels, strict=True):
+            entries.setdefault((label, line.get_color(), line.get_linestyle()), line)
+    for columns in range(min(_MOST_COLUMNS, len(entries)), 0, -1):
+        legend = drawn.legend(
+            entries.values(),
+            [label for label, *_ in entries],
+            loc="outside lower center",
+            ncols=columns,
+            columnspacing=1.2,
+        )
+        extent = legend.get_window_extent()
+        if extent.width <= drawn.bbox.width or columns == 1:
+            drawn.set_figheight(drawn.get_figheight() + extent.height / drawn.dpi)
+            return legend
+        legend.remove()
+    return None
 
 
-def draw_legend(drawn: Figure, entries: Mapping[str, Artist]) -> Legend:
-    """A legend below the frames, of lines by `legend_label`."""
-    return drawn.legend(
-        entries.values(),
-        entries.keys(),
-        loc="outside lower center",
-        ncols=legend_columns(list(entries)),
-        **_LEGEND_STYLE,
-    )
-
-
-def logarithmic_scale(axis: XAxis | YAxis, values: Sequence[float], room: float) -> None:
-    """A logarithmic axis that begins and ends so many times beyond the values, all above 0."""
-    limits = logarithmic_limits(values, room)
-    # The limits first: matplotlib's own would be made before, and warn of values near the largest.
-    axis.axes.set(**{f"{axis.axis_name}lim": limits, f"{axis.axis_name}scale": "log"})
-    logarithmic_ticks(axis, *limits)
-
-
-def logarithmic_ticks(axis: XAxis | YAxis, low: float, high: float) -> None:
-    """Ticks of a logarithmic axis that have room beside each other, as plain numbers.
+def logarithmic_scale(axis: XAxis | YAxis) -> None:
+    """A logarithmic axis with ticks that have room beside each other, as plain numbers.
 
     Args:
-        axis: with its scale set.
-        low: where it begins.
-        high: where it ends.
+        axis: of a frame in which everything that sets its ends is drawn; it stays linear where
+            nothing is above 0.
     """
+    if not isfinite(axis.get_minpos()):
+        return
+    axis.axes.set(**{f"{axis.axis_name}scale": "log"})
+    low, high = axis.get_view_interval()
+    is_x = isinstance(axis, XAxis)
     # Labels side by side take twice the room of labels below each other.
-    decades = log10(high / low) * (2 if isinstance(axis, XAxis) else 1)
-    parts = (1.0, 2.0, 5.0) if decades < 2.2 else (1.0, 3.0) if decades < 4 else (1.0,)
-    exponents = range(floor(log10(low)), ceil(log10(high)) + 1)
-    ticks = [part * 10.0**exponent for exponent in exponents for part in parts]
-    if sum(low <= tick <= high for tick in ticks) > 1:
-        axis.set_major_locator(LogLocator(base=10, subs=parts))
-    else:
+    decades = log10(high / low) * (2 if is_x else 1)
+    locator: Locator = LogLocator(
+        subs=(1.0, 2.0, 5.0) if decades < 2.2 else (1.0, 3.0) if decades < 4 else (1.0,)
+    )
+    if sum(low <= place <= high for place in locator.tick_values(low, high)) < 2:
         # Round numbers: a single power of ten would not say how the axis runs.
-        axis.set_major_locator(MaxNLocator(3 if isinstance(axis, XAxis) else 5))
-    axis.set_major_formatter(FuncFormatter(_plain_number))
-    axis.set_minor_formatter(NullFormatter())
-
-
-def _plain_number(value: float, position: int | None) -> str:
-    del position
-    if not isfinite(value):
-        return ""
-    if 1e-4 < value < 1e5:
-        return f"{value:g}"
-    digits, _, exponent = f"{value:.1e}".partition("e")
-    return f"{digits.removesuffix('.0')}e{int(exponent)}"
+        locator = MaxNLocator(3 if is_x else 5)
+    axis.set_major_locator(locator)
+    axis.set_major_formatter(StrMethodFormatter("{x:g}"))
+    axis.set_minor_locator(NullLocator())
 
 
 def hover_name(name: str) -> str:
@@ -311,34 +311,37 @@ def hover_name(name: str) -> str:
 def inline_svg(
     drawn: Figure, prefix: str, description: str, unit: str = "", rows: Sequence[str] = ()
 ) -> Markup:
-    """The figure as an `<svg>` element.
+    """The figure as an `<svg>` element that follows the page's colors; see also `saved_figures`.
 
     Args:
         drawn: a figure of `figure`, inside its `with` block.
-        prefix: put in front of every id, so that figures of one page do not clash.
+        prefix: its name in the ids, so that figures of one page do not clash, and of its files.
         description: what a reader who cannot see the figure is told.
         unit: of the x axes, for the values under the pointer; empty where there are none.
         rows: names of the rows of figures that have rows in place of a y axis.
     """
     stream = StringIO()
     no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
-    drawn.savefig(stream, format="svg", metadata=no_metadata)
+    # Ids of clip paths and markers are hashes with the salt.
+    with mpl.rc_context({"svg.hashsalt": prefix}):
+        drawn.savefig(stream, format="svg", metadata=no_metadata)
     root = ElementTree.fromstring(stream.getvalue())
     for parent in list(root.iter()):
         for child in list(parent):
             if _local(child.tag) in {"metadata", "style"}:
                 parent.remove(child)
     for node in root.iter():
-        _adapt(node, prefix)
+        _adapt(node)
     for attribute in ("width", "height", "version"):
         root.attrib.pop(attribute, None)
-    root.attrib["role"] = "img"
-    root.attrib["aria-label"] = description
+    root.attrib |= {"role": "img", "aria-label": description}
     if unit:
         root.attrib |= {"data-frames": json.dumps(list(map(_frame, drawn.axes))), "data-unit": unit}
     if rows:
         root.attrib["data-rows"] = json.dumps(list(map(printable, rows)))
-    root.attrib["style"] = f"stroke-linejoin: round; stroke-linecap: butt; font-family: {_FONTS}"
+    root.attrib["style"] = "stroke-linejoin: round; stroke-linecap: butt"
+    if saving := _SAVING.get():
+        saving.save(drawn, prefix, description)
     return Markup(ElementTree.tostring(root, encoding="unicode", short_empty_elements=True))
 
 
@@ -358,39 +361,83 @@ def _local(tag: str) -> str:
     return tag.rpartition("}")[2]
 
 
-def _adapt(node: ElementTree.Element, prefix: str) -> None:
-    """Ids and colors of one element; plain names, for HTML puts SVG in its namespace itself."""
+def _adapt(node: ElementTree.Element) -> None:
+    """Names and colors of one element; plain names, for HTML puts SVG in its namespace itself."""
     node.tag = _local(node.tag)
-    adapted: dict[str, str] = {}
-    for key, value in node.attrib.items():
-        if key == "id" and value.startswith(_HOVER):
-            adapted["data-name"] = value.removeprefix(_HOVER)
-        elif key == "id":
-            adapted["id"] = f"{prefix}-{value}"
-        elif key == _HREF:
-            adapted["href"] = f"#{prefix}-{value[1:]}" if value.startswith("#") else value
-        elif key == "style":
-            adapted["style"] = _themed(value)
-        else:
-            adapted[key] = _REFERENCE.sub(rf"url(#{prefix}-\1)", value)
-    if node.tag == "text":
-        # Matplotlib leaves black text without a fill; its font list is replaced by the page's.
-        style = re.sub(r"font-family:[^;]*;?|font:[^;]*;?", _font_size, adapted.get("style", ""))
-        adapted["style"] = style if "fill" in style else f"fill: currentColor; {style}"
+    adapted = {_local(key): value for key, value in node.attrib.items()}
+    if node.tag == "g" and "id" in adapted:
+        # Nothing refers to a group.
+        name = adapted.pop("id")
+        if name.startswith(_HOVER):
+            adapted["data-name"] = name.removeprefix(_HOVER)
+    for key in _PLACES:
+        if key in adapted:
+            places = " ".join(adapted[key].split())
+            adapted[key] = _LONG_NUMBER.sub(lambda number: f"{float(number[0]):.2f}", places)
+    for own, theme in _THEME.items():
+        if "style" in adapted:
+            adapted["style"] = adapted["style"].replace(own, theme)
     node.attrib.clear()
     node.attrib.update(adapted)
+    node.tail = None
+    if node.tag != "text":
+        node.text = None
 
 
-def _font_size(match: re.Match[str]) -> str:
-    """Of a CSS font only weight and size stay."""
-    found = re.search(r"(bold |[0-9]00 )?([0-9.]+px)", match[0])
-    if found is None:
-        return ""
-    weight = f"font-weight: {found[1].strip()}; " if found[1] else ""
-    return f"{weight}font-size: {found[2]};"
+@dataclass(frozen=True)
+class _Files:
+    """Where figures go, and what each file shows."""
+
+    folder: Path
+    formats: Sequence[str]
+    written: dict[Path, str]
+
+    def save(self, drawn: Figure, name: str, description: str) -> None:
+        for form in self.formats:
+            stream = BytesIO()
+            # Letters of an SVG as paths: it looks the same wherever it is shown.
+            with mpl.rc_context({"svg.fonttype": "path", "svg.hashsalt": name}):
+                drawn.savefig(stream, format=form, facecolor="white", metadata=FORMATS[form])
+            target = self.folder / f"{name}.{form}"
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                write(target, stream.getvalue())
+            except OSError as error:
+                raise InputError(
+                    f"{self.folder} cannot be written ({error.strerror}): give --figures a folder "
+                    "of your own"
+                ) from error
+            self.written[target] = description
 
 
-def _themed(style: str) -> str:
-    for placeholder, color in _COLOURS.items():
-        style = style.replace(placeholder, color)
-    return style
+_SAVING: Final[ContextVar[_Files | None]] = ContextVar("_SAVING", default=None)
+
+
+@contextmanager
+def saved_figures(folder: Path, formats: Sequence[str]) -> Iterator[Mapping[Path, str]]:
+    """Write each figure that is drawn inside as files, a column wide, with their fonts.
+
+    Args:
+        folder: where to; files of the same names are replaced.
+        formats: of `FORMATS`.
+
+    Yields:
+        What each file shows, in the order of the page.
+
+    Raises:
+        InputError: there is no such format, a file cannot be written, or nothing was drawn.
+    """
+    unknown = [form for form in formats if form not in FORMATS]
+    if unknown or not formats:
+        raise InputError(
+            f"--format {','.join(formats)}: expected some of {', '.join(FORMATS)}, "
+            "with commas between them"
+        )
+    files = _Files(folder, formats, {})
+    token = _SAVING.set(files)
+    try:
+        yield files.written
+    finally:
+        _SAVING.reset(token)
+    if not files.written:
+        raise InputError("the page has no figure: nothing was logged over the training")

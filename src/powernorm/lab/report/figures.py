@@ -1,26 +1,28 @@
 """The figures of a comparison: what is drawn from which rows, and what the caption says."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from math import isfinite
+from math import inf, isfinite
 from typing import Final, Literal
 
-from markupsafe import Markup
-
-from powernorm.lab.report import curves, heatmaps
-from powernorm.lab.report.lines import Band, Panel, draw_panels
+from powernorm.lab.report import maps
+from powernorm.lab.report.drawing import DrawnFigure
+from powernorm.lab.report.lines import (
+    MAX_POINTS,
+    Band,
+    Panel,
+    SeedLine,
+    bands_over_seeds,
+    panels_figure,
+)
+from powernorm.lab.report.magnitudes import mean
 from powernorm.lab.report.measures import better_way, own_heading
 from powernorm.lab.report.numerals import printable
 from powernorm.lab.report.records import Comparison, ReportedRun
 from powernorm.runs import METRICS_COLUMNS
 
-
-@dataclass(frozen=True)
-class DrawnFigure:
-    """A figure with the words that belong to it."""
-
-    svg: Markup
-    caption: str
+Axis = Literal["tokens", "step", "epoch"]
+"""What curves are drawn against."""
 
 
 def learning_curves(comparison: Comparison) -> list[DrawnFigure]:
@@ -30,11 +32,11 @@ def learning_curves(comparison: Comparison) -> list[DrawnFigure]:
     else:
         columns = SCORED if _has_scores(comparison) else LIKELY
         curves_of_task = [_known_curve(comparison, name) for name in columns]
-    drawn = (
-        _draw_curve(comparison, curve, f"{comparison.anchor}curve-{number}")
+    return [
+        drawn
         for number, curve in enumerate(curves_of_task)
-    )
-    return [one for one in drawn if one is not None]
+        for drawn in _draw_curve(comparison, curve, f"{comparison.anchor}curve-{number}")
+    ]
 
 
 def own_columns(comparison: Comparison) -> list[str]:
@@ -63,7 +65,7 @@ SCORED: Final[tuple[_Column, ...]] = ("train_loss", "valid_loss", "valid_score")
 loss falls, the model overfits (Xu et al. 2019, Figures 1 and 3)."""
 OWN_FIRST: Final = ("train_loss", "valid_loss", "valid_perplexity", "valid_score")
 """Columns that every metrics.csv has and that an own function may have filled."""
-MAX_MAPS: Final = 40
+MAX_MAPS: Final = 20
 """Heat maps of a page: each takes a quarter of a second and tens of kilobytes."""
 MAX_CURVES: Final = 8
 """Of an own function, which may log anything."""
@@ -91,7 +93,7 @@ class _Curve:
     y_label: str
     logarithmic: bool | None
     metric: str
-    against: curves.Axis
+    against: Axis
 
 
 def _own_curve(column: str) -> _Curve:
@@ -160,7 +162,7 @@ def perplexity_label(comparison: Comparison) -> str:
 def _is_by_epoch(comparison: Comparison) -> bool:
     """Whether runs with scores all went through their data several times."""
     runs = [run for run in comparison.runs if run.curve]
-    return _has_scores(comparison) and all(curves.num_epochs(run) >= FEWEST_EPOCHS for run in runs)
+    return _has_scores(comparison) and all(_num_epochs(run) >= FEWEST_EPOCHS for run in runs)
 
 
 def _has_scores(comparison: Comparison) -> bool:
@@ -171,16 +173,14 @@ FEWEST_EPOCHS: Final = 2
 """Of a training whose curves are drawn against them, as Wang et al. 2022 draw theirs (Figure 1)."""
 
 
-def _x_label(comparison: Comparison, axis: curves.Axis) -> str:
+def _x_label(comparison: Comparison, axis: Axis) -> str:
     """What the x axis counts, in the words of the task's data."""
     units = {"image": "images", "parse": "transitions", "lm-char": "bytes"}
     return units.get(comparison.task, "tokens") if axis == "tokens" else axis
 
 
-def _draw_curve(comparison: Comparison, curve: _Curve, prefix: str) -> DrawnFigure | None:
-    bands = curves.bands_over_seeds(comparison.runs, curve.column, curve.against, comparison.names)
-    if not bands:
-        return None
+def _draw_curve(comparison: Comparison, curve: _Curve, prefix: str) -> list[DrawnFigure]:
+    bands = metric_bands(comparison.runs, curve.column, curve.against, comparison.names)
     values = [y for band in bands for y in (*band.mean, *(y for t in band.traces for y in t.y))]
     baselines = {
         baseline["name"]: value
@@ -188,29 +188,92 @@ def _draw_curve(comparison: Comparison, curve: _Curve, prefix: str) -> DrawnFigu
         if (value := baseline["metrics"].get(curve.metric)) is not None
     }
     norms = ", ".join(dict.fromkeys(printable(band.label) for band in bands))
-    notes = [curve.caption, _seeds_note(bands)]
-    if baselines:
-        is_own = comparison.function is not None
-        notes.append(f"Dotted: {'baselines' if is_own else 'models without a network'}.")
-    if any(trace.lost for band in bands for trace in band.traces):
-        notes.append(_LOST if comparison.baselines else _FAILED)
+    kind = "models without a network" if comparison.function is None else "baselines"
     x_label = _x_label(comparison, curve.against)
     logarithmic = _is_wide(values) if curve.logarithmic is None else curve.logarithmic
-    panel = Panel(curve.title, curve.y_label, bands, baselines, logarithmic=logarithmic)
-    described = f"{curve.title} against training {x_label} for {norms}"
-    svg = draw_panels([panel], x_label=x_label, prefix=prefix, description=described)
-    return DrawnFigure(svg, " ".join(filter(None, notes)))
+    return panels_figure(
+        [Panel(curve.title, curve.y_label, bands, baselines, logarithmic=logarithmic)],
+        caption=f"{curve.caption} Dotted: {kind}." if baselines else curve.caption,
+        x_label=x_label,
+        prefix=prefix,
+        description=f"{curve.title} against training {x_label} for {norms}",
+    )
 
 
-def _seeds_note(bands: Sequence[Band]) -> str:
-    """What a line is of the seeds; empty where each norm has but one."""
-    is_mean = any(band.low for band in bands)
-    return "Lines are means over the seeds that finished, shades their range." if is_mean else ""
+def metric_bands(
+    runs: Sequence[ReportedRun],
+    column: str,
+    against: Axis,
+    names: Sequence[str],
+    most: int = MAX_POINTS,
+) -> list[Band]:
+    """A column of `metrics.csv`, of each norm the mean of its seeds and their range.
+
+    Args:
+        runs: of the comparison.
+        column: of `metrics.csv`, or of its own.
+        against: the quantity on the x axis.
+        names: of the norms, whose place is the number of their style.
+        most: points of a line.
+    """
+    lines = {}
+    for name in names:
+        seeds = [run for run in runs if run.name == name]
+        length = _steps_per_epoch(seeds) if against == "epoch" else 1.0
+        axis = "step" if against == "epoch" else against
+        lines[name] = [seed_line(run, run_column(run, column, axis, length)) for run in seeds]
+    return bands_over_seeds(lines, most)
 
 
-_ENDED: Final = "Thin, with a cross at its end or on the edge where it leaves the frame: a run that"
-_LOST: Final = f"{_ENDED} diverged or became NaN."
-_FAILED: Final = f"{_ENDED} failed or became NaN."
+def runs_by_name(runs: Iterable[ReportedRun]) -> dict[str, list[ReportedRun]]:
+    """The seeds of each norm, in the order of the runs."""
+    groups: dict[str, list[ReportedRun]] = {}
+    for run in runs:
+        groups.setdefault(run.name, []).append(run)
+    return groups
+
+
+def seed_line(run: ReportedRun, points: Mapping[float, float]) -> SeedLine:
+    """A quantity of a run, and what became of it."""
+    return SeedLine(points, finished=run.finished, lost=run.broke_down)
+
+
+def run_column(
+    run: ReportedRun, column: str, axis: str = "step", length: float | None = 1.0
+) -> dict[float, float]:
+    """The values of a run's column by position, in units of so much; empty without a unit."""
+    return {
+        place / length: value
+        for row in run.curve
+        if length is not None
+        and (place := row.get(axis)) is not None
+        and (value := row.get(column)) is not None
+    }
+
+
+def _steps_per_epoch(runs: Iterable[ReportedRun]) -> float | None:
+    """The steps in which runs go through their data once; None where all ended before.
+
+    By the steps at which one epoch ends and the next begins, to the steps between two rows of the
+    log.
+    """
+    longest, shortest = inf, 0.0
+    for row in (row for run in runs for row in run.curve):
+        step, epoch = row.get("step"), row.get("epoch")
+        if step is None or epoch is None:
+            continue
+        # The epoch is that of the step's last micro-batch.
+        shortest = max(shortest, step / (epoch + 1))
+        if epoch > 0:
+            longest = min(longest, (step - 1) / epoch)
+    return (shortest + max(shortest, longest)) / 2 if isfinite(longest) else None
+
+
+def _num_epochs(run: ReportedRun) -> float:
+    """How often a run has gone through its data; 0 where that is less than once."""
+    length = _steps_per_epoch([run])
+    steps = [step for row in run.curve if (step := row.get("step")) is not None]
+    return max(steps, default=0.0) / length if length else 0.0
 
 
 def _is_wide(values: Sequence[float]) -> bool:
@@ -311,68 +374,88 @@ GRADIENTS: Final = (
 
 def tid_over_time(comparison: Comparison) -> list[DrawnFigure]:
     """Online TID averaged over layers, and the fluctuation of the statistics, against steps."""
-    return _panels(comparison, FLUCTUATIONS) + _evaluation_gap(comparison)
-
-
-def _evaluation_gap(comparison: Comparison) -> list[DrawnFigure]:
-    series = curves.gap_series(comparison.runs)
-    if not series:
-        return []
-    svg = curves.draw_curves(
-        series,
-        order=comparison.names,
-        title="Running against batch statistics",
-        x_label="step",
-        y_label="nats per token" if comparison.function is None else "loss",
-        logarithmic=False,
-        baselines={"no gap": 0.0},
-        prefix=f"{comparison.anchor}over-time-gap",
-        description="Loss by running statistics minus loss by batch statistics, against steps",
-    )
+    prefix = f"{comparison.anchor}over-time-"
+    gaps = {
+        name: [seed_line(run, _gap(run)) for run in runs]
+        for name, runs in runs_by_name(comparison.runs).items()
+    }
     caption = (
         "Loss of a few validation batches when the norms use their running statistics, minus the "
         "loss when they use each batch's own. Above 0: evaluation costs something."
     )
-    return [DrawnFigure(svg, caption)]
+    unit = "nats per token" if comparison.function is None else "loss"
+    panel = Panel("Running against batch statistics", unit, bands_over_seeds(gaps), zero=True)
+    return [
+        *monitored(runs_by_name(comparison.runs), FLUCTUATIONS, prefix),
+        *_monitored_figure(panel, f"{prefix}gap", caption),
+    ]
+
+
+def _gap(run: ReportedRun) -> dict[float, float]:
+    """Loss by running statistics minus loss by each batch's own, by step."""
+    own = run_column(run, "gap_batch_loss")
+    running = run_column(run, "gap_running_loss")
+    return {step: value - own[step] for step, value in running.items() if step in own}
 
 
 def gradients_over_time(comparison: Comparison) -> list[DrawnFigure]:
     """Parts of the norms' input gradients against steps; empty where none were recorded."""
-    return _panels(comparison, GRADIENTS)
+    return monitored(runs_by_name(comparison.runs), GRADIENTS, f"{comparison.anchor}over-time-")
 
 
-def _panels(comparison: Comparison, panels: Sequence[MonitoredPanel]) -> list[DrawnFigure]:
-    drawn = []
+def monitored(
+    runs: Mapping[str, Sequence[ReportedRun]], panels: Sequence[MonitoredPanel], prefix: str
+) -> list[DrawnFigure]:
+    """Columns of `norms.csv` over the training, a line a norm; empty where none was recorded."""
+    drawn: list[DrawnFigure] = []
     for panel in panels:
-        series = curves.layer_series(comparison.runs, panel.column, panel.layers, panel.scale)
-        if not any(isfinite(value) and value > 0 for line in series for value in line.y):
-            continue
-        svg = curves.draw_curves(
-            series,
-            order=comparison.names,
-            title=panel.title,
-            x_label="step",
-            y_label=panel.y_label,
-            logarithmic=True,
-            baselines={},
-            prefix=f"{comparison.anchor}over-time-{panel.column.replace('_', '-')}",
-            description=f"{panel.title} against steps",
+        bands = bands_over_seeds(
+            {
+                name: [seed_line(run, layer_column(run, panel)) for run in group]
+                for name, group in runs.items()
+            }
         )
-        drawn.append(DrawnFigure(svg, panel.caption))
+        lines = [line for band in bands for line in (band.mean, *(t.y for t in band.traces))]
+        if any(value > 0 for line in lines for value in line):
+            frame = Panel(panel.title, panel.y_label, bands, logarithmic=True)
+            name = panel.column.replace("_", "-")
+            drawn += _monitored_figure(frame, f"{prefix}{name}", panel.caption)
     return drawn
+
+
+def _monitored_figure(panel: Panel, prefix: str, caption: str) -> list[DrawnFigure]:
+    names = ", ".join(printable(band.label) for band in panel.bands)
+    return panels_figure(
+        [panel],
+        caption=caption,
+        x_label="step",
+        prefix=prefix,
+        description=f"{panel.title} against steps for {names}",
+    )
+
+
+def layer_column(run: ReportedRun, panel: MonitoredPanel) -> dict[float, float]:
+    """A column of `norms.csv` by step: of the first layer that has it, or their average."""
+    steps: dict[float, list[float]] = {}
+    first = ""
+    for sample in run.samples:
+        value = sample.values.get(panel.column)
+        if value is not None:
+            first = first or sample.layer
+            if panel.layers == "average" or sample.layer == first:
+                steps.setdefault(sample.step, []).append(panel.scale * value)
+    return {step: mean(values) for step, values in steps.items()}
 
 
 def tid_heat_maps(comparison: Comparison) -> list[tuple[ReportedRun, DrawnFigure]]:
     """One heat map of layer against step a run that has batch statistics; one color scale."""
     observed = mapped_runs(comparison)
-    scale = heatmaps.color_scale(observed)
+    scale = maps.color_scale(observed)
     if scale is None:
         return []
     return [
-        (run, DrawnFigure(svg, _heat_map_caption(run)))
+        (run, maps.heat_map(run, scale, prefix=f"{comparison.anchor}heat-{index}"))
         for index, run in enumerate(observed[:MAX_MAPS])
-        if (svg := heatmaps.draw_heat_map(run, scale, prefix=f"{comparison.anchor}heat-{index}"))
-        is not None
     ]
 
 
@@ -381,17 +464,7 @@ def mapped_runs(comparison: Comparison) -> list[ReportedRun]:
     numbers: dict[str, int] = {}
     places: list[tuple[int, ReportedRun]] = []
     for run in comparison.runs:
-        if heatmaps.kinds_of(run):
+        if maps.kinds_of(run):
             numbers[run.name] = numbers.get(run.name, -1) + 1
             places.append((numbers[run.name], run))
     return [run for _, run in sorted(places, key=lambda place: place[0])]
-
-
-def _heat_map_caption(run: ReportedRun) -> str:
-    kinds: Sequence[str] = heatmaps.kinds_of(run)
-    what = "mean and variance" if len(kinds) > 1 else "quadratic mean"
-    ending = "" if run.finished else f" The run is marked {run.shown_status}."
-    return (
-        f"{printable(run.name)}, seed {run.seed}: online TID of the {what} by layer (top: first) "
-        f"and step.{ending}"
-    )

@@ -2,43 +2,54 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
-from math import isfinite, log, nan
-from typing import Final
+from math import isfinite, nan
+from typing import Any, Final
 
+import numpy as np
 from markupsafe import Markup
 from matplotlib.axes import Axes
-from matplotlib.ticker import EngFormatter, FixedLocator, FuncFormatter, MaxNLocator, NullLocator
+from matplotlib.ticker import (
+    EngFormatter,
+    FixedLocator,
+    MaxNLocator,
+    NullLocator,
+    StrMethodFormatter,
+)
+from numpy.typing import NDArray
 
 from powernorm.lab.report.drawing import (
-    draw_legend,
+    REFERENCE,
+    DrawnFigure,
+    add_legend,
     figure,
     hover_name,
     inline_svg,
-    legend_entries,
-    legend_height,
     legend_label,
     line_style,
     logarithmic_scale,
-    logarithmic_ticks,
     plain_axes,
-    reference_style,
 )
-from powernorm.lab.report.magnitudes import linear_limits
 from powernorm.lab.report.numerals import printable
-from powernorm.lab.schema import bounded
+from powernorm.lab.schema import LARGEST
 
+MAX_POINTS: Final = 300
+"""Points of a drawn line; longer logs are averaged in blocks."""
+MAX_DRAWN: Final = 30_000
+"""Points of a figure, over all its lines: what a page of hundreds of runs can hold."""
+FEWEST_POINTS: Final = 40
+"""Of a line among however many."""
 MAX_TICKS: Final = 8
-"""Of more positions on the x axis, not each has its tick."""
+"""Of more positions on a logarithmic x axis, not each has its tick."""
 SQUEEZED: Final = 0.2
 """Part of a frame's height that the lines must have for a reference to be drawn with them."""
+_SEEDS: Final = "Line: mean of the seeds that finished; shade: their range."
+_LOST: Final = "A cross on the upper edge: a run without a number."
+_THIN: Final = (
+    "Thin: a run that did not finish; a cross where it broke down, on the edge where it has left "
+    "the frame."
+)
 _MARKED: Final = 12
 """Points of a line up to which each has a dot."""
-_DIGIT: Final = 0.024
-_BETWEEN: Final = 0.015
-"""Width of a digit of a tick, and what keeps two ticks apart, as parts of the frame's width."""
-_ROOM: Final = 0.07
-"""Part of a frame's height that the words on a reference need."""
 
 
 @dataclass(frozen=True)
@@ -82,6 +93,84 @@ class Band:
 
 
 @dataclass(frozen=True)
+class SeedLine:
+    """A quantity of one run.
+
+    Attributes:
+        points: its values by position.
+        finished: whether the run did, so that it is part of the mean over seeds.
+        lost: whether it broke down.
+    """
+
+    points: Mapping[float, float]
+    finished: bool = True
+    lost: bool = False
+
+
+def bands_over_seeds(lines: Mapping[str, Sequence[SeedLine]], most: int = MAX_POINTS) -> list[Band]:
+    """One band a label: the mean over its seeds and their range, where all of them have a value.
+
+    A run that did not finish is a thin line of its own where it broke down, or where another seed
+    finished: a mean over the runs that are left would jump where one ends.
+
+    Args:
+        lines: the runs of each label. Its place is the number of its style, so that a norm looks
+            the same in all figures of a comparison: also norms without a run belong here.
+        most: points of a line; longer ones are averaged in blocks.
+    """
+    drawn = sum(bool(seed.points) for seeds in lines.values() for seed in seeds)
+    most = min(most, max(FEWEST_POINTS, MAX_DRAWN // max(drawn, 1)))
+    bands = (_over_seeds(label, place, lines[label], most) for place, label in enumerate(lines))
+    return [band for band in bands if band.x or band.traces]
+
+
+def _over_seeds(label: str, style: int, seeds: Sequence[SeedLine], most: int) -> Band:
+    seeds = [seed for seed in seeds if seed.points]
+    sound = [seed for seed in seeds if seed.finished] or [seed for seed in seeds if not seed.lost]
+    x, values = _in_blocks(sound, most)
+    several = len(sound) > 1
+    return Band(
+        label,
+        style,
+        x.tolist(),
+        values.mean(axis=1).tolist(),
+        values.min(axis=1).tolist() if several else (),
+        values.max(axis=1).tolist() if several else (),
+        traces=[
+            UnfinishedLine(x.tolist(), values[:, 0].tolist(), seed.lost)
+            for seed in seeds
+            if all(seed is not one for one in sound)
+            for x, values in [_in_blocks([seed], most)]
+        ],
+    )
+
+
+def _in_blocks(
+    seeds: Sequence[SeedLine], most: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The positions that all seeds have, and (position, seed) values there: means of blocks.
+
+    A block with a value that is no number is NaN.
+    """
+    x = sorted(set[float]().union(*(seed.points for seed in seeds[:1])))
+    x = [place for place in x if all(place in seed.points for seed in seeds)]
+    if not x:
+        return np.empty(0), np.empty((0, 1))
+    values = np.array([_drawable(seed.points[place] for seed in seeds) for place in x])
+    size = -(-len(x) // most)
+    starts = np.arange(0, len(x), size)
+    lengths = np.diff([*starts, len(x)])
+    means = np.add.reduceat(values, starts) / lengths[:, None]
+    return np.add.reduceat(np.array(x, dtype=float), starts) / lengths, means
+
+
+def _drawable(values: Iterable[float], *, logarithmic: bool = False) -> list[float]:
+    """NaN for what an axis cannot show."""
+    least = 1 / LARGEST if logarithmic else -LARGEST
+    return [value if least <= value <= LARGEST else nan for value in values]
+
+
+@dataclass(frozen=True)
 class Panel:
     """One frame.
 
@@ -119,222 +208,149 @@ def draw_panels(
         prefix: of the ids in the SVG.
         description: for readers who cannot see the figure.
     """
-    labels = list(dict.fromkeys(band.label for panel in panels for band in panel.bands))
-    # The titles of several frames with one line each say what that is.
-    is_named = len(panels) == 1 or any(len(panel.bands) > 1 for panel in panels)
-    legend = legend_height(labels) if is_named else 0
-    panel_height = 2.7 if len(panels) == 1 else 1.9
-    with figure(0.4 + panel_height * len(panels) + legend) as drawn:
+    height = 2.2 if len(panels) == 1 else 1.5
+    with figure(0.3 + height * len(panels)) as drawn:
         frames = list(drawn.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0])
         for axes, panel in zip(frames, panels, strict=True):
             draw_panel(axes, panel)
         frames[-1].set_xlabel(x_label)
         scale_x(frames[-1], panels, logarithmic=logarithmic_x)
-        if legend:
-            draw_legend(drawn, legend_entries(frames))
+        # The titles of several frames with one line each say what that is.
+        if len(panels) == 1 or any(len(panel.bands) > 1 for panel in panels):
+            add_legend(drawn, frames)
         return inline_svg(drawn, prefix, description, unit=x_label)
+
+
+def panels_figure(
+    panels: Sequence[Panel],
+    *,
+    caption: str,
+    x_label: str,
+    logarithmic_x: bool = False,
+    prefix: str,
+    description: str,
+) -> list[DrawnFigure]:
+    """`draw_panels` with a caption that also says how seeds are drawn; empty without a line."""
+    panels = [panel for panel in panels if panel.bands]
+    if not panels:
+        return []
+    bands = [band for panel in panels for band in panel.bands]
+    notes = [
+        caption,
+        _SEEDS if any(list(band.low) != list(band.high) for band in bands) else "",
+        _LOST if any(band.lost for band in bands) else "",
+        _THIN if any(band.traces for band in bands) else "",
+    ]
+    svg = draw_panels(
+        panels,
+        x_label=x_label,
+        logarithmic_x=logarithmic_x,
+        prefix=prefix,
+        description=description,
+    )
+    return [DrawnFigure(svg, " ".join(filter(None, notes)))]
 
 
 def draw_panel(axes: Axes, panel: Panel) -> None:
     """Draw one frame but for its x axis."""
     plain_axes(axes, panel.title, "", panel.y_label)
     for band in panel.bands:
-        _draw_band(axes, band)
-    values = _framing_values(panel)
-    far = _far(panel, values)
-    near = {name: value for name, value in panel.references.items() if name not in far}
-    _scale_y(axes, panel, [*values, *near.values()])
-    _draw_references(axes, panel, near, far)
+        _draw_band(axes, band, panel)
+    if any(isfinite(value) for band in panel.bands for value in band.mean):
+        # Broken runs would leave the others a line at the bottom.
+        _frame_lines(axes, panel)
+        axes.set_ylim(axes.get_ylim())
+        _draw_traces(axes, panel)
+    else:
+        _draw_traces(axes, panel)
+        _frame_lines(axes, panel)
     for band in panel.bands:
-        _mark_ends(axes, band)
+        _mark_lost(axes, band)
 
 
-def _draw_band(axes: Axes, band: Band) -> None:
+def _draw_band(axes: Axes, band: Band, panel: Panel) -> None:
     color, dashes = line_style(band.style)
-    label = legend_label(band.label)
-    if any(low < high for low, high in zip(band.low, band.high, strict=True)):
-        axes.fill_between(band.x, band.low, band.high, color=color, alpha=0.18, linewidth=0)
+    low, high = (_drawable(end, logarithmic=panel.logarithmic) for end in (band.low, band.high))
+    if any(one < other for one, other in zip(low, high, strict=True)):
+        axes.fill_between(band.x, low, high, color=color, alpha=0.18, linewidth=0)
     axes.plot(
         band.x,
-        _drawable(band.mean),
+        _drawable(band.mean, logarithmic=panel.logarithmic),
         color=color,
         linestyle=dashes,
-        linewidth=1.5,
+        linewidth=1.2,
         marker="o" if len(band.x) <= _MARKED else "",
-        markersize=3.5,
-        label=label,
+        markersize=2.8,
+        label=legend_label(band.label),
         gid=hover_name(band.label),
     )
-    for trace in band.traces:
-        axes.plot(
-            trace.x,
-            _drawable(trace.y),
-            color=color,
-            linestyle=dashes,
-            linewidth=0.8,
-            alpha=0.8,
-            gid=hover_name(band.label),
-        )
-    if band.lost:
-        # On the upper edge: above everything that has a number.
-        axes.plot(
-            band.lost,
-            [0.97] * len(band.lost),
-            transform=axes.get_xaxis_transform(),
-            color=color,
-            linestyle="",
-            marker="x",
-            markersize=8,
-            markeredgewidth=2,
-        )
 
 
-def _drawable(values: Iterable[float]) -> list[float]:
-    return [value if isfinite(bounded(value)) else nan for value in values]
-
-
-def _framing_values(panel: Panel) -> list[float]:
-    """The values that must be seen: those of sound runs, or all where there is none."""
-    values = [y for band in panel.bands for y in (*band.mean, *band.low, *band.high)]
-    values = [y for y in values if isfinite(bounded(y))] or [
-        y for band in panel.bands for trace in band.traces for y in trace.y if isfinite(bounded(y))
-    ]
-    return [*values, 0.0] if panel.zero and values else values
-
-
-def _far(panel: Panel, values: Sequence[float]) -> dict[str, bool]:
-    """The references beside which the lines would be squeezed flat, and whether they are above."""
-    if panel.logarithmic or not values or min(values) == max(values):
-        return {}
-    low, high = min(values), max(values)
-    return {
-        name: value > high
-        for name, value in panel.references.items()
-        if high - low < SQUEEZED * (max(high, value) - min(low, value))
-    }
-
-
-def _scale_y(axes: Axes, panel: Panel, values: Sequence[float]) -> None:
-    positive = [value for value in values if value > 0]
-    if panel.logarithmic and positive:
-        logarithmic_scale(axes.yaxis, positive, 1.15)
-    elif values:
-        axes.set_ylim(*linear_limits(values, 0.07, 0.1 * abs(values[0]) or 0.1))
-
-
-def _draw_references(
-    axes: Axes, panel: Panel, near: Mapping[str, float], far: Mapping[str, bool]
-) -> None:
-    """A line for each that is near, and for the others a word at the edge beyond which they are."""
-    color, dashes = reference_style()
-    for value in near.values():
-        axes.axhline(value, color=color, linestyle=dashes, linewidth=1.2)
-    for names, value in _without_collisions(axes, near):
-        _annotate(axes, ", ".join(names), value, ("axes fraction", "data"), 3)
-    for is_above in (True, False):
-        words = [
-            f"{printable(name)} {panel.references[name]:.3g}"
-            for name, above in far.items()
-            if above == is_above
-        ]
-        if words:
-            text = f"{', '.join(words)}: {'above' if is_above else 'below'}"
-            _annotate(axes, text, float(is_above), "axes fraction", -13 if is_above else 3)
-    if panel.zero:
-        axes.axhline(0, color=color, linewidth=0.8)
-
-
-def _without_collisions(
-    axes: Axes, references: Mapping[str, float]
-) -> list[tuple[list[str], float]]:
-    """Names, and the height of their words: those of neighbors stand in one line."""
-    low, high = axes.get_ylim()
-    is_logarithmic = axes.get_yscale() == "log"
-
-    def place(value: float) -> float:
-        if is_logarithmic:
-            return log(max(value, low) / low) / log(high / low)
-        return (value - low) / (high - low)
-
-    groups: list[tuple[list[str], float]] = []
-    for name, value in sorted(references.items(), key=lambda pair: pair[1]):
-        if groups and place(value) - place(groups[-1][1]) < _ROOM:
-            groups[-1] = ([*groups[-1][0], printable(name)], value)
-        else:
-            groups.append(([printable(name)], value))
-    return groups
-
-
-def _annotate(
-    axes: Axes, text: str, height: float, coordinates: str | tuple[str, str], offset: int
-) -> None:
-    axes.annotate(
-        text,
-        (1, height),
-        xycoords=coordinates,
-        xytext=(0, offset),
-        textcoords="offset points",
-        horizontalalignment="right",
-        verticalalignment="bottom",
-        fontsize=9,
-        annotation_clip=True,
-    )
-
-
-def _mark_ends(axes: Axes, band: Band) -> None:
-    """A cross where a run broke down: on the edge of the frame where the run has left it."""
-    low, high = axes.get_ylim()
-    color, _ = line_style(band.style)
-    for trace in band.traces:
-        points = zip(trace.x, _drawable(trace.y), strict=True)
-        known = [(x, y) for x, y in points if isfinite(y)]
-        if trace.lost and known:
-            x, y = known[-1]
+def _draw_traces(axes: Axes, panel: Panel) -> None:
+    for band in panel.bands:
+        color, dashes = line_style(band.style)
+        for trace in band.traces:
             axes.plot(
-                x,
-                min(max(y, low), high),
+                trace.x,
+                _drawable(trace.y, logarithmic=panel.logarithmic),
                 color=color,
-                marker="x",
-                markersize=7,
-                markeredgewidth=2,
-                clip_on=False,
+                linestyle=dashes,
+                linewidth=0.7,
+                alpha=0.8,
+                gid=hover_name(band.label),
             )
 
 
+def _frame_lines(axes: Axes, panel: Panel) -> None:
+    """The scale of the y axis, and the references where they leave the lines room."""
+    if panel.zero:
+        axes.axhline(0, color=REFERENCE["color"], linewidth=0.7)
+    low, high = axes.get_ylim()
+    for number, (name, value) in enumerate(panel.references.items()):
+        extent = max(high, value) - min(low, value)
+        is_near = value > 0 if panel.logarithmic else high - low >= SQUEEZED * extent
+        beyond = "" if is_near else ", above" if value > high else ", below"
+        style = {
+            **REFERENCE,
+            "linestyle": (0, (1, 2 + 3 * number)),
+            "label": f"{printable(name)} {value:.3g}{beyond}",
+        }
+        if is_near:
+            axes.axhline(value, **style)
+        else:
+            axes.plot([], [], **style)
+    if panel.logarithmic:
+        logarithmic_scale(axes.yaxis)
+
+
+def _mark_lost(axes: Axes, band: Band) -> None:
+    """A cross where a run broke down: on the edge of the frame where the run has left it."""
+    color, _ = line_style(band.style)
+    cross: dict[str, Any] = {"color": color, "marker": "x", "markeredgewidth": 1.6, "linestyle": ""}
+    if band.lost:
+        # On the upper edge: above everything that has a number.
+        heights = [0.97] * len(band.lost)
+        axes.plot(band.lost, heights, transform=axes.get_xaxis_transform(), markersize=6.4, **cross)
+    low, high = axes.get_ylim()
+    for trace in band.traces:
+        known = [(x, y) for x, y in zip(trace.x, _drawable(trace.y), strict=True) if isfinite(y)]
+        if trace.lost and known:
+            x, y = known[-1]
+            axes.plot(x, min(max(y, low), high), markersize=5.6, clip_on=False, **cross)
+
+
 def scale_x(axes: Axes, panels: Sequence[Panel], *, logarithmic: bool = False) -> None:
-    """A tick at each position where these are few and have room, as with batch sizes."""
+    """Ticks of the x axis; on a logarithmic one at each position where these are few."""
     bands = [band for panel in panels for band in panel.bands]
-    positions = sorted(
-        {x for band in bands for x in (*band.x, *band.lost)}
-        | {x for band in bands for trace in band.traces for x in trace.x}
-    )
-    is_logarithmic = logarithmic and bool(positions) and positions[0] > 0
-    if is_logarithmic:
-        axes.set_xscale("log")
-    are_round = all(abs(x) >= 1e5 or float(f"{x:.5g}") == x for x in positions)
-    have_room = _have_room(positions, logarithmic=is_logarithmic)
-    if len(positions) <= MAX_TICKS and are_round and have_room:
-        axes.xaxis.set_major_locator(FixedLocator(positions))
-        axes.xaxis.set_major_formatter(FuncFormatter(_round))
-    elif is_logarithmic:
-        logarithmic_ticks(axes.xaxis, *axes.get_xlim())
+    positions = sorted({x for band in bands for x in (*band.x, *band.lost)})
+    if logarithmic and positions and positions[0] > 0:
+        logarithmic_scale(axes.xaxis)
+        if len(positions) <= MAX_TICKS:
+            axes.xaxis.set_major_locator(FixedLocator(positions))
     else:
-        axes.xaxis.set_major_locator(MaxNLocator(5))
-        is_large = bool(positions) and positions[-1] >= 1000
-        axes.xaxis.set_major_formatter(EngFormatter(sep="") if is_large else FuncFormatter(_round))
-    axes.xaxis.set_minor_locator(NullLocator())
-
-
-def _round(value: float, _: int | None) -> str:
-    # Many tokens are counted exactly, and read in thousands or millions.
-    return f"{value:.5g}" if abs(value) < 1e5 else EngFormatter(sep="")(float(f"{value:.3g}"))
-
-
-def _have_room(positions: Sequence[float], *, logarithmic: bool) -> bool:
-    """Whether the numbers that are written at these positions do not touch."""
-    places = list(map(log, positions)) if logarithmic else positions
-    widths = [_DIGIT * len(_round(position, None)) for position in positions]
-    return all(
-        after - before >= ((left + right) / 2 + _BETWEEN) * (places[-1] - places[0])
-        for (before, after), (left, right) in zip(pairwise(places), pairwise(widths), strict=True)
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    is_large = max(map(abs, axes.get_xlim())) >= 1e4
+    axes.xaxis.set_major_formatter(
+        EngFormatter(sep="") if is_large else StrMethodFormatter("{x:g}")
     )
+    axes.xaxis.set_minor_locator(NullLocator())

@@ -13,7 +13,7 @@ from powernorm.files import write
 from powernorm.lab.report import numerals, overlays
 from powernorm.lab.report.diagnosis_words import average
 from powernorm.lab.report.document import Article, SectionParts, document, write_page
-from powernorm.lab.report.figures import DrawnFigure
+from powernorm.lab.report.drawing import DrawnFigure
 from powernorm.lab.report.numerals import counted, printable
 from powernorm.lab.report.overlays import OverlayLine
 from powernorm.lab.report.tables import Table, copies

@@ -7,15 +7,16 @@ from itertools import accumulate
 from math import ceil, isfinite
 from typing import Any, Final
 
-from powernorm.lab.report import curves
-from powernorm.lab.report.curves import Series
-from powernorm.lab.report.figures import FLUCTUATIONS, GRADIENTS, DrawnFigure
-from powernorm.lab.report.layer_names import short_names
-from powernorm.lab.report.lines import Band, Panel, UnfinishedLine, draw_panels
+from pandas import DataFrame
+
+from powernorm.lab.report import figures
+from powernorm.lab.report.drawing import DrawnFigure, short_names
+from powernorm.lab.report.figures import FLUCTUATIONS, GRADIENTS, runs_by_name, seed_line
+from powernorm.lab.report.lines import Band, Panel, SeedLine, bands_over_seeds, panels_figure
 from powernorm.lab.report.magnitudes import mean
 from powernorm.lab.report.numerals import printable
-from powernorm.lab.report.profiles import Profile, draw_profiles
 from powernorm.lab.report.records import ReportedRun
+from powernorm.lab.report.rows import RowQuantity, rows_figure
 from powernorm.runs import DiagnosisRecord, SpectrumRecord
 
 MAX_LAYERS: Final = 24
@@ -32,7 +33,6 @@ NOTE: Final = (
     "BatchNorm would see in its place."
 )
 """What has to be known of every figure."""
-_LOST: Final = "Thin, with a cross at its end: a run that broke down."
 
 
 @dataclass(frozen=True)
@@ -110,11 +110,8 @@ def lines_of(runs: Iterable[ReportedRun]) -> list[OverlayLine]:
 
     The diagnoses of seeds that did not finish are left out of a norm that has others.
     """
-    groups: dict[str, list[ReportedRun]] = {}
-    for run in runs:
-        groups.setdefault(run.name, []).append(run)
     lines = []
-    for name, group in groups.items():
+    for name, group in runs_by_name(runs).items():
         diagnosed = [run for run in group if run.diagnosis is not None]
         sound = [run for run in diagnosed if run.finished] or diagnosed
         lines.append(OverlayLine(name, [run.diagnosis for run in sound if run.diagnosis], group))
@@ -126,31 +123,22 @@ def lines_of(runs: Iterable[ReportedRun]) -> list[OverlayLine]:
 
 def by_layer(lines: Sequence[OverlayLine], prefix: str) -> list[DrawnFigure]:
     """TID, κ_p and λ₁ of each layer of the trained models (W22, Fig. 6 and 7)."""
-    drawn = (
-        _profile_figure(lines, quantity, f"{prefix}layers-{quantity.key.replace('_', '-')}")
-        for quantity in (*TIDS, *KAPPAS, LAMBDA)
-    )
-    return [figure for figure in drawn if figure is not None]
-
-
-def _profile_figure(
-    lines: Sequence[OverlayLine], quantity: LayerQuantity, prefix: str
-) -> DrawnFigure | None:
     layers = _layers(record for line in lines for record in line.diagnoses)
-    profiles = [_profile(line, layers, quantity) for line in lines]
-    title = f"{quantity.name} by layer"
-    svg = draw_profiles(
-        layers,
-        profiles,
-        title=title,
-        x_label=quantity.unit,
-        limits=(),
-        prefix=prefix,
-        description=f"{title} for {_names(lines)}",
-    )
-    if svg is None:
-        return None
-    return DrawnFigure(svg, f"{quantity.source} Top: first layer.")
+    return [
+        drawn
+        for quantity in (*TIDS, *KAPPAS, LAMBDA)
+        for drawn in rows_figure(
+            layers,
+            [_profile(line, layers, quantity) for line in lines],
+            layers=True,
+            title=f"{quantity.name} by layer",
+            x_label=quantity.unit,
+            logarithmic=True,
+            caption=f"{quantity.source} Top: first layer.",
+            prefix=f"{prefix}layers-{quantity.key.replace('_', '-')}",
+            description=f"{quantity.name} by layer for {_names(lines)}",
+        )
+    ]
 
 
 def _layers(records: Iterable[DiagnosisRecord]) -> list[str]:
@@ -158,19 +146,17 @@ def _layers(records: Iterable[DiagnosisRecord]) -> list[str]:
     return list(dict.fromkeys(layer["layer"] for record in records for layer in record["layers"]))
 
 
-def _profile(line: OverlayLine, layers: Sequence[str], quantity: LayerQuantity) -> Profile:
-    found = [
-        [v for record in line.diagnoses if (v := _of_layer(record, name, quantity)) is not None]
-        for name in layers
+def _profile(line: OverlayLine, layers: Sequence[str], quantity: LayerQuantity) -> RowQuantity:
+    seeds = [
+        {row["layer"]: _value(row, quantity) for row in record["layers"]}
+        for record in line.diagnoses
     ]
-    means, low, high = (
-        [None if not values else ends(values) for values in found] for ends in (mean, min, max)
-    )
-    several = any(len(values) > 1 for values in found)
-    return Profile(line.name, means, low if several else (), high if several else ())
+    table = DataFrame(seeds, columns=layers).astype(float)
+    ends = (table.min().tolist(), table.max().tolist()) if len(seeds) > 1 else ((), ())
+    return RowQuantity(line.name, table.mean().tolist(), *ends)
 
 
-def _of_layer(record: DiagnosisRecord, name: str, quantity: LayerQuantity) -> float | None:
+def _of_layer(name: str, quantity: LayerQuantity, record: DiagnosisRecord) -> float | None:
     for layer in record["layers"]:
         if layer["layer"] == name:
             return _value(layer, quantity)
@@ -195,14 +181,14 @@ def over_training(lines: Sequence[OverlayLine], prefix: str) -> list[DrawnFigure
         return []
     short = dict(zip(layers, short_names(layers), strict=True))
     shown = {layer: short[layer] for layer in _spaced(layers, _SHOWN)}
-    figures: list[tuple[LayerQuantity, dict[str, Measure]]] = [
+    quantities: list[tuple[LayerQuantity, dict[str, Measure]]] = [
         *((tid, _average_and_last(tid, layers, short)) for tid in TIDS),
         *((quantity, _at(quantity, shown)) for quantity in (*KAPPAS, LAMBDA)),
     ]
     notes = _epochs(records)
     drawn = [
         drawn
-        for quantity, measures in figures
+        for quantity, measures in quantities
         for drawn in _over_training(lines, quantity, measures, prefix, notes)
     ]
     for number, name in enumerate(_embeddings(lines)):
@@ -213,22 +199,26 @@ def over_training(lines: Sequence[OverlayLine], prefix: str) -> list[DrawnFigure
 def every_layer(lines: Sequence[OverlayLine], prefix: str) -> list[DrawnFigure]:
     """TID, κ_50 and λ₁ of single layers over the training, a figure a layer."""
     layers = _layers(record for line in lines for run in line.runs for record in run.diagnoses)
-    drawn = []
-    for number, layer in enumerate(_spaced(layers, MAX_LAYERS)):
-        panels = [
-            Panel(quantity.name, quantity.unit, bands, logarithmic=True)
-            for quantity in (*TIDS, KAPPAS[1], LAMBDA)
-            if (bands := _bands(lines, partial(_of_layer, name=layer, quantity=quantity)))
-        ]
-        if panels:
-            svg = draw_panels(
-                panels,
-                x_label="step",
-                prefix=f"{prefix}layer-{number}",
-                description=f"TID, κ and λ₁ of {layer} over training for {_names(lines)}",
-            )
-            drawn.append(DrawnFigure(svg, f"{printable(layer)}, logarithmic."))
-    return drawn
+    return [
+        drawn
+        for number, layer in enumerate(_spaced(layers, MAX_LAYERS))
+        for drawn in panels_figure(
+            [
+                _panel(lines, quantity, quantity.name, partial(_of_layer, layer, quantity))
+                for quantity in (*TIDS, KAPPAS[1], LAMBDA)
+            ],
+            caption=f"{printable(layer)}, logarithmic.",
+            x_label="step",
+            prefix=f"{prefix}layer-{number}",
+            description=f"TID, κ and λ₁ of {layer} over training for {_names(lines)}",
+        )
+    ]
+
+
+def _panel(
+    lines: Sequence[OverlayLine], quantity: LayerQuantity, title: str, measure: Measure
+) -> Panel:
+    return Panel(title, quantity.unit, _bands(lines, measure), logarithmic=True)
 
 
 def _compared_layers(lines: Sequence[OverlayLine], layers: Sequence[str]) -> list[str]:
@@ -253,15 +243,13 @@ def _average_and_last(
         known = [v for row in rows if (v := _value(row, quantity)) is not None]
         return mean(known) if known else None
 
-    last = partial(_of_layer, name=layers[-1], quantity=quantity)
+    last = partial(_of_layer, layers[-1], quantity)
     return {f"average of {len(layers)} norms": average, f"{short[layers[-1]]}, the last": last}
 
 
 def _at(quantity: LayerQuantity, layers: Mapping[str, str]) -> dict[str, Measure]:
     """The quantity in some layers, by their short names."""
-    return {
-        short: partial(_of_layer, name=layer, quantity=quantity) for layer, short in layers.items()
-    }
+    return {short: partial(_of_layer, layer, quantity) for layer, short in layers.items()}
 
 
 def _spaced(layers: Sequence[str], number: int) -> list[str]:
@@ -279,59 +267,39 @@ def _over_training(
     notes: Sequence[str],
 ) -> list[DrawnFigure]:
     """A figure with a frame for each of the places."""
-    panels = [
-        Panel(f"{quantity.name}, {printable(place)}", quantity.unit, bands, logarithmic=True)
-        for place, measure in measures.items()
-        if (bands := _bands(lines, measure))
-    ]
-    if not panels:
-        return []
-    svg = draw_panels(
-        panels,
+    source = ["Compare Wang et al. 2022, Fig. 4."] if quantity in TIDS else []
+    return panels_figure(
+        [
+            _panel(lines, quantity, f"{quantity.name}, {printable(place)}", measure)
+            for place, measure in measures.items()
+        ],
+        caption=" ".join([quantity.source, *source, *notes]),
         x_label="step",
         prefix=f"{prefix}training-{quantity.key.replace('_', '-')}",
         description=f"{quantity.name} over training for {_names(lines)}",
     )
-    figure = ["Compare Wang et al. 2022, Fig. 4."] if quantity in TIDS else []
-    caption = [quantity.source, *figure, *notes, *_lost(panels)]
-    return [DrawnFigure(svg, " ".join(caption))]
 
 
 def _bands(lines: Sequence[OverlayLine], measure: Measure) -> list[Band]:
-    found = [
-        _band(style, line.name, _series(line.runs, measure)) for style, line in enumerate(lines)
-    ]
-    return [band for band in found if band is not None]
-
-
-def _series(runs: Iterable[ReportedRun], measure: Measure) -> list[Series]:
     """A quantity of each run over its steps."""
-    found = []
-    for run in runs:
-        points = [
-            (float(record["step"]), value)
-            for record in run.diagnoses
-            if record["step"] is not None and (value := measure(record)) is not None
-        ]
-        if len(points) >= _FEWEST:
-            x, y = zip(*points, strict=True)
-            found.append(Series(run.name, x, y, lost=run.broke_down))
-    return found
+    return bands_over_seeds(
+        {
+            line.name: [
+                seed_line(run, points)
+                for run in line.runs
+                if len(points := _over_steps(run, measure)) >= _FEWEST
+            ]
+            for line in lines
+        }
+    )
 
 
-def _band(style: int, name: str, series: Sequence[Series]) -> Band | None:
-    """The mean of the seeds that did not break down, and their range; the others as thin lines."""
-    points: dict[float, list[float]] = {}
-    for line in series:
-        for x, y in zip(line.x, line.y, strict=True):
-            if not line.lost and isfinite(y):
-                points.setdefault(x, []).append(y)
-    traces = [UnfinishedLine(line.x, line.y, lost=True) for line in series if line.lost]
-    if not points and not traces:
-        return None
-    steps = sorted(points)
-    means, low, high = ([ends(points[x]) for x in steps] for ends in (mean, min, max))
-    return Band(name, style, steps, means, low, high, traces=traces)
+def _over_steps(run: ReportedRun, measure: Measure) -> dict[float, float]:
+    return {
+        float(record["step"]): value
+        for record in run.diagnoses
+        if record["step"] is not None and (value := measure(record)) is not None
+    }
 
 
 def _epochs(records: Iterable[DiagnosisRecord]) -> list[str]:
@@ -344,33 +312,10 @@ def _epochs(records: Iterable[DiagnosisRecord]) -> list[str]:
     return [f"An epoch is {min(found):g} steps."] if len(found) == 1 else []
 
 
-# What the monitor saw ----------------------------------------------------------------------------
-
-
 def monitored(lines: Sequence[OverlayLine], prefix: str) -> list[DrawnFigure]:
     """Parts of the gradients and fluctuations in training (S20, Fig. 3, 4); empty without any."""
-    drawn = []
-    for panel in (*GRADIENTS, *FLUCTUATIONS):
-        found = (
-            _band(
-                style,
-                line.name,
-                curves.layer_series(line.runs, panel.column, panel.layers, panel.scale),
-            )
-            for style, line in enumerate(lines)
-        )
-        bands = [band for band in found if band is not None]
-        if not any(value > 0 for band in bands for value in band.mean):
-            continue
-        frame = Panel(panel.title, panel.y_label, bands, logarithmic=True)
-        svg = draw_panels(
-            [frame],
-            x_label="step",
-            prefix=f"{prefix}monitored-{panel.column.replace('_', '-')}",
-            description=f"{panel.title} against steps for {_names(lines)}",
-        )
-        drawn.append(DrawnFigure(svg, " ".join([panel.caption, *_lost([frame])])))
-    return drawn
+    runs = {line.name: line.runs for line in lines}
+    return figures.monitored(runs, (*GRADIENTS, *FLUCTUATIONS), f"{prefix}monitored-")
 
 
 # Spectra -----------------------------------------------------------------------------------------
@@ -414,30 +359,27 @@ def _spectrum(lines: Sequence[OverlayLine], name: str, prefix: str) -> list[Draw
         for line, listed in values.items()
     }
     of = f", {printable(name)}" if name else ""
-    frames = [
-        Panel(f"Singular values{of}", "σ / σ₁", _index_bands(values), logarithmic=True),
-        Panel("Cumulative", "share of their sum", _index_bands(shares)),
-    ]
-    svg = draw_panels(
-        frames,
+    return panels_figure(
+        [
+            Panel(f"Singular values{of}", "σ / σ₁", _index_bands(values), logarithmic=True),
+            Panel("Cumulative", "share of their sum", _index_bands(shares)),
+        ],
+        caption="Singular values of the embedding, divided by the largest, logarithmic (Shen et "
+        "al. 2020, Fig. 6); below, the share of their sum up to each. A slow fall means that the "
+        "embedding uses its dimensions evenly.",
         x_label="index",
         prefix=prefix,
         description=f"Singular values of the embedding by index for {_names(lines)}",
     )
-    caption = (
-        "Singular values of the embedding, divided by the largest, logarithmic (Shen et al. 2020, "
-        "Fig. 6); below, the share of their sum up to each. A slow fall means that the embedding "
-        "uses its dimensions evenly."
-    )
-    return [DrawnFigure(svg, " ".join([caption, *_lost(frames)]))]
 
 
 def _index_bands(spectra: Mapping[str, Sequence[Sequence[float]]]) -> list[Band]:
-    found = [
-        _band(style, name, [curves.thinned(name, [*enumerate(one, start=1)]) for one in listed])
-        for style, (name, listed) in enumerate(spectra.items())
-    ]
-    return [band for band in found if band is not None]
+    return bands_over_seeds(
+        {
+            name: [SeedLine(dict(enumerate(one, start=1))) for one in listed]
+            for name, listed in spectra.items()
+        }
+    )
 
 
 def _spectrum_over_training(
@@ -447,19 +389,14 @@ def _spectrum_over_training(
         values = _values_of(record, name)
         return values[ceil(len(values) / 2) - 1] if values else None
 
-    bands = _bands(lines, middle)
-    if not bands:
-        return []
     of = f", {printable(name)}" if name else ""
-    frame = Panel(f"σ at 50 % of the dimensions{of}", "σ / σ₁", bands)
-    svg = draw_panels(
-        [frame],
+    return panels_figure(
+        [Panel(f"σ at 50 % of the dimensions{of}", "σ / σ₁", _bands(lines, middle))],
+        caption="The singular value in the middle over the largest. 1: all dimensions alike.",
         x_label="step",
         prefix=prefix,
         description=f"Middle singular value of the embedding over training for {_names(lines)}",
     )
-    caption = "The singular value in the middle over the largest. 1: all dimensions alike."
-    return [DrawnFigure(svg, " ".join([caption, *_lost([frame])]))]
 
 
 # Words -------------------------------------------------------------------------------------------
@@ -479,7 +416,3 @@ def failures(lines: Sequence[OverlayLine]) -> list[str]:
 
 def _names(lines: Sequence[OverlayLine]) -> str:
     return ", ".join(printable(line.name) for line in lines)
-
-
-def _lost(panels: Sequence[Panel]) -> list[str]:
-    return [_LOST] if any(band.traces for panel in panels for band in panel.bands) else []

@@ -1,25 +1,29 @@
-"""The figures of studies along an axis, and of those without one."""
+"""The figures of studies: along an axis, on a grid, of variants, and of γ."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from math import isfinite
+from math import nan
 from statistics import fmean
-from typing import Final
+from types import MappingProxyType
+from typing import Any, Final
 
-from powernorm.lab.report.figures import DrawnFigure
-from powernorm.lab.report.lines import Band, Panel, UnfinishedLine, draw_panels
+from powernorm.lab.report import maps
+from powernorm.lab.report.diagnosis_figures import draw_scales, scale_pairs
+from powernorm.lab.report.drawing import DrawnFigure
+from powernorm.lab.report.figures import run_column, runs_by_name, seed_line
+from powernorm.lab.report.lines import Band, Panel, bands_over_seeds, panels_figure
+from powernorm.lab.report.numerals import number, printable
 from powernorm.lab.report.records import Comparison, ReportedRun
+from powernorm.lab.report.rows import RowQuantity, rows_figure
 from powernorm.lab.report.statistics import REFERENCE
-from powernorm.lab.report.study_dots import DotRow, draw_dots
 from powernorm.lab.report.study_values import (
     NATS,
+    VALID_LOSS,
     Measure,
-    SeedRange,
     StudyPoint,
     StudyQuantity,
     main_score,
     metric,
-    over_time,
     points_of,
     tid_percent,
     validation_score,
@@ -35,13 +39,13 @@ LOGARITHMIC_FROM: Final = 4
 _AVERAGE_TID: Final = StudyQuantity(
     "tid", "Variance TID, average over layers", "variance TID, %", tid_percent("var_avg")
 )
-_SEEDS: Final = "With several seeds: their mean, and a band from the lowest to the highest."
-_LOST: Final = "A cross on the upper edge: a run without a number."
-_WITHOUT_REFERENCE: Final = f"no {REFERENCE}"
-_THIN: Final = (
-    "Thin: runs that did not finish, which are no part of a mean. A cross ends one that broke "
-    "down, on the edge where it has left the frame."
+_TIDS: Final = (
+    StudyQuantity("var-tid", "Variance TID, average", "%", tid_percent("var_avg"), decimals=2),
+    StudyQuantity("mean-tid", "Mean TID, average", "%", tid_percent("mean_avg"), decimals=2),
 )
+_WITHOUT_REFERENCE: Final = f"no {REFERENCE}"
+
+# Along an axis -----------------------------------------------------------------------------------
 
 
 def micro_batches(comparison: Comparison, study: StudyInfo) -> list[DrawnFigure]:
@@ -53,13 +57,12 @@ def micro_batches(comparison: Comparison, study: StudyInfo) -> list[DrawnFigure]
 def _along_axis(
     comparison: Comparison, study: StudyInfo, quantity: StudyQuantity
 ) -> list[DrawnFigure]:
-    title = quantity.title
     points = points_of(comparison, quantity.measure)
     norms = list(dict.fromkeys(point.norm for point in points))
     bands = [
         band
-        for norm in norms
-        if (band := _band(norm, norms.index(norm), [p for p in points if p.norm == norm]))
+        for style, norm in enumerate(norms)
+        for band in _band(norm, style, [point for point in points if point.norm == norm])
     ]
     if not any(band.x for band in bands):
         return []
@@ -68,18 +71,19 @@ def _along_axis(
     }
     # A score of almost nothing is no scale.
     logarithmic = not quantity.higher_is_better and _spans_decades(bands, references)
-    svg = draw_panels(
-        [Panel(title, quantity.unit, bands, references, logarithmic=logarithmic)],
-        x_label=study["x_label"],
-        logarithmic_x=study["logarithmic"],
-        prefix=f"{comparison.anchor}study-{quantity.key}",
-        description=f"{title} against {study['x_label']} for {', '.join(norms)}",
-    )
+    title, x_label = quantity.title, study["x_label"]
     scale = ", logarithmic" if logarithmic else ""
-    notes = [f"{title} against {study['x_label']}{scale}; {quantity.direction}."]
+    notes = [f"{title} against {x_label}{scale}; {quantity.direction}."]
     if references:
         notes.append(f"Dotted: {', '.join(references)}, which does not depend on them.")
-    return [DrawnFigure(svg, " ".join([*notes, *_notes(bands)]))]
+    return panels_figure(
+        [Panel(title, quantity.unit, bands, references, logarithmic=logarithmic)],
+        caption=" ".join(notes),
+        x_label=x_label,
+        logarithmic_x=study["logarithmic"],
+        prefix=f"{comparison.anchor}study-{quantity.key}",
+        description=f"{title} against {x_label} for {', '.join(norms)}",
+    )
 
 
 def _spans_decades(bands: Sequence[Band], references: Mapping[str, float]) -> bool:
@@ -88,33 +92,18 @@ def _spans_decades(bands: Sequence[Band], references: Mapping[str, float]) -> bo
     return bool(values) and max(values) > LOGARITHMIC_FROM * min(values) > 0
 
 
-def _notes(bands: Sequence[Band]) -> list[str]:
-    notes = [_SEEDS] if any(list(band.low) != list(band.high) for band in bands) else []
-    if any(band.lost for band in bands):
-        notes.append(_LOST)
-    if any(band.traces for band in bands):
-        notes.append(_THIN)
-    return notes
-
-
-def _band(label: str, style: int, points: Sequence[StudyPoint]) -> Band | None:
-    """The line through points that have a place; None where none has."""
+def _band(label: str, style: int, points: Sequence[StudyPoint]) -> list[Band]:
+    """The line through points that have a place; empty where none has."""
     placed = sorted(
         ((point.x, point) for point in points if point.x is not None), key=lambda pair: pair[0]
     )
     known = [(x, point.value) for x, point in placed if point.value is not None]
     lost = [x for x, point in placed if point.lost]
     if not known and not lost:
-        return None
-    return Band(
-        label,
-        style,
-        [x for x, _ in known],
-        [value.mean for _, value in known],
-        [value.low for _, value in known],
-        [value.high for _, value in known],
-        lost,
-    )
+        return []
+    x = [x for x, _ in known]
+    mean, low, high = ([getattr(v, end) for _, v in known] for end in ("mean", "low", "high"))
+    return [Band(label, style, x, mean, low, high, lost)]
 
 
 def lowest_layers(comparison: Comparison, study: StudyInfo) -> list[DrawnFigure]:
@@ -122,29 +111,24 @@ def lowest_layers(comparison: Comparison, study: StudyInfo) -> list[DrawnFigure]
     score = main_score(comparison)
     gaps = points_of(comparison, _gap_to_reference(comparison, score.measure), _WITHOUT_REFERENCE)
     tids = points_of(comparison, tid_percent("var_last"))
-    panels = [
-        Panel(title, unit, [band], zero=zero)
-        for title, unit, points, zero in (
-            (f"{score.title}, gap to {REFERENCE}", score.unit, gaps, True),
-            ("Variance TID, last BN layer", "%", tids, False),
+    worse = "below" if score.higher_is_better else "above"
+    caption = f"LayerNorm stands in the layers above; {worse} 0 is worse than LayerNorm."
+    if any(_WITHOUT_REFERENCE in point.lost for point in gaps):
+        caption += (
+            " A cross also marks a run whose gap is unknown, for ln did not finish with its seed."
         )
-        if (band := _band("bn", int(not zero), points)) is not None
-    ]
-    drawn = []
-    if panels:
-        svg = draw_panels(
-            panels,
-            x_label=study["x_label"],
-            prefix=f"{comparison.anchor}study-lowest",
-            description=f"{score.title}, gap to LayerNorm, and variance TID of the last "
-            "BatchNorm layer, against the number of layers with BatchNorm",
-        )
-        notes = _notes([band for panel in panels for band in panel.bands])
-        worse = "below" if score.higher_is_better else "above"
-        caption = f"LayerNorm stands in the layers above; {worse} 0 is worse than LayerNorm."
-        if any(_WITHOUT_REFERENCE in point.lost for point in gaps):
-            notes.append("So does a run whose gap is unknown, for ln did not finish with its seed.")
-        drawn.append(DrawnFigure(svg, " ".join([caption, *notes])))
+    title = f"{score.title}, gap to {REFERENCE}"
+    drawn = panels_figure(
+        [
+            Panel(title, score.unit, _band("bn", 0, gaps), zero=True),
+            Panel("Variance TID, last BN layer", "%", _band("bn", 1, tids)),
+        ],
+        caption=caption,
+        x_label=study["x_label"],
+        prefix=f"{comparison.anchor}study-lowest",
+        description=f"{score.title}, gap to LayerNorm, and variance TID of the last BatchNorm "
+        "layer, against the number of layers with BatchNorm",
+    )
     return drawn + _gap_over_time(comparison)
 
 
@@ -175,105 +159,166 @@ def _gap_over_time(comparison: Comparison) -> list[DrawnFigure]:
         return []
     most = max(run.x for run in placed if run.x is not None)
     runs = [run for run in placed if run.x == most]
-    gap = _over_training("gap", 0, [(run, _loss_gap(comparison, run)) for run in runs])
-    tid = _over_training("TID", 1, [(run, _last_tid(run)) for run in runs])
-    if gap is None or tid is None:
+    gaps = [seed_line(run, _loss_gap(comparison, run)) for run in runs]
+    tids = [seed_line(run, _last_tid(run)) for run in runs]
+    panels = [
+        Panel("Validation loss, bn minus ln", NATS, bands_over_seeds({"gap": gaps}), zero=True),
+        Panel(
+            "Variance TID, last BN layer",
+            "%",
+            bands_over_seeds({"gap": (), "TID": tids}),
+            logarithmic=True,
+        ),
+    ]
+    if not all(panel.bands for panel in panels):
         return []
-    svg = draw_panels(
-        [
-            Panel("Validation loss, bn minus ln", NATS, [gap], zero=True),
-            Panel("Variance TID, last BN layer", "%", [tid], logarithmic=True),
-        ],
+    caption = f"BatchNorm in the {most:g} lowest layers, online TID (logarithmic) against steps."
+    ended = [f"seed {run.seed} {run.shown_status}" for run in runs if not run.finished]
+    return panels_figure(
+        panels,
+        caption=f"{caption} Of this, {', '.join(ended)}." if ended else caption,
         x_label="step",
         prefix=f"{comparison.anchor}study-time",
         description="Gap of the validation loss between BatchNorm and LayerNorm, and variance TID "
         "of the last BatchNorm layer, against steps",
     )
-    caption = f"BatchNorm in the {most:g} lowest layers, online TID (logarithmic) against steps."
-    ended = [f"seed {run.seed} {run.shown_status}" for run in runs if not run.finished]
-    notes = [f"Of this, {', '.join(ended)}."] if ended else []
-    return [DrawnFigure(svg, " ".join([caption, *_notes([gap, tid]), *notes]))]
-
-
-def _over_training(
-    label: str, style: int, tables: Sequence[tuple[ReportedRun, Mapping[float, float]]]
-) -> Band | None:
-    """Mean and extremes over the finished runs at the steps that all of them have.
-
-    A mean over the runs that are left would jump where one ends, so the others are lines of their
-    own. None where no run has a number.
-    """
-    finished = [table for run, table in tables if run.finished and table]
-    shared = set[float]().union(*finished[:1]).intersection(*finished)
-    ranges = [
-        (step, found)
-        for step in sorted(shared)
-        if (found := SeedRange.of(table[step] for table in finished))
-    ]
-    traces = []
-    for run, table in tables:
-        known = [(step, value) for step, value in sorted(table.items()) if isfinite(value)]
-        if known and not run.finished:
-            steps, values = zip(*known, strict=True)
-            traces.append(UnfinishedLine(steps, values, run.broke_down))
-    if not ranges and not traces:
-        return None
-    return Band(
-        label,
-        style,
-        [step for step, _ in ranges],
-        [found.mean for _, found in ranges],
-        [found.low for _, found in ranges],
-        [found.high for _, found in ranges],
-        traces=traces,
-    )
 
 
 def _loss_gap(comparison: Comparison, run: ReportedRun) -> dict[float, float]:
-    references = [one for one in comparison.runs if one.name == REFERENCE and one.seed == run.seed]
-    theirs, ours = over_time(references, "valid_loss"), over_time([run], "valid_loss")
-    return {step: ours[step] - theirs[step] for step in ours if step in theirs}
+    ours = run_column(run, "valid_loss")
+    for one in comparison.runs:
+        if (one.name, one.seed) == (REFERENCE, run.seed):
+            theirs = run_column(one, "valid_loss")
+            return {step: ours[step] - theirs[step] for step in ours if step in theirs}
+    return {}
 
 
 def _last_tid(run: ReportedRun) -> dict[float, float]:
-    samples = [sample for sample in run.samples if sample.values.get("var_tid") is not None]
-    if not samples:
-        return {}
-    last = list(dict.fromkeys(sample.layer for sample in samples))[-1]
-    return {
-        float(sample.step): 100 * value
-        for sample in samples
-        if sample.layer == last and (value := sample.values.get("var_tid")) is not None
+    values = {
+        (sample.layer, float(sample.step)): 100 * value
+        for sample in run.samples
+        if (value := sample.values.get("var_tid")) is not None
     }
+    last = list(dict.fromkeys(layer for layer, _ in values))[-1:]
+    return {step: value for (layer, step), value in values.items() if layer in last}
+
+
+# On a grid ---------------------------------------------------------------------------------------
+
+
+def penalties(comparison: Comparison, study: StudyInfo) -> list[DrawnFigure]:
+    """Score, validation loss and TID by penalty (W22, Fig. 5)."""
+    return _grids(comparison, study, (main_score(comparison), VALID_LOSS, *_TIDS))
+
+
+def alphas(comparison: Comparison, study: StudyInfo) -> list[DrawnFigure]:
+    """Score by forward and backward α; the paper chooses on the validation data (S20, App. A)."""
+    return _grids(comparison, study, (validation_score(comparison), main_score(comparison)))
+
+
+def _grids(
+    comparison: Comparison, study: StudyInfo, quantities: Sequence[StudyQuantity]
+) -> list[DrawnFigure]:
+    """One map a quantity that some variant of the grid has."""
+    drawn = []
+    for quantity in quantities:
+        points = points_of(comparison, quantity.measure)
+        placed = {
+            (point.x, point.y): point
+            for point in points
+            if point.x is not None and point.y is not None
+        }
+        values = [point.value.mean for point in placed.values() if point.value]
+        is_score = quantity.key in ("valid", "test")
+        if values or (is_score and any(point.lost for point in placed.values())):
+            is_percent = quantity.unit.endswith("%")
+            svg = maps.grid(
+                {place: _cell(point, quantity) for place, point in placed.items()},
+                (max if quantity.higher_is_better else min)(values, default=nan),
+                # The words of a perplexity or BLEU say theirs.
+                title=f"{quantity.title}, %" if is_percent else quantity.title,
+                x_label=study["x_label"],
+                y_label=study.get("y_label", ""),
+                prefix=f"{comparison.anchor}study-{quantity.key}",
+                description=f"{quantity.title} by {study['x_label']} and "
+                f"{study.get('y_label', '')}",
+            )
+            others = [point for point in points if point not in placed.values()]
+            caption = _grid_caption(quantity, list(placed.values()), others)
+            drawn.append(DrawnFigure(svg, caption))
+    return drawn
+
+
+def _cell(point: StudyPoint, quantity: StudyQuantity) -> tuple[float, str]:
+    """The number with its text, or what became of the runs."""
+    if point.value is None:
+        return nan, "/".join(point.lost) or "–"
+    text = number(point.value.mean, quantity.decimals)
+    return point.value.mean, f"{text}*" if point.lost else text
+
+
+def _grid_caption(
+    quantity: StudyQuantity, placed: Sequence[StudyPoint], others: Sequence[StudyPoint]
+) -> str:
+    best = "highest" if quantity.higher_is_better else "lowest"
+    percent = " in percent" if quantity.unit.endswith("%") else ""
+    unit = f", {NATS}" if quantity.unit == NATS else percent
+    notes = [f"{quantity.title}{unit}, mean over seeds. Framed: the {best}."]
+    for point in others:
+        if point.value is not None:
+            value = number(point.value.mean, quantity.decimals)
+            notes.append(f"{printable(point.name)} beside it: {value}.")
+    if any(point.lost for point in placed):
+        notes.append("Grey: no run finished. An asterisk: not all seeds did.")
+    return " ".join(notes)
+
+
+# Of variants -------------------------------------------------------------------------------------
 
 
 def layernorm_parts(comparison: Comparison, study: StudyInfo) -> list[DrawnFigure]:
     """Final score, losses at the end, and learning curves of each part (X19, Fig. 1, 2)."""
-    del study
     return [
-        *scores_of_variants(comparison),
+        *scores_of_variants(comparison, study),
         *_fit_and_overfit(comparison),
         *_losses_over_time(comparison),
     ]
 
 
-def scores_of_variants(comparison: Comparison) -> list[DrawnFigure]:
+def scores_of_variants(comparison: Comparison, study: StudyInfo) -> list[DrawnFigure]:
     """One dot a variant."""
+    del study
     score = main_score(comparison)
     points = points_of(comparison, score.measure)
-    rows = [DotRow(point.name, [point.value], _note(point)) for point in points]
-    if not any(point.value for point in points):
-        return []
-    svg = draw_dots(
-        rows,
-        [score.title],
+    return _dots(
+        [point.name for point in points],
+        {score.title: points},
+        notes=list(map(_note, points)),
         title=score.title,
         x_label=score.unit,
+        caption=f"Mean over seeds, and a bar from the lowest to the highest; {score.direction}.",
         prefix=f"{comparison.anchor}study-dots",
         description=f"{score.title} of each variant",
     )
-    caption = f"Mean over seeds, and a bar from the lowest to the highest; {score.direction}."
-    return [DrawnFigure(svg, caption)]
+
+
+def _dots(
+    names: Sequence[str], points: Mapping[str, Sequence[StudyPoint | None]], **texts: Any
+) -> list[DrawnFigure]:
+    """A dot of each quantity for each variant; the other arguments are those of `rows_figure`."""
+    quantities = []
+    for label, listed in points.items():
+        values = [None if point is None else point.value for point in listed]
+        mean, low, high = (
+            [None if value is None else getattr(value, end) for value in values]
+            for end in ("mean", "low", "high")
+        )
+        quantities.append(RowQuantity(label, mean, low, high))
+    return rows_figure(names, quantities, **texts)
+
+
+def _note(point: StudyPoint) -> str:
+    return "/".join(point.lost) + (" (some seeds)" if point.lost and point.value else "")
 
 
 def future(comparison: Comparison, study: StudyInfo) -> list[DrawnFigure]:
@@ -284,112 +329,145 @@ def future(comparison: Comparison, study: StudyInfo) -> list[DrawnFigure]:
     del study
     score = main_score(comparison)
     gap = _gap_to_reference(comparison, metric("test_loss"))
+    title = f"Test loss, gap to {REFERENCE} of its form"
     return [
         *_both_forms(comparison, score, logarithmic=True),
-        *_both_forms(
-            comparison,
-            StudyQuantity("gap", f"Test loss, gap to {REFERENCE} of its form", NATS, gap),
-        ),
+        *_both_forms(comparison, StudyQuantity("gap", title, NATS, gap)),
     ]
 
 
 def _both_forms(
     comparison: Comparison, quantity: StudyQuantity, *, logarithmic: bool = False
 ) -> list[DrawnFigure]:
-    remarks = list(dict.fromkeys(run.remark for run in comparison.runs))
-    columns = [
-        {
-            point.norm: point
-            for point in points_of(
-                replace(comparison, runs=[run for run in comparison.runs if run.remark == remark]),
-                quantity.measure,
-            )
-        }
-        for remark in remarks
-    ]
-    norms = dict.fromkeys(run.norm for run in comparison.runs)
-    rows = [
-        DotRow(norm, [one.value if (one := column.get(norm)) else None for column in columns])
-        for norm in norms
-    ]
-    if not any(value for row in rows for value in row.values):
-        return []
-    svg = draw_dots(
-        rows,
-        [remark or "causal" for remark in remarks],
+    norms = list(dict.fromkeys(run.norm for run in comparison.runs))
+    points: dict[str, list[StudyPoint | None]] = {}
+    for remark in dict.fromkeys(run.remark for run in comparison.runs):
+        part = replace(comparison, runs=[run for run in comparison.runs if run.remark == remark])
+        found = {point.norm: point for point in points_of(part, quantity.measure)}
+        points[remark or "causal"] = [found.get(norm) for norm in norms]
+    scale = ", logarithmic" if logarithmic else ""
+    return _dots(
+        norms,
+        points,
         title=quantity.title,
         x_label=quantity.unit,
+        logarithmic=logarithmic,
+        caption=f"{quantity.title}{scale}: mean over seeds, and a bar from the lowest to the "
+        f"highest; {quantity.direction}.",
         prefix=f"{comparison.anchor}study-{quantity.key}",
         description=f"{quantity.title} of each norm, with the causal mask and without",
-        logarithmic=logarithmic,
     )
-    scale = ", logarithmic" if logarithmic else ""
-    caption = (
-        f"{quantity.title}{scale}: mean over seeds, and a bar from the lowest to the highest; "
-        f"{quantity.direction}."
-    )
-    return [DrawnFigure(svg, caption)]
-
-
-def _note(point: StudyPoint) -> str:
-    return "/".join(point.lost) + (" (some seeds)" if point.lost and point.value else "")
 
 
 def _fit_and_overfit(comparison: Comparison) -> list[DrawnFigure]:
-    trained, valid = points_of(comparison, _train_loss), points_of(comparison, _last_valid_loss)
-    rows = [
-        DotRow(one.name, [one.value, other.value], _note(one))
-        for one, other in zip(trained, valid, strict=True)
-    ]
-    if not any(value for row in rows for value in row.values):
-        return []
-    svg = draw_dots(
-        rows,
-        ["training loss", "validation loss"],
+    points = points_of(comparison, _train_loss)
+    return _dots(
+        [point.name for point in points],
+        {"training loss": points, "validation loss": points_of(comparison, _last_valid_loss)},
+        notes=list(map(_note, points)),
         title="Do γ and β overfit?",
         x_label="nats per target, at the end",
+        caption="A part that overfits lies further left in training and further right in "
+        f"validation: a longer line. Training loss: mean of the last {100 * TAIL:.0f} % of the "
+        "steps, with dropout where there is some.",
         prefix=f"{comparison.anchor}study-overfit",
         description="Training and validation loss of each variant at the end of training",
     )
-    caption = (
-        "A part that overfits lies further left in training and further right in validation: a "
-        f"longer line. Training loss: mean of the last {100 * TAIL:.0f} % of the steps, with "
-        "dropout where there is some."
-    )
-    return [DrawnFigure(svg, caption)]
 
 
 def _train_loss(run: ReportedRun) -> float | None:
-    losses = over_time([run], "train_loss")
-    if not losses:
-        return None
-    start = (1 - TAIL) * max(losses)
-    return fmean(loss for step, loss in losses.items() if step >= start)
+    losses = run_column(run, "train_loss")
+    start = (1 - TAIL) * max(losses, default=0)
+    return fmean(loss for step, loss in losses.items() if step >= start) if losses else None
 
 
 def _last_valid_loss(run: ReportedRun) -> float | None:
-    losses = over_time([run], "valid_loss")
+    losses = run_column(run, "valid_loss")
     return losses[max(losses)] if losses else None
 
 
 def _losses_over_time(comparison: Comparison) -> list[DrawnFigure]:
-    panels: list[Panel] = []
-    for title, column in (("Training loss", "train_loss"), ("Validation loss", "valid_loss")):
-        bands = []
-        for style, name in enumerate(comparison.names):
-            runs = [run for run in comparison.runs if run.name == name]
-            band = _over_training(name, style, [(run, over_time([run], column)) for run in runs])
-            if band is not None:
-                bands.append(band)
-        if bands:
-            panels.append(Panel(title, NATS, bands))
-    if not panels:
-        return []
-    svg = draw_panels(
-        panels,
+    columns = {"train_loss": "Training loss", "valid_loss": "Validation loss"}
+    groups = runs_by_name(comparison.runs)
+    return panels_figure(
+        [
+            Panel(
+                title,
+                NATS,
+                bands_over_seeds(
+                    {
+                        name: [seed_line(run, run_column(run, column)) for run in runs]
+                        for name, runs in groups.items()
+                    }
+                ),
+            )
+            for column, title in columns.items()
+        ],
+        caption="Losses over training.",
         x_label="step",
         prefix=f"{comparison.anchor}study-losses",
         description="Training and validation loss of each variant against steps",
     )
-    notes = _notes([band for panel in panels for band in panel.bands])
-    return [DrawnFigure(svg, " ".join(["Losses over training.", *notes]))]
+
+
+# Of γ --------------------------------------------------------------------------------------------
+
+_CENTERED: Final = frozenset({"bn", "rbn", "brn"})
+"""Norms whose deviation is that around the mean, σ_B; that of the others is ψ_B."""
+
+_LEMMA: Final = (
+    ", which by Lemma 2 of Shen et al. 2020 makes the loss smoother with PowerNormV than without"
+)
+
+
+def scales(comparison: Comparison, study: StudyInfo) -> list[DrawnFigure]:
+    """γ against the deviation of the batch, of each variant's first seed that has the numbers."""
+    del study
+    shown: dict[str, ReportedRun] = {}
+    for run in comparison.runs:
+        if any(map(scale_pairs, run.scales)):
+            shown.setdefault(run.name, run)
+    drawn = []
+    for index, run in enumerate(shown.values()):
+        symbol = "σ_B" if run.norm in _CENTERED else "ψ_B"
+        name, lemma = printable(run.name), _LEMMA if run.norm == "pnv" else ""
+        ending = "" if run.finished else f" The run is marked {run.shown_status}."
+        drawn += [
+            replace(one, caption=f"{one.caption}{ending}")
+            for one in draw_scales(
+                run.scales,
+                lead=f"{name}, seed {run.seed}: a point a feature",
+                below=f"|γ| ≤ {symbol}{lemma}",
+                owner=name,
+                prefix=f"{comparison.anchor}study-scales-{index}",
+            )
+        ]
+    return drawn
+
+
+# By study ----------------------------------------------------------------------------------------
+
+FIGURES: Final[Mapping[str, Callable[[Comparison, StudyInfo], Sequence[DrawnFigure]]]] = (
+    MappingProxyType(
+        {
+            "micro-batches": micro_batches,
+            "lowest-layers": lowest_layers,
+            "penalties": penalties,
+            "alphas": alphas,
+            "scales": scales,
+            "layernorm-parts": layernorm_parts,
+            "future": future,
+        }
+    )
+)
+"""By the name of the study; one that is not here is drawn by the shape of its variants."""
+
+
+def study_figures(comparison: Comparison, study: StudyInfo) -> Sequence[DrawnFigure]:
+    """The figures of a study."""
+    draw = FIGURES.get(study["name"])
+    if draw is None and any(run.y is not None for run in comparison.runs):
+        draw = alphas
+    elif draw is None and any(run.x is not None for run in comparison.runs):
+        draw = micro_batches
+    return (draw or scores_of_variants)(comparison, study)

@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Final
 
-from powernorm.lab.report.figures import perplexity_label
+from powernorm.lab.report.figures import perplexity_label, runs_by_name
 from powernorm.lab.report.magnitudes import mean
 from powernorm.lab.report.measures import PERPLEXITY
 from powernorm.lab.report.numerals import STATUS_WORDS
@@ -59,10 +59,8 @@ def points_of(comparison: Comparison, measure: Measure, missing: str = "") -> li
         measure: the quantity.
         missing: what to say of a finished run that lacks it; empty where that is no loss.
     """
-    groups: dict[str, list[ReportedRun]] = {}
-    for run in comparison.runs:
-        groups.setdefault(run.name, []).append(run)
-    return [_point(runs, measure, missing) for runs in groups.values()]
+    groups = runs_by_name(comparison.runs).values()
+    return [_point(runs, measure, missing) for runs in groups]
 
 
 def _point(runs: Sequence[ReportedRun], measure: Measure, missing: str) -> StudyPoint:
@@ -165,19 +163,3 @@ NATS: Final = "nats per target"
 VALID_LOSS: Final = StudyQuantity(
     "valid", "Validation loss", NATS, metric("valid_loss"), decimals=3
 )
-
-
-def over_time(runs: Sequence[ReportedRun], column: str) -> dict[float, float]:
-    """Mean over runs of a column of metrics.csv by step, at the steps that all of them have."""
-    tables = [
-        {
-            step: value
-            for row in run.curve
-            if (step := row.get("step")) is not None and (value := row.get(column)) is not None
-        }
-        for run in runs
-    ]
-    if not tables:
-        return {}
-    shared = set(tables[0]).intersection(*tables[1:])
-    return {step: mean(table[step] for table in tables) for step in sorted(shared)}

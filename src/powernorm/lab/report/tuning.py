@@ -11,19 +11,17 @@ from matplotlib.axes import Axes
 
 from powernorm.files import read_text
 from powernorm.lab.report.drawing import (
-    draw_legend,
+    DrawnFigure,
+    add_legend,
     figure,
     hover_name,
     inline_svg,
-    legend_entries,
-    legend_height,
     legend_label,
     line_style,
     logarithmic_scale,
     name_rows,
     plain_axes,
 )
-from powernorm.lab.report.figures import DrawnFigure
 from powernorm.lab.report.lines import Band, Panel, draw_panels
 from powernorm.lab.report.measures import own_heading
 from powernorm.lab.report.numerals import NOTHING, STATUS_WORDS, counted, printable
@@ -171,12 +169,12 @@ def _importances(tuning: TuningRecord, prefix: str) -> Iterator[DrawnFigure]:
     if not rows:
         return
     names = [printable(name) for name, _, _ in rows]
-    with figure(0.8 + 0.2 * len(rows)) as drawn:
+    with figure(0.65 + 0.16 * len(rows)) as drawn:
         axes = drawn.subplots()
         plain_axes(axes, "Importance", "% of the norm's", "")
         for place, (_, style, value) in enumerate(rows):
             axes.barh(place, 100 * value, height=0.7, color=line_style(style)[0])
-        name_rows(axes, names, 8)
+        name_rows(axes, names, 6.5)
         svg = inline_svg(drawn, f"{prefix}-importance", "Importance of each setting, by norm")
     yield DrawnFigure(svg, "How much of what told trials apart goes with a setting.")
 
@@ -215,7 +213,7 @@ def _slice(
     prefix: str,
 ) -> Markup:
     styles = {norm: style for style, norm in enumerate(tuning["norms"])}
-    with figure(2.7 + legend_height(list(known))) as drawn:
+    with figure(2.2) as drawn:
         axes: Axes = drawn.subplots()
         plain_axes(axes, _last(key), "", name)
         for norm, pairs in known.items():
@@ -238,8 +236,8 @@ def _slice(
                 )
         places = [x for pairs in known.values() for x, _ in pairs]
         if is_log and min(places) > 0:
-            logarithmic_scale(axes.xaxis, places, 1.2)
-        draw_legend(drawn, legend_entries([axes]))
+            logarithmic_scale(axes.xaxis)
+        add_legend(drawn, [axes])
         return inline_svg(drawn, prefix, f"{name} against {key}", unit=_last(key))
 
 
