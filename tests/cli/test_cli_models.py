@@ -200,6 +200,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"device": "gpu"}, "device is 'gpu', expected auto, cpu"),
     ({"out": Path("missing/page.html")}, "is no folder"),
     ({"csv": Path("checkpoints")}, "is a folder"),
+    ({"sources": ["../ln-pre-seed0/checkpoints/last.ckpt"], "figures": Path("f")}, "give --out"),
+    ({"formats": "pdf"}, "give --figures DIR, too"),
     ({"sequences": 4}, "leave out --sequences"),
     ({"data": "missing.txt"}, "does not exist"),
     ({"batches": 1}, "num_batches is 1"),
@@ -321,13 +323,16 @@ def test_several_runs_in_one_picture(runs: Path, tmp_path: Path) -> None:
     assert all((runs / name / "diagnosis.json").exists() for name in names)
     with (tmp_path / "layers.csv").open(encoding="utf-8") as file:
         assert {row["model"] for row in csv.DictReader(file)} == set(names)
-    again = powernorm(tmp_path, "diagnose", runs, "--overlay", "--batches", "4")
+    drawn = ("--figures", tmp_path / "figures", "--format", "svg,pdf")
+    again = powernorm(tmp_path, "diagnose", runs, "--overlay", "--batches", "4", *drawn)
     assert again.code == 0, again.err
     assert "1 diagnosed now, 2 before" in again.out
     assert "pn-static-pre-seed0" in again.out
     page = (runs / "overlay.html").read_text(encoding="utf-8")
     assert "λ₁ by layer" in page
     assert 'data-name="pn-static"' in page
+    files = [path.suffix for path in (tmp_path / "figures").iterdir()]
+    assert files.count(".svg") == files.count(".pdf") == page.count("<svg")
 
 
 # Folding what stays dynamic

@@ -9,7 +9,14 @@ from typing import TYPE_CHECKING, Annotated, Final, cast
 import typer
 
 from powernorm.cli.launching import INTERRUPTED
-from powernorm.cli.options import TrustCode, Wide, text_width
+from powernorm.cli.options import (
+    FigureFormats,
+    Figures,
+    TrustCode,
+    Wide,
+    saving_figures,
+    text_width,
+)
 from powernorm.cli.progress import progress_bar
 from powernorm.cli.scores import check_split, scored_folder, scoring_bar
 from powernorm.errors import InputError, printable
@@ -62,6 +69,8 @@ def diagnose(
     csv: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the table of layers there, too.")
     ] = None,
+    figures: Figures = None,
+    formats: FigureFormats = None,
     batches: Annotated[
         int, typer.Option(min=2, metavar="N", help="Training batches in each pass.")
     ] = 50,
@@ -109,7 +118,9 @@ def diagnose(
         given = {"--data": data, "--sequences": sequences, "--length": length, "--scores": scores}
         check_own(sources[0], given)
         diagnosed = partial(_diagnosed_own, sources[0], batches, place)
-        _diagnose_one(diagnosed, None, out, csv, wide=wide)
+        _check_page(figures, out)
+        with saving_figures(figures, formats):
+            _diagnose_one(diagnosed, None, out, csv, wide=wide)
         return
     if len(sources) > 1 and not overlay:
         raise InputError(
@@ -124,17 +135,20 @@ def diagnose(
     split = cast("EvaluatedSplit | None", check_split(scores))
     look = Look(batches, data, sequences, length, place, split)
     if overlay:
-        _diagnose_together(sources, look, out or _overlay_page(sources), csv)
+        with saving_figures(figures, formats):
+            _diagnose_together(sources, look, out or _overlay_page(sources), csv)
         return
     (source,) = sources
-    if split and scored_folder(Path(source), look, (out, csv)):
+    if split and scored_folder(Path(source), look, (out, csv, figures)):
         return
     _check_one_run(source)
     keeps_it = is_run(Path(source)) and data is None
     if keeps_it:
         out = out or Path(source) / DIAGNOSIS_PAGE
+    _check_page(figures, out)
     diagnosed = partial(_diagnosed_source, source, look)
-    _diagnose_one(diagnosed, Path(source) if keeps_it else None, out, csv, wide=wide)
+    with saving_figures(figures, formats):
+        _diagnose_one(diagnosed, Path(source) if keeps_it else None, out, csv, wide=wide)
 
 
 def _check_one_run(source: str) -> None:
@@ -298,6 +312,11 @@ def _overlay_page(sources: Sequence[str]) -> Path:
             shown = shared.relative_to(here) if shared.is_relative_to(here) else shared
             return shown / _OVERLAY_PAGE
     return Path(_OVERLAY_PAGE)
+
+
+def _check_page(figures: Path | None, out: Path | None) -> None:
+    if figures is not None and out is None:
+        raise InputError(f"--figures {figures} are those of the page: give --out FILE, too")
 
 
 def _check_target(target: Path | None) -> None:

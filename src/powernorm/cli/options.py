@@ -1,12 +1,14 @@
 """Options that several commands share."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from shutil import get_terminal_size
 from typing import Annotated, Any, Final
 
 import typer
 
-from powernorm.errors import printable
+from powernorm.errors import InputError, printable
 from powernorm.runs import PLACEMENTS, TASKS
 
 PRESET: Final = "demo"
@@ -70,6 +72,24 @@ def resume(what: str, more: str = "") -> Any:
     """Return the option `--resume`, which goes on with this."""
     return typer.Option("--resume", help=f"Go on with {what} that DIR holds{more}.")
 
+
+Figures = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="Write each figure of the page as files here, too: one column of a paper wide, with "
+        "its fonts.",
+    ),
+]
+
+FigureFormats = Annotated[
+    str | None,
+    typer.Option(
+        "--format",
+        metavar="FORMAT,…",
+        help="Formats of the figures' files: svg, pdf, png.  [default: svg]",
+    ),
+]
 
 AcceptEdits = Annotated[
     bool,
@@ -192,3 +212,28 @@ def accept_edits(*folders: Path) -> None:
     for folder in folders:
         for path in files.accept_edits(folder):
             typer.echo(printable(f"accepted the edit of {path}"), err=True)
+
+
+@contextmanager
+def saving_figures(folder: Path | None, formats: str | None) -> Iterator[None]:
+    """Write the figures that are drawn in the block as files, and print their names after it.
+
+    Args:
+        folder: where to; None writes none.
+        formats: names with commas between them.
+
+    Raises:
+        InputError: formats without a folder, or as `saved_figures`.
+    """
+    if folder is None:
+        if formats is not None:
+            raise InputError(f"--format {formats} is of figures in files: give --figures DIR, too")
+        yield
+        return
+    from powernorm.lab.report import saved_figures
+
+    names = [name.strip() for name in (formats or "svg").split(",")]
+    with saved_figures(folder, names) as written:
+        yield
+    for file, what in written.items():
+        typer.echo(f"{file}: {what}")

@@ -6,7 +6,6 @@ from typing import Annotated
 import typer
 
 from powernorm.cli import options
-from powernorm.errors import InputError
 
 
 def report(
@@ -29,42 +28,20 @@ def report(
             help="Write the tables of the page into this folder, too: Markdown, LaTeX and CSV.",
         ),
     ] = None,
-    figures: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="DIR",
-            help="Write each figure of the page as files here, too: one column of a paper wide, "
-            "with its fonts.",
-        ),
-    ] = None,
-    formats: Annotated[
-        str | None,
-        typer.Option(
-            "--format",
-            metavar="FORMAT,…",
-            help="Formats of the figures' files: svg, pdf, png.  [default: svg]",
-        ),
-    ] = None,
+    figures: options.Figures = None,
+    formats: options.FigureFormats = None,
     accept_edits: options.AcceptEdits = False,
 ) -> None:
     """Build report.html again from the run folders alone."""
-    from powernorm.lab.report import saved_figures, write_reports, write_tables
+    from powernorm.lab.report import write_reports, write_tables
 
-    if formats is not None and figures is None:
-        raise InputError(f"--format {formats} is of figures in files: give --figures DIR, too")
     if accept_edits:
         options.accept_edits(*folders)
     if tables is not None:
         for file in write_tables(folders, tables):
             typer.echo(f"table: {file}")
-    if figures is None:
+    with options.saving_figures(figures, formats):
         typer.echo(f"report: {write_reports(folders, out)}")
-        return
-    names = [name.strip() for name in (formats or "svg").split(",")]
-    with saved_figures(figures, names) as written:
-        typer.echo(f"report: {write_reports(folders, out)}")
-    for file, what in written.items():
-        typer.echo(f"{file}: {what}")
 
 
 def results(

@@ -59,7 +59,7 @@ def scored_folder(folder: Path, look: "Look", targets: tuple[Path | None, ...]) 
     if any(value is not None for value in (*targets, look.data)):
         raise InputError(
             f"{folder} holds several runs, each of which keeps its diagnosis: leave out --data, "
-            "--out and --csv"
+            "--out, --csv and --figures"
         )
     from rich.console import Console
 
