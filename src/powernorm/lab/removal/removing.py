@@ -56,7 +56,6 @@ from powernorm.surgery.folding import plan_fold
 from powernorm.surgery.marking import is_pretrained
 from powernorm.surgery.verification import Errors
 
-"""What a removal was made of, in its folder and in that of the model."""
 MODEL_FOLDER: Final = "model"
 """Of a removal's folder, the part that `powernorm.load` reads."""
 STOCK_FOLDER: Final = "stock"
