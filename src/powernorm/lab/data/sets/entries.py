@@ -60,6 +60,11 @@ class DataSet:
     """What the user must accept before it is fetched; None where nothing is unclear."""
 
     @property
+    def origin(self) -> str:
+        """What it is and where it comes from, as results say it."""
+        return f"{self.summary}, {self.source}"
+
+    @property
     def size(self) -> int:
         """Bytes of the files."""
         return sum(file.size for file in self.files)

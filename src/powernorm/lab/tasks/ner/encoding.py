@@ -13,6 +13,7 @@ from torch import Tensor
 from powernorm.errors import InputError
 from powernorm.lab.data.cache import cache_key
 from powernorm.lab.data.corpus import SPLITS, Split
+from powernorm.lab.data.orders import spaced
 from powernorm.lab.tasks.ner.columns import TaggedSentence
 from powernorm.lab.tasks.ner.corpora import EntityCorpus
 from powernorm.lab.tasks.ner.tag_schemes import Span, tag_names, tags_of
@@ -164,7 +165,7 @@ def thinned(corpus: EntityCorpus, max_examples: int | None) -> EntityCorpus:
     train = corpus.sentences["train"]
     if max_examples is None or max_examples >= len(train):
         return corpus
-    kept = tuple(train[index * len(train) // max_examples] for index in range(max_examples))
+    kept = tuple(train[index] for index in spaced(len(train), max_examples).tolist())
     return EntityCorpus(
         corpus.name, corpus.source, corpus.license, {**corpus.sentences, "train": kept}
     )
