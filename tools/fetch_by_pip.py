@@ -19,7 +19,7 @@ from pathlib import Path
 
 from powernorm.errors import InputError
 from powernorm.lab.data.fetching import fetchable
-from powernorm.lab.data.sets.entries import DataSet
+from powernorm.lab.data.sets.catalog import DataSet
 from powernorm.lab.data.sets.folders import folder_of, half_made, install
 
 PACKAGES = {

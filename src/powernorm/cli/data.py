@@ -13,7 +13,7 @@ from powernorm.errors import InputError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from powernorm.lab.data.sets.entries import DataSet, Home
+    from powernorm.lab.data.sets.catalog import DataSet, Home
 
 _DECLINED: Final = 1
 """Exit code after the user has not accepted the rights of a data set."""

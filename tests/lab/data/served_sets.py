@@ -11,7 +11,7 @@ from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 from powernorm.lab.data.sets import catalog
-from powernorm.lab.data.sets.entries import Archive, DataFile, DataSet
+from powernorm.lab.data.sets.catalog import Archive, DataFile, DataSet
 
 FILES = {"train.txt": b"one two\n" * 500, "test.txt": b"three four\n" * 50}
 NOWHERE = "http://127.0.0.1:9"

@@ -14,7 +14,7 @@ from powernorm.errors import InputError
 from powernorm.lab.data import fetching
 from powernorm.lab.data.fetching import cached_state, fetch, fetched, remove
 from powernorm.lab.data.sets import catalog, folders
-from powernorm.lab.data.sets.entries import DataSet
+from powernorm.lab.data.sets.catalog import DataSet
 
 
 @pytest.fixture

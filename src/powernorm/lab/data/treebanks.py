@@ -37,15 +37,6 @@ class Treebank:
     sentences: Mapping[Split, tuple[Sentence, ...]]
 
 
-@dataclass(frozen=True, slots=True)
-class _EmbeddedTreebank:
-    source: str
-    license: str
-    """Files, one after the other."""
-    group: Callable[[list[Sentence]], list[list[Sentence]]]
-    """Divides the sentences into groups, none of which is in two splits."""
-
-
 def load_treebank(source: str | None) -> Treebank:
     """Return the treebank that a configuration names.
 
@@ -70,16 +61,15 @@ def load_treebank(source: str | None) -> Treebank:
 
 
 def _embedded(name: str) -> Treebank:
-    entry = _TREEBANKS[name]
     about = data_set(name)
     sentences = [
         sentence
         for text, file in zip(embedded_texts(about), about.files, strict=True)
         for sentence in parse_conllu(text, file.name)
     ]
-    parts = split_by_position(entry.group(sentences), TEN)
+    parts = split_by_position(_TREEBANKS[name](sentences), TEN)
     trees = {split: tuple(chain.from_iterable(groups)) for split, groups in parts.items()}
-    return Treebank(name, entry.source, entry.license, trees)
+    return Treebank(name, about.origin, about.license, trees)
 
 
 def _by_document(sentences: list[Sentence]) -> list[list[Sentence]]:
@@ -114,21 +104,10 @@ def _read(path: Path) -> Treebank:
     return Treebank(name or folder.resolve().name, str(folder), USER_LICENSE, sentences)
 
 
-_TREEBANKS: Final[Mapping[str, _EmbeddedTreebank]] = MappingProxyType(
-    {
-        "petrogold": _EmbeddedTreebank(
-            "PetroGold, theses on petroleum in Portuguese, PyPI dante-corpora 2.0.5, split by "
-            "document",
-            "CC BY-SA 4.0",
-            _by_document,
-        ),
-        "turkish": _EmbeddedTreebank(
-            "Turkish web pages and Wikipedia, PyPI turkish-treebanks 1.0.0",
-            "Apache 2.0",
-            _one_by_one,
-        ),
-    }
+_TREEBANKS: Final[Mapping[str, Callable[[list[Sentence]], list[list[Sentence]]]]] = (
+    MappingProxyType({"petrogold": _by_document, "turkish": _one_by_one})
 )
+"""Each divides the sentences into groups, none of which is in two splits."""
 
 TREEBANKS: Final = tuple(_TREEBANKS)
 """Names of the embedded treebanks."""

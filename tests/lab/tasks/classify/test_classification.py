@@ -95,9 +95,7 @@ def test_classifiers_learn_and_are_scored(
     for name in ("valid", "test"):
         split = encoded.splits[name]
         with torch.no_grad():
-            answers = [
-                int(trained.model(split.row(i)[None].long()).argmax()) for i in range(len(split))
-            ]
+            answers = [int(trained.model(text[None].long()).argmax()) for text in split.texts()]
         right = sum(a == b for a, b in zip(answers, split.labels.tolist(), strict=True))
         found = results.runs[1].metrics[f"{name}_accuracy"]
         assert found == pytest.approx(100 * right / len(split))
@@ -148,7 +146,7 @@ def test_another_set_is_scored_by_the_words_of_the_first(
     encoded = task_of(config).encode_by(str(tmp_path), config)
     own = encoded_of(config)
     ids = {word: i for i, word in enumerate(own.vocabulary.words, start=2)}
-    assert encoded.splits["test"].row(0).tolist() == [ids["dull"], 1, 1]
+    assert encoded.splits["test"].texts()[0].tolist() == [ids["dull"], 1, 1]
     assert encoded.labels == own.labels
 
 

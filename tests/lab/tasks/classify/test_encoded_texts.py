@@ -78,14 +78,14 @@ def test_frequent_words_and_the_classes_of_train_have_ids() -> None:
     assert encoded.labels == ("a", "b")
     train, valid = encoded.splits["train"], encoded.splits["valid"]
     the, saw, cat = 3, 4, 5
-    assert [train.row(i).tolist() for i in range(3)] == [
+    assert [text.tolist() for text in train.texts()[:3]] == [
         [the, UNKNOWN_ID, saw, the],
         [the, saw],
         [2, 2, 2],
     ]
     assert train.labels.tolist() == [1, 0, 1]
-    assert [valid.row(i).tolist() for i in range(2)] == [[the, 1, 1, saw], [UNKNOWN_ID]]
-    assert encoded.splits["test"].row(0).tolist() == [1, 1, cat]
+    assert [text.tolist() for text in valid.texts()[:2]] == [[the, 1, 1, saw], [UNKNOWN_ID]]
+    assert encoded.splits["test"].texts()[0].tolist() == [1, 1, cat]
     assert encoded.num_cut == {"train": 1, "valid": 0, "test": 0}
 
 
@@ -109,8 +109,8 @@ def test_a_part_of_train_is_evenly_spaced() -> None:
     encoded = encode_texts(texts, vocabulary_size=300, max_length=9, max_examples=4)
     whole = encode_texts(texts, vocabulary_size=300, max_length=9)
     train = encoded.splits["train"]
-    assert [train.row(i).tolist() for i in range(4)] == [
-        whole.splits["train"].row(i).tolist() for i in (0, 2, 5, 7)
+    assert [text.tolist() for text in train.texts()[:4]] == [
+        whole.splits["train"].texts()[i].tolist() for i in (0, 2, 5, 7)
     ]
     assert train.labels.tolist() == [0, 0, 1, 1]
     assert len(encoded.splits["valid"]) == 10
@@ -121,7 +121,7 @@ def test_another_set_is_encoded_with_the_words_and_classes_of_the_first() -> Non
     own = encode_texts(SMALL, vocabulary_size=300, max_length=9)
     encoded = encode_texts_by(other, SMALL, vocabulary_size=300, max_length=9)
     assert encoded.vocabulary.words == own.vocabulary.words
-    assert encoded.splits["train"].row(1).tolist() == [UNKNOWN_ID]
+    assert encoded.splits["train"].texts()[1].tolist() == [UNKNOWN_ID]
     strange = data_set(train=[("b", "x"), ("c", "y")], valid=[("a", "x")], test=[("a", "x")])
     with pytest.raises(InputError, match="f, line 2: the class 'c' is not one of the train split"):
         encode_texts_by(strange, SMALL, vocabulary_size=300, max_length=9)

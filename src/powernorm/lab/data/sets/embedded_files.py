@@ -8,7 +8,7 @@ from typing import Final
 
 from powernorm.errors import InputError
 from powernorm.integrations.extras import install_corpora
-from powernorm.lab.data.sets.entries import DataFile, DataSet
+from powernorm.lab.data.sets.catalog import DataFile, DataSet
 
 PACKAGE: Final = "powernorm_data"
 """Holds files only; nothing of it is imported."""

@@ -18,7 +18,7 @@ from typing import Final, Literal
 
 from powernorm.errors import InputError
 from powernorm.lab.data.cache import cache_folder
-from powernorm.lab.data.sets.entries import DataFile, DataSet
+from powernorm.lab.data.sets.catalog import DataFile, DataSet
 
 State = Literal["absent", "whole", "damaged"]
 

@@ -14,6 +14,7 @@ from torch import Tensor
 from powernorm.errors import InputError
 from powernorm.lab.data.cache import cache_key
 from powernorm.lab.data.corpus import SPLITS, Split
+from powernorm.lab.data.orders import spaced
 from powernorm.lab.tasks.classify.labeled_texts import LabeledText, LabeledTexts
 
 UNKNOWN_ID: Final = 1
@@ -79,10 +80,10 @@ class EncodedTextSplit:
         """Return the number of texts."""
         return self.lengths.numel()
 
-    def row(self, index: int) -> Tensor:
-        """Return the ids of the words of a text, int32, (length,)."""
-        start = int(self.lengths[:index].sum())
-        return self.words[start : start + int(self.lengths[index])]
+    def texts(self) -> tuple[Tensor, ...]:
+        """Return the ids of the words of each text, int32, (length,)."""
+        texts: tuple[Tensor, ...] = self.words.split(self.lengths.tolist())
+        return texts
 
     def chosen(self, rows: Tensor) -> "EncodedTextSplit":
         """Return some of the texts.
@@ -90,11 +91,9 @@ class EncodedTextSplit:
         Args:
             rows: their numbers, int64, (rows,).
         """
-        starts = (self.lengths.cumsum(0) - self.lengths)[rows]
-        lengths = self.lengths[rows]
-        begins = lengths.cumsum(0) - lengths
-        places = (starts - begins).repeat_interleave(lengths) + torch.arange(int(lengths.sum()))
-        return EncodedTextSplit(self.words[places], lengths, self.labels[rows])
+        texts = self.texts()
+        kept = torch.cat([texts[row] for row in rows.tolist()])
+        return EncodedTextSplit(kept, self.lengths[rows], self.labels[rows])
 
 
 @dataclass(frozen=True, eq=False)
@@ -182,8 +181,7 @@ def _encoded(
     for split in SPLITS:
         whole, num_cut[split] = _numbered(texts, split, vocabulary, labels, max_length)
         if split == "train" and max_examples is not None and max_examples < len(whole):
-            rows = torch.arange(max_examples) * len(whole) // max_examples
-            whole = whole.chosen(rows)
+            whole = whole.chosen(spaced(len(whole), max_examples))
         splits[split] = whole
         for part in (whole.words, whole.lengths, whole.labels):
             digest.update(part.numpy().tobytes())

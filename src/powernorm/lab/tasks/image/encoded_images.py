@@ -10,6 +10,7 @@ from torch import Tensor
 from powernorm.errors import InputError
 from powernorm.lab.data.cache import cache_key
 from powernorm.lab.data.corpus import Split
+from powernorm.lab.data.orders import spaced
 from powernorm.lab.tasks.image.image_set import Images, ImageSet
 
 _FORMAT: Final = 1
@@ -55,9 +56,8 @@ def encode_images(images: ImageSet, max_examples: int | None = None) -> EncodedI
         InputError: all training images are of one color.
     """
     train = images.splits["train"]
-    total = len(train.labels)
-    if max_examples is not None and max_examples < total:
-        train = train.part(torch.arange(max_examples) * total // max_examples)
+    if max_examples is not None and max_examples < len(train.labels):
+        train = train.part(spaced(len(train.labels), max_examples))
     mean, std = pixel_statistics(train.pixels)
     if not bool((std > 0).all()):
         raise InputError(

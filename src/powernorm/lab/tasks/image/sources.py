@@ -403,8 +403,7 @@ def load_images(source: str | None) -> ImageSet:
         return ImageSet(name, "drawn by powernorm", "none is needed", splits, _DIGITS, False)
     if name == DEFAULT:
         entry = data_set(DEFAULT)
-        source = f"{entry.summary}, {entry.source}"
-        return _digits(fetched(DEFAULT), DEFAULT, source, entry.license)
+        return _digits(fetched(DEFAULT), DEFAULT, entry.origin, entry.license)
     return _read(Path(name))
 
 

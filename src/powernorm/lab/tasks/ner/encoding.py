@@ -13,6 +13,7 @@ from torch import Tensor
 from powernorm.errors import InputError
 from powernorm.lab.data.cache import cache_key
 from powernorm.lab.data.corpus import SPLITS, Split
+from powernorm.lab.data.orders import spaced
 from powernorm.lab.tasks.ner.columns import TaggedSentence
 from powernorm.lab.tasks.ner.corpora import EntityCorpus
 from powernorm.lab.tasks.ner.tag_schemes import Span, tag_names, tags_of
@@ -55,25 +56,21 @@ class EncodedSentences:
 
 
 @dataclass(frozen=True)
-class EncodedEntities:
-    """Sentences with entities over their words, characters and tags."""
+class EntityVocabulary:
+    """Known words, characters, bigrams and kinds of entities with their ids."""
 
-    corpus: EntityCorpus
-    words: tuple[str, ...]
-    """Known words in the order of their ids, from `NUM_MARKS` on."""
-    characters: tuple[str, ...]
-    """Known characters, in the same way."""
-    bigrams: tuple[str, ...] | None
-    """Known bigrams, in the same way; None where none were asked for."""
+    words: Mapping[str, int]
+    """In the order of their ids, from `NUM_MARKS` on."""
+    characters: Mapping[str, int]
+    """In the same way."""
+    bigrams: Mapping[str, int] | None
+    """In the same way; None where none were asked for."""
     kinds: tuple[str, ...]
     """Of entities, in the order of the tags (`tag_names`)."""
-    splits: Mapping[Split, EncodedSentences]
     vectors: Mapping[int, Tensor]
     """Vector of some words by id, float32; empty where none were asked for."""
     bigram_vectors: Mapping[int, Tensor]
     """The same of bigrams."""
-    fingerprint: str
-    """A hash of everything that determines the ids."""
 
     @property
     def num_words(self) -> int:
@@ -97,14 +94,13 @@ class EncodedEntities:
 
 
 @dataclass(frozen=True)
-class _Ids:
-    words: Mapping[str, int]
-    characters: Mapping[str, int]
-    bigrams: Mapping[str, int] | None
-    tags: Mapping[str, int]
-    kinds: tuple[str, ...]
-    vectors: Mapping[int, Tensor]
-    bigram_vectors: Mapping[int, Tensor]
+class EncodedEntities(EntityVocabulary):
+    """Sentences with entities over their words, characters and tags."""
+
+    corpus: EntityCorpus
+    splits: Mapping[Split, EncodedSentences]
+    fingerprint: str
+    """A hash of everything that determines the ids."""
 
 
 def encode_entities(
@@ -146,17 +142,8 @@ def encode_entities(
         ids = _with_bigrams(ids, own, bigram_vectors)
     _check_kinds(corpus, own)
     splits = {split: _encoded(corpus.sentences[split], ids, max_length) for split in SPLITS}
-    return EncodedEntities(
-        corpus=corpus,
-        words=tuple(ids.words),
-        characters=tuple(ids.characters),
-        bigrams=None if ids.bigrams is None else tuple(ids.bigrams),
-        kinds=ids.kinds,
-        splits=splits,
-        vectors=ids.vectors,
-        bigram_vectors=ids.bigram_vectors,
-        fingerprint=_fingerprint(ids, splits),
-    )
+    fingerprint = _fingerprint(ids, splits)
+    return EncodedEntities(**vars(ids), corpus=corpus, splits=splits, fingerprint=fingerprint)
 
 
 def thinned(corpus: EntityCorpus, max_examples: int | None) -> EntityCorpus:
@@ -164,13 +151,13 @@ def thinned(corpus: EntityCorpus, max_examples: int | None) -> EntityCorpus:
     train = corpus.sentences["train"]
     if max_examples is None or max_examples >= len(train):
         return corpus
-    kept = tuple(train[index * len(train) // max_examples] for index in range(max_examples))
+    kept = tuple(train[index] for index in spaced(len(train), max_examples).tolist())
     return EntityCorpus(
         corpus.name, corpus.source, corpus.license, {**corpus.sentences, "train": kept}
     )
 
 
-def _ids(corpus: EntityCorpus, vocabulary_size: int, vectors: Path | None) -> _Ids:
+def _ids(corpus: EntityCorpus, vocabulary_size: int, vectors: Path | None) -> EntityVocabulary:
     train = corpus.sentences["train"]
     words = _ranked(word.lower() for sentence in train for word in sentence.words)
     words = words[: vocabulary_size - NUM_MARKS]
@@ -179,20 +166,20 @@ def _ids(corpus: EntityCorpus, vocabulary_size: int, vectors: Path | None) -> _I
     characters = _ranked(
         character for sentence in train for word in sentence.words for character in word
     )
-    kinds = corpus.kinds
     word_ids = _numbered(words)
-    return _Ids(
+    return EntityVocabulary(
         words=word_ids,
         characters=_numbered(characters),
         bigrams=None,
-        tags={name: index for index, name in enumerate(tag_names(kinds))},
-        kinds=tuple(kinds),
+        kinds=tuple(corpus.kinds),
         vectors={word_ids[word]: vector for word, vector in found.items()},
         bigram_vectors={},
     )
 
 
-def _with_bigrams(ids: _Ids, corpus: EntityCorpus, vectors: Path | None) -> _Ids:
+def _with_bigrams(
+    ids: EntityVocabulary, corpus: EntityCorpus, vectors: Path | None
+) -> EntityVocabulary:
     known = _ranked(name for item in corpus.sentences["train"] for name in bigrams_of(item))
     found: dict[str, Tensor] = {}
     if vectors is not None:
@@ -248,7 +235,10 @@ def _check_kinds(corpus: EntityCorpus, own: EntityCorpus) -> None:
             )
 
 
-def _encoded(sentences: Sequence[TaggedSentence], ids: _Ids, max_length: int) -> EncodedSentences:
+def _encoded(
+    sentences: Sequence[TaggedSentence], ids: EntityVocabulary, max_length: int
+) -> EncodedSentences:
+    tag_ids = {tag: index for index, tag in enumerate(ids.tags)}
     words: list[int] = []
     tags: list[int] = []
     lengths: list[int] = []
@@ -258,7 +248,7 @@ def _encoded(sentences: Sequence[TaggedSentence], ids: _Ids, max_length: int) ->
         cuts = range(0, len(sentence.words), max_length)
         for start in cuts:
             end = min(start + max_length, len(sentence.words))
-            tags += [ids.tags[tag] for tag in tags_of(_within(sentence, start, end), end - start)]
+            tags += [tag_ids[tag] for tag in tags_of(_within(sentence, start, end), end - start)]
             lengths.append(end - start)
         rows.append(len(cuts))
     return EncodedSentences(
@@ -301,7 +291,7 @@ def _bigrams(sentences: Sequence[TaggedSentence], ids: Mapping[str, int] | None)
     return torch.tensor(found, dtype=torch.int32)
 
 
-def _fingerprint(ids: _Ids, splits: Mapping[Split, EncodedSentences]) -> str:
+def _fingerprint(ids: EntityVocabulary, splits: Mapping[Split, EncodedSentences]) -> str:
     digest = hashlib.sha256("\n".join([*ids.words, "", *ids.characters, "", *ids.kinds]).encode())
     for part in splits.values():
         for values in (part.words, part.characters, part.tags, part.lengths):

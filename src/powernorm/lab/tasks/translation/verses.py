@@ -6,12 +6,11 @@ from powernorm.errors import InputError
 from powernorm.lab.data.corpus import split_by_position
 from powernorm.lab.data.embedded import (
     VERSES,
-    VERSES_LICENSE,
-    VERSES_ORIGIN,
     english_chapters,
     german_chapters,
 )
 from powernorm.lab.data.lines import TextPair
+from powernorm.lab.data.sets.catalog import data_set
 from powernorm.lab.tasks.translation.corpus import ParallelCorpus, corpus_in_memory
 from powernorm.lab.tasks.translation.languages import language_pair
 
@@ -41,6 +40,7 @@ def verse_pairs(languages: str | None, *, tokenized: bool = False) -> ParallelCo
             "data.tokenized=true does not fit the embedded verses, which are plain text: leave it "
             "out"
         )
+    about = data_set(VERSES)
     texts = {"de": german_chapters(), "en": english_chapters()}
     chapters: list[list[TextPair]] = [
         list(zip(sources, targets, strict=True))
@@ -53,6 +53,6 @@ def verse_pairs(languages: str | None, *, tokenized: bool = False) -> ParallelCo
             for split, part in split_by_position(chapters).items()
         },
         languages=chosen,
-        source=f"World English Bible and Elberfelder Bible 1905, {VERSES_ORIGIN}",
-        license=VERSES_LICENSE,
+        source=about.origin,
+        license=about.license,
     )
