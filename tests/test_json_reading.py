@@ -15,7 +15,7 @@ from powernorm.integrations.pretrained import build_from_config, is_pretrained
 from powernorm.json_reading import MAX_DEPTH, parse_json, read_json, read_json_object
 from powernorm.lab.data.cache import cache_folder
 from powernorm.lab.engine.folders import read_json as read_run_json
-from powernorm.lab.report.diagnoses import read_diagnosis
+from powernorm.lab.report.loading import read_diagnosis
 from powernorm.lab.tasks.translation.store import MANIFEST, found_or_made
 from powernorm.option_values import parse_options
 

@@ -233,7 +233,7 @@ def _print_evaluation(report: "Diagnosis") -> None:
     from rich.console import Console
 
     from powernorm.lab.report import print_evaluation
-    from powernorm.lab.report.diagnosis_words import evaluation_words
+    from powernorm.lab.report.diagnosis_page import evaluation_words
 
     words = evaluation_words(report.to_json()["evaluation"])
     if words:

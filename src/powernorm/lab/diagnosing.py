@@ -22,8 +22,7 @@ from powernorm.lab.data.corpus import EvaluatedSplit
 from powernorm.lab.data.readers import load_corpus
 from powernorm.lab.diagnosed_runs import with_paper
 from powernorm.lab.own_models import is_own_run, load_own_run
-from powernorm.lab.report.diagnoses import read_diagnosis
-from powernorm.lab.report.loading import read_comparison
+from powernorm.lab.report.loading import read_comparison, read_diagnosis
 from powernorm.lab.report.overlays import OverlayLine, lines_of
 from powernorm.lab.report.records import Comparison, ReportedRun
 from powernorm.lab.report.selections import read_selection

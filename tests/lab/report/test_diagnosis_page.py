@@ -12,12 +12,11 @@ from lab.report.synthetic_diagnoses import (
 )
 from lab.report.test_page import Elements
 from powernorm.lab.report import (
-    diagnosis_sections,
     render_diagnosis,
     write_diagnosis_page,
     write_report,
 )
-from powernorm.lab.report.diagnosis_words import evaluation_words, verdict_words
+from powernorm.lab.report.diagnosis_page import evaluation_words, verdict_words
 from powernorm.runs import EvaluationRow
 
 

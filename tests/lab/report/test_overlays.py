@@ -14,8 +14,8 @@ from lab.report.test_page import Elements
 from powernorm.errors import InputError
 from powernorm.lab.report import overlays, read_comparison, render_page
 from powernorm.lab.report.curves import Series
-from powernorm.lab.report.diagnoses import read_diagnoses
 from powernorm.lab.report.lines import Panel
+from powernorm.lab.report.loading import read_diagnoses
 from powernorm.lab.report.overlay_page import overlay_table, render_overlay
 from powernorm.lab.report.overlays import KAPPAS, TIDS, OverlayLine, lines_of
 from powernorm.lab.report.profiles import Profile

@@ -1,8 +1,7 @@
 """From run folders to tables, figures and one self-contained page; reads files only."""
 
-from powernorm.lab.report.diagnoses import read_diagnosis
 from powernorm.lab.report.diagnosis_page import render_diagnosis, write_diagnosis_page
-from powernorm.lab.report.loading import read_comparison
+from powernorm.lab.report.loading import read_comparison, read_diagnosis
 from powernorm.lab.report.page import render_page, write_report
 from powernorm.lab.report.records import Comparison, ReportedRun
 from powernorm.lab.report.seed_statistics import seed_records

@@ -13,28 +13,25 @@ from powernorm.lab.report.comparison_tables import (
     glossary,
     headline,
     run_table,
+    scoring_notes,
     settings_table,
     summary_table,
     table_of,
 )
-from powernorm.lab.report.conclusion import conclusion
-from powernorm.lab.report.diagnosis_sections import comparison_contents
-from powernorm.lab.report.document import Article, SectionParts, document, write_page
+from powernorm.lab.report.conclusion import conclusion, race_contents
+from powernorm.lab.report.diagnosis_page import comparison_contents
+from powernorm.lab.report.document import Article, SectionParts, document, part, write_page
 from powernorm.lab.report.loading import read_comparison
 from powernorm.lab.report.measures import own_heading
 from powernorm.lab.report.numerals import counted, printable
 from powernorm.lab.report.overlay_page import training_contents
 from powernorm.lab.report.overlays import lines_of
-from powernorm.lab.report.paper_tables import paper_contents, paper_table
-from powernorm.lab.report.races import race_contents
+from powernorm.lab.report.paper_tables import paper_contents, paper_table, score_contents
 from powernorm.lab.report.records import Comparison
-from powernorm.lab.report.scoring import scoring_notes
 from powernorm.lab.report.seed_statistics import seed_contents, seed_table
 from powernorm.lab.report.statistics import SummaryRow, summarize
-from powernorm.lab.report.statistics_tables import score_contents
 from powernorm.lab.report.studies import study_contents
 from powernorm.lab.report.tables import Table, copies
-from powernorm.lab.report.templates import part
 from powernorm.lab.report.translations import sample_contents
 from powernorm.lab.report.tuning import tuning_contents, tuning_sentence
 from powernorm.runs import METRICS_FILE, REPORT_FILE

@@ -12,6 +12,7 @@ from matplotlib.colors import Normalize
 from matplotlib.patches import Rectangle
 
 from powernorm.lab.report import scatters, study_figures
+from powernorm.lab.report.document import part
 from powernorm.lab.report.drawing import figure, inline_svg, paint, plain_axes
 from powernorm.lab.report.figures import DrawnFigure
 from powernorm.lab.report.numerals import STATUS_WORDS, number, printable
@@ -26,7 +27,6 @@ from powernorm.lab.report.study_values import (
     tid_percent,
     validation_score,
 )
-from powernorm.lab.report.templates import part
 from powernorm.runs import StudyInfo
 
 # The figures of studies on a grid: a map with a number in every cell.

@@ -12,15 +12,20 @@ from rich.text import Text
 
 from powernorm.lab.report.changes import changes_sentence, changes_table
 from powernorm.lab.report.columns import MAX_METRICS
-from powernorm.lab.report.comparison_tables import FOOTNOTE, any_partial, headline, table_of
+from powernorm.lab.report.comparison_tables import (
+    FOOTNOTE,
+    any_partial,
+    headline,
+    scored_weights,
+    signatures,
+    table_of,
+)
 from powernorm.lab.report.conclusion import conclusion
 from powernorm.lab.report.numerals import counted, printable
-from powernorm.lab.report.paper_tables import paper_table
+from powernorm.lab.report.paper_tables import evaluation_table, paper_table, score_tables, tid_table
 from powernorm.lab.report.records import Comparison
-from powernorm.lab.report.scoring import scored_weights, signatures
 from powernorm.lab.report.seed_statistics import seed_table
 from powernorm.lab.report.statistics import best_rows, summarize
-from powernorm.lab.report.statistics_tables import evaluation_table, score_tables, tid_table
 from powernorm.lab.report.tables import Table
 from powernorm.lab.report.tuning import budget_table, tuning_sentence
 from powernorm.runs import REPORT_FILE, RESULTS_FILE, DiagnosisRecord

@@ -8,8 +8,8 @@ from markupsafe import Markup
 
 from powernorm.errors import InputError
 from powernorm.files import read_text
+from powernorm.lab.report.document import part
 from powernorm.lab.report.records import Comparison, ReportedRun, Translation
-from powernorm.lab.report.templates import part
 from powernorm.runs import TRANSLATIONS_COLUMNS, TRANSLATIONS_FILE
 
 NUM_SENTENCES: Final = 10
