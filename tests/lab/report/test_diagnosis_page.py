@@ -12,6 +12,7 @@ from lab.report.synthetic_diagnoses import (
 )
 from lab.report.test_page import Elements
 from powernorm.lab.report import (
+    diagnosis_page,
     render_diagnosis,
     write_diagnosis_page,
     write_report,
