@@ -2,10 +2,15 @@
 
 from powernorm.lab.report.diagnosis_page import render_diagnosis, write_diagnosis_page
 from powernorm.lab.report.loading import read_comparison, read_diagnosis
-from powernorm.lab.report.page import render_page, write_report
+from powernorm.lab.report.page import (
+    read_selection,
+    render_page,
+    write_report,
+    write_reports,
+    write_tables,
+)
 from powernorm.lab.report.records import Comparison, ReportedRun
 from powernorm.lab.report.seed_statistics import seed_records
-from powernorm.lab.report.selections import read_selection, write_reports, write_tables
 from powernorm.lab.report.statistics import SummaryRow, summarize
 from powernorm.lab.report.terminal import print_comparison, print_evaluation, print_scores
 
