@@ -91,7 +91,9 @@ def read_runs(parent: Path, names: Sequence[str]) -> Comparison:
 def _comparison(
     folder: Path, head: ComparisonHead | None, results: Sequence[RunResult]
 ) -> Comparison:
-    runs = [_with_logs(folder, result) for result in results]
+    baselines = head.baselines if isinstance(head, ComparisonResults) else []
+    floor = baselines[0]["metrics"].get("valid_loss") if baselines else None
+    runs = [_with_logs(folder, result, floor) for result in results]
     if head is None:
         return _cleaned(_headless(folder, runs))
     comparison = Comparison(**{**vars(head), "folder": folder, "runs": runs})
@@ -220,7 +222,7 @@ def _read_run(folder: Path) -> RunResult:
     )
 
 
-def _with_logs(comparison: Path, result: RunResult) -> ReportedRun:
+def _with_logs(comparison: Path, result: RunResult, floor: float | None) -> ReportedRun:
     folder = comparison / result.folder
     if not folder.resolve().is_relative_to(comparison.resolve()):
         raise InputError(
@@ -228,14 +230,28 @@ def _with_logs(comparison: Path, result: RunResult) -> ReportedRun:
         )
     diagnosis, scales = folder / DIAGNOSIS_FILE, folder / SCALES_FILE
     x, y = (None if at is None or not isfinite(at) else at for at in (result.x, result.y))
+    curve = read_metrics(folder / METRICS_FILE)
     return ReportedRun(
         **{**vars(result), "x": x, "y": y},
-        curve=read_metrics(folder / METRICS_FILE),
+        curve=curve,
+        is_behind=result.status == "diverged" and _is_behind(result, curve, floor),
         samples=read_norms(folder / NORMS_FILE),
         diagnosis=read_diagnosis(diagnosis) if diagnosis.exists() else None,
         diagnoses=read_diagnoses(folder / DIAGNOSES_FILE),
         scales=read_record(ScalesRecord, scales, _MEND)["layers"] if scales.exists() else [],
     )
+
+
+def _is_behind(result: RunResult, curve: Sequence[MetricRow], floor: float | None) -> bool:
+    """Whether a run that is called diverged never rose: it came to its end behind a baseline.
+
+    The engine says so of a function's run by its message. Of a built-in task's run its valid loss
+    says so, which never came down to the unigram's and never rose.
+    """
+    if " is worse than that of " in (result.message or ""):
+        return True
+    losses = [loss for row in curve if (loss := row.get("valid_loss")) is not None]
+    return bool(losses) and floor is not None and floor < min(losses) <= losses[-1] <= losses[0]
 
 
 # Diagnoses.
