@@ -12,7 +12,12 @@ from powernorm.lab.report.page import (
 from powernorm.lab.report.records import Comparison, ReportedRun
 from powernorm.lab.report.seed_statistics import seed_records
 from powernorm.lab.report.statistics import SummaryRow, summarize
-from powernorm.lab.report.terminal import print_comparison, print_evaluation, print_scores
+from powernorm.lab.report.terminal import (
+    print_comparison,
+    print_evaluation,
+    print_scores,
+    print_table,
+)
 
 __all__ = [
     "Comparison",
@@ -21,6 +26,7 @@ __all__ = [
     "print_comparison",
     "print_evaluation",
     "print_scores",
+    "print_table",
     "read_comparison",
     "read_diagnosis",
     "read_selection",
