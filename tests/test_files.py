@@ -124,7 +124,7 @@ import powernorm
 from powernorm.lab.recipes.files import named_recipe
 from powernorm.lab.recipes.paper_statistics import printed_statistics
 from powernorm.lab.recipes.studies.sizes import presets_of
-from powernorm.lab.report.templates import part
+from powernorm.lab.report.document import part
 
 assert ".zip" in powernorm.__file__
 assert named_recipe("lm", "demo").settings.task == "lm"

@@ -28,9 +28,9 @@ from powernorm.lab.report.figures import Axis, metric_bands, own_columns
 from powernorm.lab.report.lines import Band, Panel, draw_panel, scale_x
 from powernorm.lab.report.loading import read_runs
 from powernorm.lab.report.measures import better_way, own_heading
+from powernorm.lab.report.page import read_selection
 from powernorm.lab.report.records import Comparison, NormSample, ReportedRun
 from powernorm.lab.report.results_document import joined
-from powernorm.lab.report.selections import read_selection
 from powernorm.runs import is_run_folder
 
 SUFFIXES: Final = (".svg", ".png")

@@ -14,7 +14,7 @@ from powernorm import InputError, files
 from powernorm.files import read_text
 from powernorm.lab.engine.events import Notice
 from powernorm.lab.engine.progress import ComparisonProgress
-from powernorm.lab.report.logs import read_metrics
+from powernorm.lab.report.loading import read_metrics
 
 ESCAPE = "\x1b[2J"
 

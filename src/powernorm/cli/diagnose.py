@@ -136,7 +136,7 @@ def diagnose(
     look = Look(batches, data, sequences, length, place, split)
     if overlay:
         with saving_figures(figures, formats):
-            _diagnose_together(sources, look, out or _overlay_page(sources), csv)
+            _diagnose_together(sources, look, out or _overlay_page(sources), csv, wide=wide)
         return
     (source,) = sources
     if split and scored_folder(Path(source), look, (out, csv, figures)):
@@ -247,7 +247,7 @@ def _print_evaluation(report: "Diagnosis") -> None:
     from rich.console import Console
 
     from powernorm.lab.report import print_evaluation
-    from powernorm.lab.report.diagnosis_words import evaluation_words
+    from powernorm.lab.report.diagnosis_page import evaluation_words
 
     words = evaluation_words(report.to_json()["evaluation"])
     if words:
@@ -258,7 +258,9 @@ def _print_evaluation(report: "Diagnosis") -> None:
 # Several -----------------------------------------------------------------------------------------
 
 
-def _diagnose_together(sources: Sequence[str], look: "Look", out: Path, csv: Path | None) -> None:
+def _diagnose_together(
+    sources: Sequence[str], look: "Look", out: Path, csv: Path | None, *, wide: bool
+) -> None:
     from powernorm.lab.diagnosing import overlay
 
     if look.scores is not None:
@@ -282,17 +284,20 @@ def _diagnose_together(sources: Sequence[str], look: "Look", out: Path, csv: Pat
             "interrupted: runs that were diagnosed keep it; the same command goes on", err=True
         )
         raise typer.Exit(INTERRUPTED) from None
-    _print_overlay(found, out, csv)
+    _print_overlay(found, out, csv, wide=wide)
 
 
-def _print_overlay(found: "Overlay", out: Path, csv: Path | None) -> None:
+def _print_overlay(found: "Overlay", out: Path, csv: Path | None, *, wide: bool) -> None:
+    from rich.console import Console
+
+    from powernorm.lab.report import print_table
     from powernorm.lab.report.overlay_page import (
         overlay_table,
         write_overlay_csv,
         write_overlay_page,
     )
 
-    typer.echo(printable(overlay_table(found.lines).frame.to_string(index=False)))
+    print_table(Console(), overlay_table(found.lines), wide=wide)
     for name, reason in found.left_out.items():
         typer.echo(printable(f"left out: {name}: {reason}"), err=True)
     typer.echo(f"{found.num_diagnosed} diagnosed now, {found.num_known} before")

@@ -62,7 +62,7 @@ def recipes(
 def _print_statistics(path: Path) -> None:
     """Print what a paper says of the statistics of a recipe's norms, as comments of its file."""
     from powernorm.lab.recipes import paper_statistics, read_recipe
-    from powernorm.lab.report.statistics_tables import statistic_label
+    from powernorm.lab.report.paper_tables import statistic_label
     from powernorm.runs import placement_words
 
     recipe = read_recipe(path)

@@ -129,12 +129,15 @@ def remove(
 
 
 def _print_removed(removed: "Removed") -> None:
+    from rich.console import Console
+
     from powernorm.lab.removal.removing import MODEL_FOLDER
     from powernorm.lab.removal.report import removal_table
+    from powernorm.lab.report import print_table
 
     table = removal_table(removed.metrics)
     if table.lines:
-        typer.echo(table.frame.to_string(index=False))
+        print_table(Console(), table)
     if removed.is_folded:
         typer.echo(f"model without norms: {removed.folder / MODEL_FOLDER}")
     if removed.stock is not None:

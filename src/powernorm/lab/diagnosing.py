@@ -20,11 +20,10 @@ from powernorm.lab.data.corpus import EvaluatedSplit
 from powernorm.lab.data.readers import load_corpus
 from powernorm.lab.diagnosed_runs import with_paper
 from powernorm.lab.own_models import is_own_run, load_own_run, own_model
-from powernorm.lab.report.diagnoses import read_diagnosis
-from powernorm.lab.report.loading import read_comparison
+from powernorm.lab.report.loading import read_comparison, read_diagnosis
 from powernorm.lab.report.overlays import OverlayLine, lines_of
+from powernorm.lab.report.page import read_selection
 from powernorm.lab.report.records import Comparison, ReportedRun
-from powernorm.lab.report.selections import read_selection
 from powernorm.lab.tasks.run_diagnosis import diagnose_run
 from powernorm.lab.tasks.trained_models import scored_step
 from powernorm.runs import DIAGNOSIS_FILE, DiagnosisRecord, is_run_folder

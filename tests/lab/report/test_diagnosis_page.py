@@ -12,12 +12,12 @@ from lab.report.synthetic_diagnoses import (
 )
 from lab.report.test_page import Elements
 from powernorm.lab.report import (
-    diagnosis_sections,
+    diagnosis_page,
     render_diagnosis,
     write_diagnosis_page,
     write_report,
 )
-from powernorm.lab.report.diagnosis_words import evaluation_words, verdict_words
+from powernorm.lab.report.diagnosis_page import evaluation_words, verdict_words
 from powernorm.runs import EvaluationRow
 
 
@@ -125,7 +125,7 @@ def test_of_many_diagnoses_the_later_have_tables_only(
     small_folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ten figures for each of hundreds of runs would take minutes."""
-    monkeypatch.setattr(diagnosis_sections, "MAX_DRAWN", 1)
+    monkeypatch.setattr(diagnosis_page, "MAX_DRAWN", 1)
     for run in ("ln-pre-seed0", "bn-pre-seed0"):
         write_diagnosis(small_folder / run, small_diagnosis())
     page = write_report(small_folder).read_text(encoding="utf-8")

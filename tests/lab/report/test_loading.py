@@ -289,3 +289,32 @@ def test_a_result_is_written_as_it_was_read(comparison_folder: Path) -> None:
     change(path, steps_per_second=3.0)
     assert written(read_record(RunResult, path, "", exact=True)) == values
     assert read_record(RunResult, path, "").metrics["loss"] == math.inf
+
+
+@pytest.mark.parametrize(
+    ("losses", "shown"),
+    [
+        ((8.0, 7.5, 7.2), "worse than a baseline"),
+        ((8.0, 7.5, 9.0), "diverged"),
+        ((8.0, 5.5, 7.2), "diverged"),
+    ],
+)
+def test_a_run_that_never_rose_did_not_diverge(
+    small_folder: Path, losses: tuple[float, ...], shown: str
+) -> None:
+    path = small_folder / RESULTS_FILE
+    written = json.loads(path.read_text(encoding="utf-8"))
+    written["baselines"] = [{"name": "unigram", "metrics": {"valid_loss": 7.0}}]
+    written["runs"][0] |= {"status": "diverged", "message": "the valid loss ended above"}
+    path.write_text(json.dumps(written), encoding="utf-8")
+    log = small_folder / written["runs"][0]["folder"] / "metrics.csv"
+    header = log.read_text(encoding="utf-8").splitlines()[0]
+    columns = header.split(",")
+    rows = [
+        ",".join(
+            {"step": "1", "tokens": "1", "valid_loss": str(loss)}.get(one, "") for one in columns
+        )
+        for loss in losses
+    ]
+    log.write_text("\n".join([header, *rows]) + "\n", encoding="utf-8")
+    assert read_comparison(small_folder).runs[0].shown_status == shown

@@ -14,7 +14,7 @@ from lab.report.synthetic_diagnoses import bert_diagnosis, small_diagnosis
 from lab.report.test_page import Elements
 from powernorm.errors import InputError
 from powernorm.lab.report import overlays, read_comparison, render_page
-from powernorm.lab.report.diagnoses import read_diagnoses
+from powernorm.lab.report.loading import read_diagnoses
 from powernorm.lab.report.overlay_page import overlay_table, render_overlay
 from powernorm.lab.report.overlays import KAPPAS, TIDS, OverlayLine, lines_of
 from powernorm.lab.report.records import Comparison

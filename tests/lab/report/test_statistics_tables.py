@@ -10,8 +10,8 @@ from synthetic_diagnoses import bert_diagnosis, write_diagnosis
 
 from powernorm.errors import InputError
 from powernorm.lab.report import read_comparison, read_diagnosis, render_diagnosis, render_page
+from powernorm.lab.report.paper_tables import evaluation_table, score_tables, tid_table
 from powernorm.lab.report.results_document import joined
-from powernorm.lab.report.statistics_tables import evaluation_table, score_tables, tid_table
 from powernorm.runs import RESULTS_FILE, DiagnosisRecord, EvaluationRow, PaperStatistic
 
 pytestmark = pytest.mark.usefixtures("blank_figures")

@@ -24,12 +24,11 @@ from powernorm.lab.report import (
     summarize,
     write_report,
 )
-from powernorm.lab.report.comparison_tables import table_of
+from powernorm.lab.report.comparison_tables import scored_weights, signatures, table_of
 from powernorm.lab.report.measures import goal_of
+from powernorm.lab.report.page import read_translations
 from powernorm.lab.report.paper_tables import paper_table
 from powernorm.lab.report.records import Translation
-from powernorm.lab.report.scoring import scored_weights, signatures
-from powernorm.lab.report.translations import read_translations
 
 
 @pytest.fixture(scope="module")

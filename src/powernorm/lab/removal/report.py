@@ -9,13 +9,12 @@ from markupsafe import Markup
 
 from powernorm.json_reading import read_json_object
 from powernorm.lab.report.comparison_tables import settings_table
-from powernorm.lab.report.document import Article, SectionParts, document, write_page
+from powernorm.lab.report.document import Article, SectionParts, document, part, write_page
 from powernorm.lab.report.drawing import DrawnFigure
 from powernorm.lab.report.lines import Band, Panel, draw_panels
-from powernorm.lab.report.logs import read_metrics
+from powernorm.lab.report.loading import read_metrics
 from powernorm.lab.report.numerals import counted, duration, printable
 from powernorm.lab.report.tables import Table, copies
-from powernorm.lab.report.templates import part
 from powernorm.runs import METRICS_FILE, REMOVAL_FILE, REPORT_FILE, RESULT_FILE
 
 _FIX: Final = "make the removal again"

@@ -1,15 +1,24 @@
 """From run folders to tables, figures and one self-contained page; reads files only."""
 
-from powernorm.lab.report.diagnoses import read_diagnosis
 from powernorm.lab.report.diagnosis_page import render_diagnosis, write_diagnosis_page
 from powernorm.lab.report.drawing import saved_figures
-from powernorm.lab.report.loading import read_comparison
-from powernorm.lab.report.page import render_page, write_report
+from powernorm.lab.report.loading import read_comparison, read_diagnosis
+from powernorm.lab.report.page import (
+    read_selection,
+    render_page,
+    write_report,
+    write_reports,
+    write_tables,
+)
 from powernorm.lab.report.records import Comparison, ReportedRun
 from powernorm.lab.report.seed_statistics import seed_records
-from powernorm.lab.report.selections import read_selection, write_reports, write_tables
 from powernorm.lab.report.statistics import SummaryRow, summarize
-from powernorm.lab.report.terminal import print_comparison, print_evaluation, print_scores
+from powernorm.lab.report.terminal import (
+    print_comparison,
+    print_evaluation,
+    print_scores,
+    print_table,
+)
 
 __all__ = [
     "Comparison",
@@ -18,6 +27,7 @@ __all__ = [
     "print_comparison",
     "print_evaluation",
     "print_scores",
+    "print_table",
     "read_comparison",
     "read_diagnosis",
     "read_selection",

@@ -5,10 +5,10 @@ from typing import Final
 
 from markupsafe import Markup
 
+from powernorm.lab.report.document import part
 from powernorm.lab.report.numerals import counted, printable, setting_text
 from powernorm.lab.report.records import Comparison
 from powernorm.lab.report.tables import Table, copies
-from powernorm.lab.report.templates import part
 from powernorm.runs import ChangesRecord
 
 _DEFAULT: Final = "its default"

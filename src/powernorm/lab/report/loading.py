@@ -1,7 +1,8 @@
-"""From a comparison folder to a `Comparison`; every damaged file is named with its place."""
+"""From the files of run folders to a `Comparison`; every damaged file is named with its place."""
 
+import csv
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import isfinite
 from pathlib import Path
@@ -10,18 +11,19 @@ from typing import Any, Final, NotRequired, cast
 from typing_extensions import TypedDict
 
 from powernorm.errors import InputError
-from powernorm.json_reading import read_json_object
-from powernorm.lab.report.diagnoses import read_diagnoses, read_diagnosis
-from powernorm.lab.report.logs import read_metrics, read_norms
+from powernorm.files import read_text
+from powernorm.json_reading import parse_json, read_json_object
 from powernorm.lab.report.measures import MAIN, PERPLEXITY, goal_of
-from powernorm.lab.report.records import Comparison, ReportedRun
-from powernorm.lab.schema import read_record, record_of
+from powernorm.lab.report.records import Comparison, MetricRow, NormSample, ReportedRun
+from powernorm.lab.schema import bounded, read_record, record_of
 from powernorm.runs import (
     COMPARISON_FILE,
     CONFIG_FILE,
     DIAGNOSES_FILE,
     DIAGNOSIS_FILE,
+    METRICS_COLUMNS,
     METRICS_FILE,
+    NORMS_COLUMNS,
     NORMS_FILE,
     PLACEMENTS,
     RESULT_FILE,
@@ -31,8 +33,10 @@ from powernorm.runs import (
     TUNING_FILE,
     ComparisonHead,
     ComparisonResults,
+    DiagnosisRecord,
     FunctionRecord,
     Goal,
+    LayerRow,
     Placement,
     RunResult,
     ScalesRecord,
@@ -87,7 +91,9 @@ def read_runs(parent: Path, names: Sequence[str]) -> Comparison:
 def _comparison(
     folder: Path, head: ComparisonHead | None, results: Sequence[RunResult]
 ) -> Comparison:
-    runs = [_with_logs(folder, result) for result in results]
+    baselines = head.baselines if isinstance(head, ComparisonResults) else []
+    floor = baselines[0]["metrics"].get("valid_loss") if baselines else None
+    runs = [_with_logs(folder, result, floor) for result in results]
     if head is None:
         return _cleaned(_headless(folder, runs))
     comparison = Comparison(**{**vars(head), "folder": folder, "runs": runs})
@@ -216,7 +222,7 @@ def _read_run(folder: Path) -> RunResult:
     )
 
 
-def _with_logs(comparison: Path, result: RunResult) -> ReportedRun:
+def _with_logs(comparison: Path, result: RunResult, floor: float | None) -> ReportedRun:
     folder = comparison / result.folder
     if not folder.resolve().is_relative_to(comparison.resolve()):
         raise InputError(
@@ -224,11 +230,181 @@ def _with_logs(comparison: Path, result: RunResult) -> ReportedRun:
         )
     diagnosis, scales = folder / DIAGNOSIS_FILE, folder / SCALES_FILE
     x, y = (None if at is None or not isfinite(at) else at for at in (result.x, result.y))
+    curve = read_metrics(folder / METRICS_FILE)
     return ReportedRun(
         **{**vars(result), "x": x, "y": y},
-        curve=read_metrics(folder / METRICS_FILE),
+        curve=curve,
+        is_behind=result.status == "diverged" and _is_behind(result, curve, floor),
         samples=read_norms(folder / NORMS_FILE),
         diagnosis=read_diagnosis(diagnosis) if diagnosis.exists() else None,
         diagnoses=read_diagnoses(folder / DIAGNOSES_FILE),
         scales=read_record(ScalesRecord, scales, _MEND)["layers"] if scales.exists() else [],
     )
+
+
+def _is_behind(result: RunResult, curve: Sequence[MetricRow], floor: float | None) -> bool:
+    """Whether a run that is called diverged never rose: it came to its end behind a baseline.
+
+    The engine says so of a function's run by its message. Of a built-in task's run its valid loss
+    says so, which never came down to the unigram's and never rose.
+    """
+    if " is worse than that of " in (result.message or ""):
+        return True
+    losses = [loss for row in curve if (loss := row.get("valid_loss")) is not None]
+    return bool(losses) and floor is not None and floor < min(losses) <= losses[-1] <= losses[0]
+
+
+# Diagnoses.
+
+
+_MEND_LINE: Final = "mend or remove the line"
+_MEND_DIAGNOSIS: Final = "restore the file, or delete it and run `powernorm diagnose` again"
+
+
+def read_diagnosis(path: Path) -> DiagnosisRecord:
+    """The diagnosis that a file holds.
+
+    Raises:
+        InputError: the file is damaged, or a newer version of powernorm wrote it.
+    """
+    return _diagnosis(read_json_object(path, _MEND_DIAGNOSIS), str(path), _MEND_DIAGNOSIS)
+
+
+def read_diagnoses(path: Path) -> list[DiagnosisRecord]:
+    """The diagnoses of a `diagnoses.jsonl`; an empty list where the file does not exist.
+
+    Raises:
+        InputError: a line is damaged, or a newer version of powernorm wrote it; file and line are
+            named.
+    """
+    if not path.exists():
+        return []
+    text = read_text(path)
+    # A last line without its line end is still being written, or its writer was killed.
+    complete = text[: text.rfind("\n") + 1].split("\n")[:-1]
+    return [
+        _diagnosis(
+            parse_json(line, str(path), _MEND_LINE, line=number),
+            f"{path}, line {number}",
+            _MEND_LINE,
+        )
+        for number, line in enumerate(complete, start=1)
+    ]
+
+
+def _diagnosis(values: object, place: str, mend: str) -> DiagnosisRecord:
+    diagnosis = record_of(DiagnosisRecord, values, place, mend)
+    for index, row in enumerate(diagnosis["layers"]):
+        # A row has every column, and whatever else it has.
+        row |= record_of(LayerRow, row, place, mend, ("layers", index))
+        row |= {column: row[column] or "" for column in ("verdict", "reason")}
+    for index, scale in enumerate(diagnosis["scales"]):
+        weights, deviations = len(scale["weight"]), len(scale["deviation"])
+        if weights != deviations:
+            raise InputError(
+                f"{place}: scales[{index}].weight has {weights} values, deviation {deviations}; "
+                f"{mend}"
+            )
+    return diagnosis
+
+
+# The CSV logs of a run.
+
+
+_FIRST_METRICS_COLUMNS: Final = METRICS_COLUMNS[: METRICS_COLUMNS.index("valid_perplexity") + 1]
+_FIRST_NORMS_COLUMNS: Final = NORMS_COLUMNS[: NORMS_COLUMNS.index("num_nonfinite_batches") + 1]
+"""Those that the first version wrote; a file without the later ones has empty cells there."""
+
+_TEXT_COLUMNS: Final = frozenset({"layer", "norm"})
+"""Of `norms.csv`."""
+
+
+def read_metrics(path: Path) -> list[MetricRow]:
+    """The rows of a `metrics.csv`; an empty list where the file does not exist.
+
+    Raises:
+        InputError: a line is damaged; the message names file and line.
+    """
+    rows: list[MetricRow] = []
+    for line, cells in _rows(path, _FIRST_METRICS_COLUMNS):
+        values = {column: _number(path, line, column, cell) for column, cell in cells.items()}
+        for column in ("step", "tokens"):
+            value = values.get(column)
+            if value is not None and not isfinite(value):
+                raise InputError(
+                    f"{path}, line {line}: {column} is {cells[column]!r}, expected a finite "
+                    "number; mend or remove the line"
+                )
+        rows.append(values)
+    return rows
+
+
+def read_norms(path: Path) -> list[NormSample]:
+    """The rows of a `norms.csv`; an empty list where the file does not exist.
+
+    Raises:
+        InputError: a line is damaged; the message names file and line.
+    """
+    samples = []
+    for line, cells in _rows(path, _FIRST_NORMS_COLUMNS):
+        values = {
+            column: _number(path, line, column, cell)
+            for column, cell in cells.items()
+            if column not in _TEXT_COLUMNS
+        }
+        step = values.get("step")
+        if step is None or step != step // 1:
+            raise InputError(f"{path}, line {line}: step is {cells['step']!r}, not a whole number")
+        batches = values.get("num_nonfinite_batches")
+        if batches is not None and batches != batches // 1:
+            raise InputError(
+                f"{path}, line {line}: num_nonfinite_batches is "
+                f"{cells['num_nonfinite_batches']!r}, not a whole number; mend or remove the line"
+            )
+        samples.append(NormSample(int(step), cells["layer"], cells["norm"], values))
+    return samples
+
+
+def _rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, Mapping[str, str]]]:
+    """Line number and cells by column name."""
+    if not path.exists():
+        return
+    text = read_text(path)
+    # A last line without its line end is still being written, or its writer was killed.
+    complete = text[: text.rfind("\n") + 1]
+    reader = csv.reader(complete.splitlines(keepends=True), strict=True)
+    header: list[str] | None = None
+    try:
+        for cells in reader:
+            if header is None:
+                header = _checked_header(path, cells, columns)
+            elif len(cells) != len(header):
+                raise InputError(
+                    f"{path}, line {reader.line_num}: {len(cells)} cells, expected {len(header)}; "
+                    "mend or remove the line"
+                )
+            else:
+                yield reader.line_num, dict(zip(header, cells, strict=True))
+    except csv.Error as error:
+        raise InputError(f"{path}, line {reader.line_num}: not CSV ({error})") from error
+
+
+def _checked_header(path: Path, cells: list[str], columns: Sequence[str]) -> list[str]:
+    missing = [column for column in columns if column not in cells]
+    if missing:
+        raise InputError(
+            f"{path}, line 1: the header lacks {', '.join(missing)}; expected {','.join(columns)}"
+        )
+    return cells
+
+
+def _number(path: Path, line: int, column: str, cell: str) -> float | None:
+    if not cell:
+        return None
+    try:
+        return bounded(float(cell))
+    except ValueError:
+        raise InputError(
+            f"{path}, line {line}: {column} is {cell!r}, expected a number or nothing; "
+            "mend or remove the line"
+        ) from None

@@ -11,13 +11,12 @@ from markupsafe import Markup
 from powernorm.errors import InputError
 from powernorm.files import write
 from powernorm.lab.report import numerals, overlays
-from powernorm.lab.report.diagnosis_words import average
-from powernorm.lab.report.document import Article, SectionParts, document, write_page
+from powernorm.lab.report.document import Article, SectionParts, document, part, write_page
 from powernorm.lab.report.drawing import DrawnFigure
 from powernorm.lab.report.numerals import counted, printable
 from powernorm.lab.report.overlays import OverlayLine
+from powernorm.lab.report.statistics import average
 from powernorm.lab.report.tables import Table, copies
-from powernorm.lab.report.templates import part
 from powernorm.runs import DIAGNOSIS_COLUMNS, DiagnosisRecord
 
 _COUNTS: Final = ("num_outliers", "outlier_feature", "top_position")

@@ -1,11 +1,15 @@
-"""The report of a comparison: what stands on its page."""
+"""The page of comparisons: what stands on it, of which folders, and where it goes."""
 
-from collections.abc import Iterator, Sequence
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Final
 
 from markupsafe import Markup
 
+from powernorm.errors import InputError
+from powernorm.files import read_text
 from powernorm.lab.report import figures
 from powernorm.lab.report.changes import changes_table, difference_note, preset_values
 from powernorm.lab.report.columns import MAX_METRICS, own_metric
@@ -13,31 +17,35 @@ from powernorm.lab.report.comparison_tables import (
     glossary,
     headline,
     run_table,
+    scoring_notes,
     settings_table,
     summary_table,
     table_of,
 )
-from powernorm.lab.report.conclusion import conclusion
-from powernorm.lab.report.diagnosis_sections import comparison_contents
-from powernorm.lab.report.document import Article, SectionParts, document, write_page
-from powernorm.lab.report.loading import read_comparison
+from powernorm.lab.report.conclusion import conclusion, race_contents
+from powernorm.lab.report.diagnosis_page import comparison_contents
+from powernorm.lab.report.document import Article, SectionParts, document, part, write_page
+from powernorm.lab.report.loading import read_comparison, read_runs
 from powernorm.lab.report.measures import own_heading
 from powernorm.lab.report.numerals import counted, printable
 from powernorm.lab.report.overlay_page import training_contents
 from powernorm.lab.report.overlays import lines_of
-from powernorm.lab.report.paper_tables import paper_contents, paper_table
-from powernorm.lab.report.races import race_contents
-from powernorm.lab.report.records import Comparison
-from powernorm.lab.report.scoring import scoring_notes
+from powernorm.lab.report.paper_tables import paper_contents, paper_table, score_contents
+from powernorm.lab.report.records import Comparison, ReportedRun, Translation
 from powernorm.lab.report.seed_statistics import seed_contents, seed_table
 from powernorm.lab.report.statistics import SummaryRow, summarize
-from powernorm.lab.report.statistics_tables import score_contents
 from powernorm.lab.report.studies import study_contents
 from powernorm.lab.report.tables import Table, copies
-from powernorm.lab.report.templates import part
-from powernorm.lab.report.translations import sample_contents
 from powernorm.lab.report.tuning import tuning_contents, tuning_sentence
-from powernorm.runs import METRICS_FILE, REPORT_FILE
+from powernorm.runs import (
+    COMPARISON_FILE,
+    METRICS_FILE,
+    REPORT_FILE,
+    RESULTS_FILE,
+    TRANSLATIONS_COLUMNS,
+    TRANSLATIONS_FILE,
+    is_run_folder,
+)
 
 MAX_MAPS: Final = 8
 """Heat maps that are in sight; more are folded away."""
@@ -290,3 +298,191 @@ def _settings(comparison: Comparison) -> list[Markup]:
             settings_table(environment, "Versions and machine"),
         ]
     return parts
+
+
+# A sample of translations.
+
+
+NUM_SENTENCES: Final = 10
+
+
+def read_translations(path: Path) -> list[Translation]:
+    """The lines of a `translations.tsv`, with or without a header.
+
+    Raises:
+        InputError: the file cannot be read, or a line has not three columns.
+    """
+    text = read_text(path)
+    # A last line without its line end is still being written, or its writer was killed.
+    complete = text[: text.rfind("\n") + 1]
+    found = []
+    for number, line in enumerate(complete.split("\n")[:-1], start=1):
+        cells = line.removesuffix("\r").split("\t")
+        if number == 1 and tuple(cells) == TRANSLATIONS_COLUMNS:
+            continue
+        if len(cells) != len(TRANSLATIONS_COLUMNS):
+            raise InputError(
+                f"{path}, line {number}: {len(cells)} columns, expected "
+                f"{', '.join(TRANSLATIONS_COLUMNS)} with "
+                "tabs between; mend or remove the line"
+            )
+        found.append(Translation(*cells))
+    return found
+
+
+def sample_contents(comparison: Comparison) -> list[Markup]:
+    """Ten sentences of the test text, evenly spaced; empty where no run has translations."""
+    by_norm = {
+        run.name: found
+        for run in first_runs(comparison.runs)
+        if (found := _translations_of(comparison, run))
+    }
+    if not by_norm:
+        return []
+    first = next(iter(by_norm.values()))
+    num_sentences = min(NUM_SENTENCES, len(first))
+    sentences = [first[index * len(first) // num_sentences] for index in range(num_sentences)]
+    answers = {
+        name: {(one.source, one.reference): one.translation for one in found}
+        for name, found in by_norm.items()
+    }
+    summary = f"{num_sentences} sentences of the test text, by the first run of each norm"
+    listed = [_sentence(one, answers) for one in sentences]
+    return [part("folded", summary, [part("sentences", listed)])]
+
+
+def first_runs(runs: Sequence[ReportedRun]) -> list[ReportedRun]:
+    """The first run of each norm."""
+    found: dict[str, ReportedRun] = {}
+    for run in runs:
+        found.setdefault(run.name, run)
+    return list(found.values())
+
+
+def _translations_of(comparison: Comparison, run: ReportedRun) -> list[Translation]:
+    path = comparison.folder / run.folder / TRANSLATIONS_FILE
+    return read_translations(path) if path.exists() else []
+
+
+def _sentence(
+    sentence: Translation, answers: Mapping[str, Mapping[tuple[str, str], str]]
+) -> list[tuple[str, str]]:
+    """Source, reference and every norm's translation."""
+    lines = [("source", sentence.source), ("reference", sentence.reference)]
+    return lines + [
+        (name, found[sentence.source, sentence.reference])
+        for name, found in answers.items()
+        if (sentence.source, sentence.reference) in found
+    ]
+
+
+# Of several folders.
+
+
+def write_reports(folders: Sequence[Path], out: Path | None = None) -> Path:
+    """Writes one page of everything that the folders hold.
+
+    Runs that lie in the same folder make one table; each comparison has one of its own.
+
+    Args:
+        folders: comparisons and runs, complete or not.
+        out: the HTML file; else `report.html`: of one folder inside it, of several in the folder
+            that holds them all, or in the current one where that is a comparison of its own.
+
+    Returns:
+        The path of the page.
+
+    Raises:
+        InputError: a folder is no comparison and no run, a file in it is damaged or from a newer
+            version, or there is no place for the page.
+    """
+    target = _target(folders, out)
+    comparisons = read_selection(folders)
+    if len(comparisons) == 1:
+        return write_page(render_page(comparisons[0]), target)
+    marked = [
+        replace(comparison, anchor=f"part-{number}-")
+        for number, comparison in enumerate(comparisons, start=1)
+    ]
+    return write_page(render_pages(marked), target)
+
+
+def write_tables(folders: Sequence[Path], out: Path) -> list[Path]:
+    """Writes the tables of everything that the folders hold, each as Markdown, LaTeX and CSV.
+
+    Args:
+        folders: comparisons and runs, complete or not.
+        out: the folder of the files; it is made. Of several comparisons their names begin with the
+            comparison's number.
+
+    Returns:
+        The paths of the files.
+
+    Raises:
+        InputError: a folder is no comparison and no run, or a file cannot be written.
+    """
+    comparisons = read_selection(folders)
+    found = {
+        f"{number}-{name}" if len(comparisons) > 1 else name: table
+        for number, comparison in enumerate(comparisons, start=1)
+        for name, table in tables_of(comparison).items()
+    }
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise InputError(f"--tables {out}: no folder can be made there: give another") from error
+    return [
+        write_page(text, out / f"{name}.{ending}")
+        for name, table in found.items()
+        for ending, text in (
+            ("md", table.markdown()),
+            ("tex", table.latex()),
+            ("csv", table.csv()),
+        )
+    ]
+
+
+def read_selection(folders: Sequence[Path]) -> list[Comparison]:
+    """What the folders hold: comparisons as they are, runs grouped by the folder they lie in.
+
+    Raises:
+        InputError: no folder is given, or one is no comparison and no run, or is damaged.
+    """
+    if not folders:
+        raise InputError("no folder is given; expected comparisons or runs of `powernorm compare`")
+    groups: dict[Path, list[str] | None] = {}
+    for folder in folders:
+        place = folder.resolve()
+        if not is_run_folder(place) or _is_comparison(place):
+            groups[folder if len(folders) == 1 else place] = None
+            continue
+        names = groups.setdefault(place.parent, [])
+        # A run of a comparison that is shown as a whole is in it already.
+        if names is not None and place.name not in names:
+            names.append(place.name)
+    return [
+        read_comparison(folder) if names is None else read_runs(folder, names)
+        for folder, names in groups.items()
+    ]
+
+
+def _is_comparison(folder: Path) -> bool:
+    return any((folder / name).exists() for name in (RESULTS_FILE, COMPARISON_FILE))
+
+
+def _target(folders: Sequence[Path], out: Path | None) -> Path:
+    if out is not None:
+        if out.is_dir():
+            raise InputError(f"{out} is a folder; give --out a file, {out / REPORT_FILE}")
+        if not out.absolute().parent.is_dir():
+            raise InputError(f"--out {out}: the folder {out.parent} does not exist; make it first")
+        return out
+    if len(folders) == 1:
+        return folders[0] / REPORT_FILE
+    shared = Path(os.path.commonpath([folder.resolve() for folder in folders]))
+    here = Path.cwd()
+    for place in (shared, here):
+        # The page of a comparison must not be lost to that of some of its runs.
+        if place != Path(place.anchor) and not _is_comparison(place):
+            return (place.relative_to(here) if place.is_relative_to(here) else place) / REPORT_FILE
+    raise InputError(f"{here} is a comparison with a report of its own; name the file by --out")

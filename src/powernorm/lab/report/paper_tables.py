@@ -1,6 +1,6 @@
-"""What papers print beside what was measured here."""
+"""What papers print beside what was measured: results, TID and scores by kind of statistics."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isinf
 from typing import Final
@@ -10,12 +10,258 @@ from markupsafe import Markup
 from powernorm.lab.report import numerals
 from powernorm.lab.report.changes import difference_note
 from powernorm.lab.report.measures import MEASURES, heading_of
-from powernorm.lab.report.numerals import printable
+from powernorm.lab.report.numerals import NOTHING, printable
 from powernorm.lab.report.records import Comparison, ReportedRun
-from powernorm.lab.report.statistics import spread_of
-from powernorm.lab.report.statistics_tables import tid_lines
+from powernorm.lab.report.statistics import average, spread, spread_of
 from powernorm.lab.report.tables import Table, copies
-from powernorm.runs import PaperRecord
+from powernorm.runs import DiagnosisRecord, EvaluationRow, PaperRecord, PaperStatistic
+
+TID_HEADINGS: Final[Mapping[str, str]] = {
+    "mean_last": "mean TID, last norm, %",
+    "var_last": "var TID, last norm, %",
+    "mean_avg": "mean TID, average, %",
+    "var_avg": "var TID, average, %",
+}
+"""By the keys of `powernorm.runs.TID`."""
+
+SCORES_CAPTION: Final = (
+    "Score of the same weights by the statistics that the norms evaluate with: mean ± sample "
+    "standard deviation over the seeds that were scored. A size is the most positions of a batch, "
+    "padding included, where batches are cut by tokens, else about its number of tokens."
+)
+
+Kind = tuple[str, int | None]
+"""Statistics, and for those of the batch its size."""
+
+
+def kind_of(row: EvaluationRow | PaperStatistic) -> Kind:
+    """Return what tells rows of an evaluation, and the paper's of its like, apart."""
+    return row.get("statistics", ""), row.get("size")
+
+
+def evaluation_table(record: DiagnosisRecord, *, has_tokens: bool = True) -> Table:
+    """Return losses and scores by kind of statistics, the paper's scores in the last column.
+
+    Args:
+        record: the diagnosis.
+        has_tokens: whether a column has the number of tokens in a batch.
+    """
+    rows = record["evaluation"]
+    names = list(dict.fromkeys(name for row in rows for name in row.get("scores", {})))
+    printed = {kind_of(one): one for one in _of_scores(record.get("paper", []), names)}
+    tokens = ["tokens in a batch"] if has_tokens else []
+    paper = [f"{one['dataset']}, paper" for one in list(printed.values())[:1]]
+    headings = [
+        *("statistics", *tokens, "loss"),
+        *(printable(_score_heading(name)) for name in names),
+        *map(printable, paper),
+    ]
+    lines = [
+        [
+            _words_of(kind_of(row)),
+            *(NOTHING if row["tokens"] is None else f"{row['tokens']:,}" for _ in tokens),
+            f"{row['loss']:.4f}",
+            *(numerals.number(row.get("scores", {}).get(name), 2) for name in names),
+            *(_printed(printed.get(kind_of(row))) for _ in paper),
+        ]
+        for row in rows
+    ]
+    return Table(headings, [heading != "statistics" for heading in headings], lines)
+
+
+def tid_table(record: DiagnosisRecord) -> Table | None:
+    """Return the TID of a diagnosis beside the paper's; None where no paper stands beside it."""
+    printed = [one for one in record.get("paper", []) if one["metric"] in TID_HEADINGS]
+    layers = record["layers"]
+    if not printed or not layers:
+        return None
+    own = {
+        "mean_last": layers[-1].get("mean_tid"),
+        "var_last": layers[-1].get("var_tid"),
+        "mean_avg": average(layers, "mean_tid"),
+        "var_avg": average(layers, "var_tid"),
+    }
+    lines = [
+        [
+            TID_HEADINGS[one["metric"]],
+            numerals.percent(own[one["metric"]]),
+            f"{one['value']:.1f} ({printable(one['source'])})",
+            printable(one["dataset"]),
+        ]
+        for one in printed
+    ]
+    return Table(["measure", "here", "paper", "paper's data"], [False, True, False, False], lines)
+
+
+def tid_lines(comparison: Comparison) -> list[list[str]]:
+    """Return rows for the table of the papers' numbers: the TID of each norm and what was measured.
+
+    Norm, placement, the paper's number, ours, what it is and of which data the paper's is.
+    """
+    return [
+        [
+            printable(one["norm"]),
+            one["placement"],
+            f"{one['value']:.1f} ({printable(one['source'])})",
+            _measured_tid(comparison.runs, one),
+            TID_HEADINGS[one["metric"]],
+            printable(one["dataset"]),
+        ]
+        for one in comparison.paper_statistics
+        if one["metric"] in TID_HEADINGS
+    ]
+
+
+def score_tables(comparisons: Sequence[Comparison]) -> list[tuple[str, Table]]:
+    """Return the scores of norms and placements by kind of statistics, as W22's Tables 7 and 8.
+
+    Args:
+        comparisons: of one task; those of their runs count whose diagnosis has scores.
+
+    Returns:
+        Heading and table, first by running and re-estimated statistics, then by those of batches;
+        empty without a score.
+    """
+    runs = [run for one in comparisons for run in one.runs if run.finished and _scored(run)]
+    if not runs:
+        return []
+    # Results of before there were any have none, the diagnoses do.
+    paper = [row for one in comparisons for row in one.paper_statistics]
+    paper += [row for run in runs if run.diagnosis for row in run.diagnosis.get("paper", ())]
+    metric = _metric(runs, paper, comparisons[0].metric)
+    columns: dict[tuple[str, str], list[ReportedRun]] = {}
+    for run in runs:
+        columns.setdefault((run.placement or "", run.name), []).append(run)
+    kinds = list(dict.fromkeys(kind_of(row) for run in runs for row in _scored(run)))
+    printed: dict[tuple[str, str, Kind], PaperStatistic] = {
+        (one["placement"], one["norm"], kind_of(one)): one for one in _of_scores(paper, [metric])
+    }
+    running = [kind for kind in kinds if kind[0] == "running"]
+    anew = [kind for kind in kinds if kind[0] not in ("running", "batch")]
+    batch = sorted((kind for kind in kinds if kind[0] == "batch"), key=lambda kind: kind[1] or 0)
+    name = printable(_score_heading(metric))
+    dataset = next((printable(one["dataset"]) for one in printed.values()), "")
+    beside = f"; paper: Wang et al. 2022, {{}}, {dataset}" if dataset else ""
+    found = [
+        (f"{name} by running and re-estimated statistics", "Table 7", [*running, *anew]),
+        (f"{name} by batch statistics", "Table 8", [*running, *batch]),
+    ]
+    return [
+        (heading + beside.format(table), _score_table(columns, rows, metric, printed))
+        for heading, table, rows in found
+    ]
+
+
+def score_contents(comparison: Comparison) -> list[Markup]:
+    """Return the section of a comparison's page; empty without a score."""
+    return [
+        content
+        for heading, table in score_tables([comparison])
+        for content in (table.html(heading, f"{heading}. {SCORES_CAPTION}"), copies(table))
+    ]
+
+
+def _score_table(
+    columns: Mapping[tuple[str, str], Sequence[ReportedRun]],
+    kinds: Sequence[Kind],
+    metric: str,
+    printed: Mapping[tuple[str, str, Kind], PaperStatistic],
+) -> Table:
+    headings = ["statistics"]
+    for placement, name in columns:
+        headings.append(printable(" ".join(filter(None, (placement, name)))))
+        if printed:
+            headings.append("paper")
+    lines = []
+    for kind in kinds:
+        line = [_words_of(kind)]
+        for (placement, name), runs in columns.items():
+            line.append(_spread(runs, kind, metric))
+            if printed:
+                line.append(_printed(printed.get((placement, name, kind))))
+        lines.append(line)
+    return Table(headings, [False, *[True] * (len(headings) - 1)], lines)
+
+
+def _spread(runs: Iterable[ReportedRun], kind: Kind, metric: str) -> str:
+    values = [
+        value
+        for run in runs
+        for row in _scored(run)
+        if kind_of(row) == kind and (value := row["scores"].get(metric)) is not None
+    ]
+    return numerals.spread(spread(values), 2)
+
+
+def _scored(run: ReportedRun) -> list[EvaluationRow]:
+    rows = [] if run.diagnosis is None else run.diagnosis["evaluation"]
+    return [row for row in rows if "scores" in row]
+
+
+def _metric(runs: Sequence[ReportedRun], paper: Iterable[PaperStatistic], goal: str) -> str:
+    """The paper's measure, else the comparison's; of the split that was scored."""
+    known = dict.fromkeys(name for run in runs for row in _scored(run) for name in row["scores"])
+    wanted = [*(one["metric"] for one in paper if "statistics" in one), goal]
+    for name in wanted:
+        for split in ("test", "valid"):
+            if (of_split := name.replace("test", split, 1)) in known:
+                return of_split
+    return next(iter(known))
+
+
+def _of_scores(paper: Iterable[PaperStatistic], names: Sequence[str]) -> list[PaperStatistic]:
+    """Those that are of one of some metrics, whichever split these are of."""
+    known = {name.replace("valid", "test", 1) for name in names}
+    return [one for one in paper if "statistics" in one and one["metric"] in known]
+
+
+def _measured_tid(runs: Iterable[ReportedRun], printed: PaperStatistic) -> str:
+    ours = [r for r in runs if (r.name, r.placement) == (printed["norm"], printed["placement"])]
+    values = [
+        100 * value
+        for run in ours
+        if run.finished
+        and run.tid is not None
+        # A TypedDict takes literal keys only.
+        and (value := dict[str, float | None](run.tid)[printed["metric"]]) is not None  # type: ignore[arg-type]
+    ]
+    if not values:
+        return NOTHING if ours else "not run"
+    return numerals.spread(spread(values), 2)
+
+
+def _printed(one: PaperStatistic | None) -> str:
+    return NOTHING if one is None else f"{one['value']:.1f}"
+
+
+def _score_heading(metric: str) -> str:
+    """Return what a score is called, of either split.
+
+    >>> _score_heading("test_bleu"), _score_heading("valid_bleu"), _score_heading("valid_accuracy")
+    ('test BLEU', 'valid BLEU', 'valid accuracy')
+    """
+    of_test = metric.replace("valid_", "test_", 1)
+    if metric in MEASURES or of_test not in MEASURES:
+        return heading_of(metric)
+    return f"valid {heading_of(of_test).removeprefix('test ')}"
+
+
+def statistic_label(one: PaperStatistic) -> str:
+    """Return in words what a number of a paper is.
+
+    >>> statistic_label(PaperStatistic(norm="bn", placement="pre", dataset="d", value=1.0,
+    ...     metric="test_bleu_tokenised", source="s", statistics="batch", size=512))
+    'BLEU tokenized, batch, 512'
+    """
+    if one["metric"] in TID_HEADINGS:
+        return TID_HEADINGS[one["metric"]]
+    return f"{heading_of(one['metric'])}, {_words_of(kind_of(one))}"
+
+
+def _words_of(kind: Kind) -> str:
+    statistics, size = kind
+    return printable(statistics) if size is None else f"{printable(statistics)}, {size:,}"
+
 
 HEADINGS: Final = ("norm", "placement", "paper", "measured", "measure", "paper's data")
 

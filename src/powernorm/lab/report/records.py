@@ -59,14 +59,13 @@ class ReportedRun(RunResult):
     diagnoses: Sequence[DiagnosisRecord] = ()
     """Those that were made while it trained, by step."""
     scales: Sequence[ScaleRecord] = ()
+    is_behind: bool = False
+    """Whether it is called diverged, and is only worse than the first baseline."""
 
     @property
     def shown_status(self) -> ShownStatus:
-        """The status, where a "finished" run with a metric that is no number is not one.
-
-        The engine calls a function's run diverged that is worse than the first baseline.
-        """
-        if self.status == "diverged" and " is worse than that of " in (self.message or ""):
+        """The status, where a "finished" run with a metric that is no number is not one."""
+        if self.is_behind:
             return BEHIND
         numbers = (value for value in self.metrics.values() if value is not None)
         if self.status == "finished" and not all(isfinite(value) for value in numbers):

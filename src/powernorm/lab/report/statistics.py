@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isfinite, isnan, nan, sqrt
 from statistics import fmean, stdev
-from typing import Final
+from typing import Any, Final
 
 from powernorm.lab.report.magnitudes import mean
 from powernorm.lab.report.measures import MEASURES, PERPLEXITY, Measure
@@ -233,7 +233,7 @@ def _baseline_row(baseline: Baseline, metric: str) -> SummaryRow:
 
     return SummaryRow(
         label=baseline["name"],
-        test=_spread(values(metric)),
+        test=spread(values(metric)),
         is_baseline=True,
         metrics=_spreads(baseline["metrics"], values),
     )
@@ -289,7 +289,7 @@ def _norm_row(label: str, runs: Sequence[ReportedRun], comparison: Comparison) -
         label=f"{label} ({remark})" if remark else label,
         remark=remark,
         parameters=next((run.parameters for run in runs if run.parameters is not None), None),
-        test=_spread(_values(runs, metric)),
+        test=spread(_values(runs, metric)),
         gap=paired_gap(runs, references, metric),
         tid=_mean_tid(finished),
         tokens_per_second=_known_mean(run.tokens_per_second for run in timed),
@@ -313,7 +313,7 @@ def _norm_row(label: str, runs: Sequence[ReportedRun], comparison: Comparison) -
 
 def spread_of(runs: Iterable[ReportedRun], metric: str) -> Spread | None:
     """Mean and deviation of a metric over the runs that finished; None without one."""
-    return _spread(_values(runs, metric))
+    return spread(_values(runs, metric))
 
 
 def _known_mean(values: Iterable[float | None]) -> float | None:
@@ -322,7 +322,7 @@ def _known_mean(values: Iterable[float | None]) -> float | None:
 
 
 def _spreads(names: Iterable[str], values: Callable[[str], list[float]]) -> dict[str, Spread]:
-    found = {metric: _spread(values(metric)) for metric in names}
+    found = {metric: spread(values(metric)) for metric in names}
     return {metric: spread for metric, spread in found.items() if spread is not None}
 
 
@@ -334,7 +334,8 @@ def _finite(values: Iterable[float | None]) -> list[float]:
     return [value for value in values if value is not None and isfinite(value)]
 
 
-def _spread(values: Sequence[float]) -> Spread | None:
+def spread(values: Sequence[float]) -> Spread | None:
+    """Mean and deviation of some values; None without one."""
     if not values:
         return None
     return Spread(fmean(values), stdev(values) if len(values) > 1 else None, len(values))
@@ -353,3 +354,9 @@ def _plain_mean(values: Iterable[float | None]) -> float | None:
     """The mean, NaN where one value is NaN: a broken layer stays visible."""
     known = [value for value in values if value is not None]
     return mean(known) if known else None
+
+
+def average(rows: Sequence[Mapping[str, Any]], key: str) -> float | None:
+    """The mean over the rows that have a value; None where none has."""
+    known = [row[key] for row in rows if row.get(key) is not None]
+    return fmean(known) if known else None

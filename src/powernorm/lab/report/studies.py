@@ -2,10 +2,10 @@
 
 from markupsafe import Markup
 
+from powernorm.lab.report.document import part
 from powernorm.lab.report.numerals import STATUS_WORDS
 from powernorm.lab.report.records import Comparison
 from powernorm.lab.report.study_figures import study_figures
-from powernorm.lab.report.templates import part
 
 
 def study_contents(comparison: Comparison) -> list[Markup]:

@@ -9,8 +9,8 @@ from typing import Final
 from markupsafe import Markup
 from pandas import DataFrame
 
+from powernorm.lab.report.document import part
 from powernorm.lab.report.numerals import printable
-from powernorm.lab.report.templates import part
 
 _LATEX: Final = str.maketrans(
     {

@@ -12,15 +12,20 @@ from rich.text import Text
 
 from powernorm.lab.report.changes import changes_sentence, changes_table
 from powernorm.lab.report.columns import MAX_METRICS
-from powernorm.lab.report.comparison_tables import FOOTNOTE, any_partial, headline, table_of
+from powernorm.lab.report.comparison_tables import (
+    FOOTNOTE,
+    any_partial,
+    headline,
+    scored_weights,
+    signatures,
+    table_of,
+)
 from powernorm.lab.report.conclusion import conclusion
 from powernorm.lab.report.numerals import counted, printable
-from powernorm.lab.report.paper_tables import paper_table
+from powernorm.lab.report.paper_tables import evaluation_table, paper_table, score_tables, tid_table
 from powernorm.lab.report.records import Comparison
-from powernorm.lab.report.scoring import scored_weights, signatures
 from powernorm.lab.report.seed_statistics import seed_table
 from powernorm.lab.report.statistics import best_rows, summarize
-from powernorm.lab.report.statistics_tables import evaluation_table, score_tables, tid_table
 from powernorm.lab.report.tables import Table
 from powernorm.lab.report.tuning import budget_table, tuning_sentence
 from powernorm.runs import REPORT_FILE, RESULTS_FILE, DiagnosisRecord
@@ -45,56 +50,53 @@ def print_comparison(console: Console, comparison: Comparison, *, wide: bool = F
         comparison: what was compared.
         wide: show all columns, each row in one line; else the most important ones that fit.
     """
-    if wide or not (console.is_terminal or "COLUMNS" in os.environ):
-        console = Console(
-            file=console.file,
-            width=_WIDEST if wide else _WIDTH,
-            force_terminal=console.is_terminal,
-            color_system="auto" if console.is_terminal else None,
-        )
+    console = _of_width(console, wide=wide)
     rows = summarize(comparison)
     console.print(Text(headline(comparison), style="bold"))
     for sentence in conclusion(comparison, rows):
         console.print(Text(sentence))
     results = table_of(comparison, rows, best_rows(rows, comparison.measure))
-    _print_table(
-        console, results, [results.keys.index(key) for key in _IMPORTANT if key in results.keys]
+    print_table(
+        console,
+        results,
+        [results.keys.index(key) for key in _IMPORTANT if key in results.keys],
+        wide=wide,
     )
     if any_partial(rows):
         console.print(Text(FOOTNOTE))
     seeds = seed_table(comparison, rows)
     if seeds is not None:
         console.print(Text("what the seeds say", style="bold"))
-        _print_table(console, seeds, [0, 1, 4, 6, 2, 5, 7, 3])
+        print_table(console, seeds, [0, 1, 4, 6, 2, 5, 7, 3], wide=wide)
     for note in _notes(comparison):
         console.print(Text(note))
     if comparison.tuning is not None:
         console.print(Text(tuning_sentence(comparison.tuning)))
-        _print_table(console, budget_table(comparison.tuning), [0, 3, 2, 5])
+        print_table(console, budget_table(comparison.tuning), [0, 3, 2, 5], wide=wide)
     if comparison.reduced:
         console.print(Text(printable(comparison.reduced)))
     if comparison.changes is not None:
         console.print(Text(f"{changes_sentence(comparison.changes)}:"))
-        _print_table(console, changes_table(comparison.changes))
+        print_table(console, changes_table(comparison.changes), wide=wide)
     if comparison.paper:
         console.print(Text("paper and measured", style="bold"))
-        _print_table(console, paper_table(comparison), [0, 2, 3, 4])
+        print_table(console, paper_table(comparison), [0, 2, 3, 4], wide=wide)
 
 
 def print_evaluation(console: Console, record: DiagnosisRecord) -> None:
     """Print the TID beside a paper's, and the scores by kind of statistics, as far as there are."""
     tid = tid_table(record)
     if tid is not None:
-        _print_table(console, tid)
+        print_table(console, tid)
     if any("scores" in row for row in record["evaluation"]):
-        _print_table(console, evaluation_table(record, has_tokens=False))
+        print_table(console, evaluation_table(record, has_tokens=False))
 
 
 def print_scores(console: Console, comparisons: Sequence[Comparison]) -> None:
     """Print the scores of norms and placements by kind of statistics (W22, Tables 7 and 8)."""
     for heading, table in score_tables(comparisons):
         console.print(Text(heading, style="bold"))
-        _print_table(console, table)
+        print_table(console, table)
 
 
 def _notes(comparison: Comparison) -> list[str]:
@@ -105,14 +107,29 @@ def _notes(comparison: Comparison) -> list[str]:
     return [note for note in (*notes, *map(": ".join, signatures(comparison))) if note]
 
 
-def _print_table(console: Console, table: Table, order: Iterable[int] = ()) -> None:
+def _of_width(console: Console, *, wide: bool) -> Console:
+    if not wide and (console.is_terminal or "COLUMNS" in os.environ):
+        return console
+    return Console(
+        file=console.file,
+        width=_WIDEST if wide else _WIDTH,
+        force_terminal=console.is_terminal,
+        color_system="auto" if console.is_terminal else None,
+    )
+
+
+def print_table(
+    console: Console, table: Table, order: Iterable[int] = (), *, wide: bool = False
+) -> None:
     """Print the columns that fit, and name the others.
 
     Args:
-        console: where.
+        console: where, as for `print_comparison`.
         table: what.
         order: the columns, the most important first; those that are not named follow in theirs.
+        wide: as for `print_comparison`.
     """
+    console = _of_width(console, wide=wide)
     needed, wanted = _widths(table)
     left = console.width + _GAP
     shown: list[int] = []
@@ -137,7 +154,7 @@ def _print_table(console: Console, table: Table, order: Iterable[int] = ()) -> N
         alarms = ["alarm" in table.cell_kinds.get((place, index), "") for index in shown]
         rich.add_row(
             *(
-                Text(line[index], "red" * is_alarm)
+                Text(printable(line[index]), "red" * is_alarm)
                 for index, is_alarm in zip(shown, alarms, strict=True)
             ),
             style="bold" if "best" in kind else "dim" if "baseline" in kind else "",

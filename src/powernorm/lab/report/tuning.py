@@ -10,6 +10,7 @@ from markupsafe import Markup
 from matplotlib.axes import Axes
 
 from powernorm.files import read_text
+from powernorm.lab.report.document import part
 from powernorm.lab.report.drawing import (
     DrawnFigure,
     add_legend,
@@ -27,7 +28,6 @@ from powernorm.lab.report.measures import own_heading
 from powernorm.lab.report.numerals import NOTHING, STATUS_WORDS, counted, printable
 from powernorm.lab.report.records import Comparison
 from powernorm.lab.report.tables import Table
-from powernorm.lab.report.templates import part
 from powernorm.runs import TRIALS_COLUMNS, TRIALS_FILE, NormTuning, TuningRecord
 
 

@@ -17,7 +17,7 @@ from powernorm.lab.engine.folders import (
     write_json,
 )
 from powernorm.lab.engine.trials import Limits
-from powernorm.lab.report.logs import read_metrics
+from powernorm.lab.report.loading import read_metrics
 from powernorm.lab.schema import read_record
 from powernorm.lab.tuning.norm_studies import STORAGE_FILE
 from powernorm.lab.tuning.ranges import Point
