@@ -1,6 +1,7 @@
 """The figures of a comparison: what is drawn from which rows, and what the caption says."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import partial
 from math import inf, isfinite
@@ -405,14 +406,51 @@ def monitored(
 ) -> list[DrawnFigure]:
     """Columns of `norms.csv` over the training, a line a norm; empty where none was recorded."""
     drawn: list[DrawnFigure] = []
+    # The seeds of a norm have the same layers.
+    seen = [run for group in runs.values() for run in [r for r in group if r.samples][:1]]
+    everywhere = list(dict.fromkeys(sample.layer for run in seen for sample in run.samples))
+    compared = shared_layers(
+        everywhere,
+        ({one.layer for one in run.samples if one.norm == run.norm} for run in seen),
+    )
     for panel in panels:
-        bands = bands_of(runs, partial(layer_column, panel))
+        having = {
+            sample.layer
+            for run in seen
+            for sample in run.samples
+            if sample.values.get(panel.column) is not None
+        }
+        layers = [layer for layer in compared if layer in having]
+        note = f"Over {len(layers)} of {len(everywhere)} norm layers, those that are compared."
+        if panel.layers == "first":
+            layers = layers[:1]
+            note = f"The layer: {''.join(map(printable, layers))}."
+        elif set(everywhere) <= set(compared):
+            note = ""
+        bands = bands_of(runs, partial(layer_column, panel, layers))
         lines = [line for band in bands for line in (band.mean, *(t.y for t in band.traces))]
         if any(value > 0 for line in lines for value in line):
             frame = Panel(panel.title, panel.y_label, bands, logarithmic=True)
             name = panel.column.replace("_", "-")
-            drawn += _monitored_figure(frame, f"{prefix}{name}", panel.caption)
+            caption = f"{panel.caption} {note}".rstrip()
+            drawn += _monitored_figure(frame, f"{prefix}{name}", caption)
     return drawn
+
+
+def shared_layers(layers: Sequence[str], compared: Iterable[AbstractSet[str]]) -> list[str]:
+    """The layers where every run has the norm that it is a run of.
+
+    A model of translation keeps LayerNorm in its decoder, which says nothing of the norms that are
+    compared. Where the runs have no such layer in common it is all layers.
+
+    Args:
+        layers: of all runs.
+        compared: of each run those that have its norm; it says nothing where it has none.
+    """
+    shared = set(layers)
+    for own in compared:
+        shared &= own or shared
+    return [layer for layer in layers if layer in shared] or list(layers)
 
 
 def _monitored_figure(panel: Panel, prefix: str, caption: str) -> list[DrawnFigure]:
@@ -426,16 +464,15 @@ def _monitored_figure(panel: Panel, prefix: str, caption: str) -> list[DrawnFigu
     )
 
 
-def layer_column(panel: MonitoredPanel, run: ReportedRun) -> dict[float, float]:
-    """A column of `norms.csv` by step: of the first layer that has it, or their average."""
+def layer_column(
+    panel: MonitoredPanel, layers: Sequence[str], run: ReportedRun
+) -> dict[float, float]:
+    """The mean of a column of `norms.csv` over layers by step."""
     steps: dict[float, list[float]] = {}
-    first = ""
     for sample in run.samples:
         value = sample.values.get(panel.column)
-        if value is not None:
-            first = first or sample.layer
-            if panel.layers == "average" or sample.layer == first:
-                steps.setdefault(sample.step, []).append(panel.scale * value)
+        if value is not None and sample.layer in layers:
+            steps.setdefault(sample.step, []).append(panel.scale * value)
     return {step: mean(values) for step, values in steps.items()}
 
 

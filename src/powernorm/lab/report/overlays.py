@@ -11,7 +11,13 @@ from pandas import DataFrame
 
 from powernorm.lab.report import figures
 from powernorm.lab.report.drawing import DrawnFigure, short_names
-from powernorm.lab.report.figures import FLUCTUATIONS, GRADIENTS, bands_of, runs_by_name
+from powernorm.lab.report.figures import (
+    FLUCTUATIONS,
+    GRADIENTS,
+    bands_of,
+    runs_by_name,
+    shared_layers,
+)
 from powernorm.lab.report.lines import Band, Panel, SeedLine, bands_over_seeds, panels_figure
 from powernorm.lab.report.magnitudes import mean
 from powernorm.lab.report.numerals import printable
@@ -178,7 +184,15 @@ Measure = Callable[[DiagnosisRecord], float | None]
 def over_training(lines: Sequence[OverlayLine], prefix: str) -> list[DrawnFigure]:
     """The diagnoses that runs made while they trained; empty where none did (W22, Fig. 4, 6, 7)."""
     records = [record for line in lines for run in line.runs for record in run.diagnoses]
-    layers = _compared_layers(lines, _layers(records))
+    layers = shared_layers(
+        _layers(records),
+        (
+            {row["layer"] for row in record["layers"] if row["norm"] == run.norm}
+            for line in lines
+            for run in line.runs
+            for record in run.diagnoses
+        ),
+    )
     if not layers:
         return []
     short = dict(zip(layers, short_names(layers), strict=True))
@@ -233,20 +247,6 @@ def _panel(
 ) -> Panel:
     bands = _bands(lines, partial(_in_layers, layers, quantity))
     return Panel(title, quantity.unit, bands, logarithmic=True)
-
-
-def _compared_layers(lines: Sequence[OverlayLine], layers: Sequence[str]) -> list[str]:
-    """The layers where every run has the norm that it is a run of.
-
-    A model of translation keeps LayerNorm in its decoder, which says nothing of the norms that are
-    compared. Where the runs have no such layer in common it is all layers.
-    """
-    shared = set(layers)
-    for run in (run for line in lines for run in line.runs):
-        for record in run.diagnoses:
-            own = {row["layer"] for row in record["layers"] if row["norm"] == run.norm}
-            shared &= own or shared
-    return [layer for layer in layers if layer in shared] or list(layers)
 
 
 def _spaced(layers: Sequence[str], number: int) -> list[str]:
