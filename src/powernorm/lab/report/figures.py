@@ -427,7 +427,7 @@ def monitored(
             note = f"The layer: {''.join(map(printable, layers))}."
         elif set(everywhere) <= set(compared):
             note = ""
-        bands = bands_of(runs, partial(layer_column, panel, layers))
+        bands = bands_of(runs, partial(_layer_column, panel, layers))
         lines = [line for band in bands for line in (band.mean, *(t.y for t in band.traces))]
         if any(value > 0 for line in lines for value in line):
             frame = Panel(panel.title, panel.y_label, bands, logarithmic=True)
@@ -464,7 +464,7 @@ def _monitored_figure(panel: Panel, prefix: str, caption: str) -> list[DrawnFigu
     )
 
 
-def layer_column(
+def _layer_column(
     panel: MonitoredPanel, layers: Sequence[str], run: ReportedRun
 ) -> dict[float, float]:
     """The mean of a column of `norms.csv` over layers by step."""
