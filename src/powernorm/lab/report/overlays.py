@@ -34,7 +34,7 @@ _SHOWN: Final = 3
 al. 2022, Fig. 6."""
 
 NOTE: Final = (
-    "Several seeds of a norm are one line, their mean, with a band from the lowest to the highest. "
+    "Several seeds of a norm are one line, their mean, with their range as a band. "
     "TID of a norm with batch statistics is of what it normalizes by, of another norm what "
     "BatchNorm would see in its place."
 )
