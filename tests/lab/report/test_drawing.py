@@ -1,10 +1,12 @@
 """Legends, ticks and frames, whatever the names and numbers; and figures as files."""
 
 import json
+import math
 import random
 import re
 from html import unescape
 from pathlib import Path
+from typing import Any
 from warnings import catch_warnings, simplefilter
 
 import pytest
@@ -30,6 +32,8 @@ from powernorm.lab.report.lines import (
     draw_panel,
     draw_panels,
 )
+from powernorm.lab.report.maps import grid
+from powernorm.lab.report.rows import RowQuantity, rows_figure
 from powernorm.lab.schema import LARGEST
 
 NAMES = ("ln", "bn-64", "rbn-0.01-0.1", "pn-0.9-0.99", "MWMWMWMWMW", "layers.11.attention")
@@ -38,6 +42,15 @@ LINE = Band("ln", 0, [1.0, 2.0, 3.0], [96.0, 98.5, 99.2])
 
 def drawn(*panels: Panel, prefix: str = "p") -> str:
     return draw_panels(panels, x_label="step", prefix=prefix, description="d")
+
+
+def words_of(svg: str) -> list[str]:
+    return [unescape(text) for text in re.findall(r"<text[^>]*>([^<]+)<", svg)]
+
+
+def frame_of(svg: str) -> dict[str, Any]:
+    (frames,) = re.findall(r'data-frames="([^"]+)"', svg)
+    return dict(json.loads(unescape(frames))[0])
 
 
 @pytest.mark.parametrize("count", range(1, 15))
@@ -189,12 +202,90 @@ def test_a_line_and_its_frame_can_be_asked_for_values() -> None:
     svg = drawn(Panel("t", "y", [Band("a<b", 0, LINE.x, LINE.mean)]))
     assert 'data-name="a&lt;b"' in svg
     assert 'data-unit="step"' in svg
-    (frames,) = re.findall(r'data-frames="([^"]+)"', svg)
-    (frame,) = json.loads(unescape(frames))
+    frame = frame_of(svg)
     assert 0 <= frame["left"] < frame["right"] <= 1
     assert 0 <= frame["top"] < frame["bottom"] <= 1
     assert frame["y"][0] < 96.0 < 99.2 < frame["y"][1]
     assert frame["y"][2] is False
+
+
+@pytest.mark.parametrize(
+    ("x", "logarithmic", "ticks"),
+    [
+        ([64.0, 128.0, 480.0], True, ["64", "128", "480"]),
+        ([float(3**power) for power in range(12)], True, ["1", "100", "10k"]),
+        ([0.0, 1.0, 2.0], False, ["0", "1", "2"]),
+        ([0.0, 1e6, 2e6], False, ["0", "1M", "2M"]),
+    ],
+)
+def test_ticks_say_where_the_points_are(
+    x: list[float], logarithmic: bool, ticks: list[str]
+) -> None:
+    panel = Panel("t", "y", [Band("a", 0, x, [2000.0 + 1000 * one for one in range(len(x))])])
+    svg = draw_panels(
+        [panel], x_label="step", logarithmic_x=logarithmic, prefix="p", description="d"
+    )
+    assert set(ticks) <= set(words_of(svg))
+    assert frame_of(svg)["x"][2] is logarithmic
+
+
+def test_rows_of_variants() -> None:
+    quantities = [
+        RowQuantity("training", [1.0, None, 3.0], [0.5, None, 3.0], [1.5, None, 3.0]),
+        RowQuantity("validation", [2.0, None, math.inf], [2.0, None, 3.0], [2.0, None, 4.0]),
+    ]
+    names = ["ln", "none", "a long name of a variant"]
+    options: dict[str, Any] = {"title": "t", "x_label": "loss", "prefix": "p", "description": "d"}
+    notes = ["", "NaN", ""]
+    (shown,) = rows_figure(names, quantities, notes=notes, caption="c", logarithmic=True, **options)
+    words = words_of(shown.svg)
+    assert {"ln", "none", "NaN", "a long nam…f a variant", "training", "validation"} <= set(words)
+    assert re.findall(r'data-name="(\w+)"', shown.svg) == ["training", "validation"]
+    assert json.loads(unescape(re.findall(r'data-rows="([^"]+)"', shown.svg)[0])) == names
+    assert frame_of(shown.svg)["x"][2] is True
+    # Nothing below 0 on a logarithmic axis.
+    below = [RowQuantity("gap", [1.0, -1.0, 0.0], [0.9, -2.0, 0.0], [1.1, 0.0, 0.0])]
+    (shown,) = rows_figure(names, below, caption="c", logarithmic=True, **options)
+    assert frame_of(shown.svg)["x"][2] is False
+    assert rows_figure(names, [RowQuantity("a", [None] * 3)], caption="c", **options) == []
+
+
+def test_rows_of_layers() -> None:
+    layers = [f"model.{number}.norm" for number in range(30)]
+    lines = [RowQuantity("κ", [number or None for number in range(30)])]
+    (shown,) = rows_figure(
+        layers,
+        lines,
+        layers=True,
+        limits=[5.0, 0.0],
+        logarithmic=True,
+        title="t",
+        x_label="κ",
+        caption="c",
+        prefix="p",
+        description="d",
+    )
+    assert next(word for word in words_of(shown.svg) if "model" in word) == "model.0"
+    (low, high, is_logarithmic) = frame_of(shown.svg)["x"]
+    assert 0 < low < 1 < 29 < high
+    assert is_logarithmic
+
+
+def test_a_grid_has_words_in_each_cell() -> None:
+    cells = {(0.0, 0.5): (3.0, "3.00"), (1.0, 0.5): (2.0, "2.00*"), (1.0, 2.0): (math.nan, "NaN")}
+    names = {"title": "t", "x_label": "λ of x", "y_label": "λ of y"}
+    svg = grid(cells, 2.0, prefix="p", description="d", **names)
+    assert {"3.00", "2.00*", "NaN", "0.5", "1", "2", *names.values()} <= set(words_of(svg))
+    dark, light = (
+        re.search(f"fill: #(.{{6}})[^>]*>{words}<", svg) for words in (r"2.00\*", "3.00")
+    )
+    assert dark is not None
+    assert light is not None
+    assert (dark[1], light[1]) == ("ffffff", "111111")
+    lost = grid(
+        {(0.0, 0.0): (math.nan, "diverged")}, math.nan, prefix="p", description="d", **names
+    )
+    assert "diverged" in words_of(lost)
 
 
 def test_figures_of_a_page_share_no_id() -> None:

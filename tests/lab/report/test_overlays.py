@@ -17,7 +17,7 @@ from powernorm.lab.report import overlays, read_comparison, render_page
 from powernorm.lab.report.loading import read_diagnoses
 from powernorm.lab.report.overlay_page import overlay_table, render_overlay
 from powernorm.lab.report.overlays import KAPPAS, TIDS, OverlayLine, lines_of
-from powernorm.lab.report.records import Comparison
+from powernorm.lab.report.records import Comparison, NormSample, ReportedRun
 from powernorm.runs import DIAGNOSES_FILE, DIAGNOSIS_FILE, DiagnosisRecord, SpectrumRecord
 
 NAMES = ("one", "two", "three", "four", "five", "six")
@@ -171,6 +171,36 @@ def test_gradient_parts_are_those_of_the_monitor(
         low <= value <= high for low, value, high in zip(rbn.low, rbn.mean, rbn.high, strict=True)
     )
     assert "Fluctuation of the variance" in figure_data.panels
+
+
+def test_columns_of_the_monitor_are_of_the_norms_that_are_compared(figure_data: FigureData) -> None:
+    """Also where a decoder keeps LayerNorm; the first of these layers is named."""
+
+    def run(norm: str) -> ReportedRun:
+        layers = {"encoder.0": norm, "encoder.1": norm, "decoder.0": "ln"}
+        samples = [
+            NormSample(
+                step,
+                layer,
+                own,
+                dict.fromkeys(
+                    ("token_gradient_var", "gradient_norm"), 9.0 if layer == "decoder.0" else step
+                ),
+            )
+            for step in (1, 2)
+            for layer, own in layers.items()
+        ]
+        return made_run(norm, 0, samples=samples)
+
+    drawn = overlays.monitored(lines_of([run("ln"), run("bn")]), "")
+    captions = {figure.caption.partition(",")[0]: figure.caption for figure in drawn}
+    for title in ("Gradient variance per token", "Input gradient, first layer"):
+        assert [band.mean for band in figure_data.panels[title].bands] == [[1, 2], [1, 2]]
+    assert (
+        "The layer: encoder.0."
+        in captions["Norm of the whole gradient of the first norm layer's input"]
+    )
+    assert "Over 2 of 3 norm layers" in captions["Variance over features of the input gradient"]
 
 
 def test_a_single_diagnosis_is_no_line_over_training(figure_data: FigureData) -> None:

@@ -17,7 +17,6 @@ from powernorm.errors import InputError
 from powernorm.lab.report import read_comparison, write_report
 from powernorm.lab.report.studies import study_contents
 from powernorm.lab.report.study_figures import layernorm_parts, lowest_layers, scales
-from powernorm.lab.report.study_values import SeedRange, metric, points_of
 from powernorm.runs import METRICS_FILE
 
 SIZES = {"name": "micro-batches", "title": "Sizes", "x_label": "tokens", "logarithmic": True}
@@ -143,19 +142,6 @@ def test_old_results_have_no_study(small_folder: Path) -> None:
     assert comparison.study is None
     assert comparison.names == ["ln", "bn"]
     assert 'id="study"' not in write_report(small_folder).read_text(encoding="utf-8")
-
-
-def test_points_are_means_over_the_finished_seeds(tmp_path: Path) -> None:
-    comparison = read_comparison(write_study(tmp_path / "s", SIZES, SIZE_ROWS))
-    points = {point.name: point for point in points_of(comparison, metric("test_loss"))}
-    assert points["bn-64"].value == SeedRange(pytest.approx(4.1), 4.0, 4.2)
-    assert (points["bn-128"].value, points["bn-128"].lost) == (
-        SeedRange(3.5, 3.5, 3.5),
-        ("diverged",),
-    )
-    assert (points["pn-64"].value, points["pn-64"].lost) == (None, ("NaN",))
-    assert points["pn-64"].x == 64
-    assert (points["ln"].x, points["ln"].lost) == (None, ())
 
 
 def test_gaps_compare_runs_of_one_seed(tmp_path: Path, figure_data: FigureData) -> None:

@@ -283,7 +283,7 @@ def draw_scales(
             f"Of {len(known)} layers {MAX_FRAMES} are drawn, from the first to the last; the share "
             "is of all."
         )
-    return [DrawnFigure(_draw_frames(evenly_spaced(known), owner, prefix), " ".join(notes))]
+    return [DrawnFigure(_draw_frames(_evenly_spaced(known), owner, prefix), " ".join(notes))]
 
 
 def scale_pairs(layer: ScaleRecord) -> _Pairs:
@@ -295,7 +295,7 @@ def scale_pairs(layer: ScaleRecord) -> _Pairs:
     ]
 
 
-def evenly_spaced(layers: Sequence[tuple[str, _Pairs]]) -> Sequence[tuple[str, _Pairs]]:
+def _evenly_spaced(layers: Sequence[tuple[str, _Pairs]]) -> Sequence[tuple[str, _Pairs]]:
     """All, or so many from the first to the last: a model of a hundred layers takes minutes."""
     if len(layers) <= MAX_FRAMES:
         return layers

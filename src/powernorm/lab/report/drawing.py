@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from io import BytesIO, StringIO
-from math import isfinite, log10
+from math import isfinite, log10, nan
 from pathlib import Path
 from typing import Any, Final, cast
 from warnings import catch_warnings, filterwarnings
@@ -30,6 +30,7 @@ from numpy.typing import NDArray
 from powernorm.errors import InputError
 from powernorm.files import write
 from powernorm.lab.report.numerals import NOTHING, printable
+from powernorm.lab.schema import LARGEST
 
 SERIES: Final = (
     "#0072b2",
@@ -301,6 +302,12 @@ def logarithmic_scale(axis: XAxis | YAxis) -> None:
     axis.set_major_locator(locator)
     axis.set_major_formatter(StrMethodFormatter("{x:g}"))
     axis.set_minor_locator(NullLocator())
+
+
+def drawable(values: Iterable[float | None], *, positive: bool = False) -> list[float]:
+    """The values that an axis can show, also one for positive values alone; NaN for the others."""
+    least = 1 / LARGEST if positive else -LARGEST
+    return [nan if one is None or not least <= one <= LARGEST else one for one in values]
 
 
 def hover_name(name: str) -> str:

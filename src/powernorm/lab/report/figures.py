@@ -1,7 +1,9 @@
 """The figures of a comparison: what is drawn from which rows, and what the caption says."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
+from functools import partial
 from math import inf, isfinite
 from typing import Final, Literal
 
@@ -28,14 +30,15 @@ Axis = Literal["tokens", "step", "epoch"]
 def learning_curves(comparison: Comparison) -> list[DrawnFigure]:
     """Losses and scores over the training; empty where nothing was logged."""
     if comparison.function is not None:
-        curves_of_task = list(map(_own_curve, own_columns(comparison)[:MAX_CURVES]))
-    else:
-        columns = SCORED if _has_scores(comparison) else LIKELY
-        curves_of_task = [_known_curve(comparison, name) for name in columns]
+        return [
+            drawn
+            for number, column in enumerate(own_columns(comparison)[:MAX_CURVES])
+            for drawn in _own_curve(comparison, column, f"{comparison.anchor}curve-{number}")
+        ]
     return [
         drawn
-        for number, curve in enumerate(curves_of_task)
-        for drawn in _draw_curve(comparison, curve, f"{comparison.anchor}curve-{number}")
+        for number, known in enumerate(SCORED if _has_scores(comparison) else LIKELY)
+        for drawn in _known_curve(comparison, known, f"{comparison.anchor}curve-{number}")
     ]
 
 
@@ -73,39 +76,11 @@ _DECADES: Final = 1000
 """A curve whose highest value is so many times its lowest is drawn on a logarithmic axis."""
 
 
-@dataclass(frozen=True)
-class _Curve:
-    """A figure of one column of `metrics.csv`.
-
-    Attributes:
-        column: its name.
-        title: of the frame.
-        caption: what is drawn.
-        y_label: quantity and unit; empty where the title says all that is known.
-        logarithmic: whether the y axis is; None where the values decide.
-        metric: of the baselines, which are drawn with it; empty where they have none.
-        against: the quantity on the x axis.
-    """
-
-    column: str
-    title: str
-    caption: str
-    y_label: str
-    logarithmic: bool | None
-    metric: str
-    against: Axis
-
-
-def _own_curve(column: str) -> _Curve:
+def _own_curve(comparison: Comparison, column: str, prefix: str) -> list[DrawnFigure]:
     heading = own_heading(column)
-    return _Curve(
-        column=column,
-        title=heading,
-        caption=f"The {heading} as the function logged it.",
-        y_label="",
-        logarithmic=None,
-        metric=column,
-        against="step",
+    caption = f"The {heading} as the function logged it."
+    return _draw_curve(
+        comparison, column, prefix, title=heading, caption=caption, metric=column, against="step"
     )
 
 
@@ -124,13 +99,15 @@ _CAPTIONS: Final[dict[_Column, tuple[str, str]]] = {
 }
 
 
-def _known_curve(comparison: Comparison, column: _Column) -> _Curve:
+def _known_curve(comparison: Comparison, column: _Column, prefix: str) -> list[DrawnFigure]:
     title, caption = _CAPTIONS[column]
     score = comparison.score_measure
     heading = score.heading.removeprefix("test ")
     metric = score.metric.replace("test_", "valid_") if column == "valid_score" else column
-    return _Curve(
-        column=column,
+    return _draw_curve(
+        comparison,
+        column,
+        prefix,
         title=title.format(heading=heading),
         caption=caption.format(
             heading=heading[:1].upper() + heading[1:],
@@ -179,24 +156,40 @@ def _x_label(comparison: Comparison, axis: Axis) -> str:
     return units.get(comparison.task, "tokens") if axis == "tokens" else axis
 
 
-def _draw_curve(comparison: Comparison, curve: _Curve, prefix: str) -> list[DrawnFigure]:
-    bands = metric_bands(comparison.runs, curve.column, curve.against, comparison.names)
+def _draw_curve(
+    comparison: Comparison,
+    column: str,
+    prefix: str,
+    *,
+    title: str,
+    caption: str,
+    y_label: str = "",
+    logarithmic: bool | None = None,
+    metric: str,
+    against: Axis,
+) -> list[DrawnFigure]:
+    """A column of `metrics.csv`, with the metric of the baselines where they have it.
+
+    Where `logarithmic` is None the values decide.
+    """
+    bands = metric_bands(comparison.runs, column, against, comparison.names)
     values = [y for band in bands for y in (*band.mean, *(y for t in band.traces for y in t.y))]
     baselines = {
         baseline["name"]: value
         for baseline in comparison.baselines
-        if (value := baseline["metrics"].get(curve.metric)) is not None
+        if (value := baseline["metrics"].get(metric)) is not None
     }
-    norms = ", ".join(dict.fromkeys(printable(band.label) for band in bands))
+    if logarithmic is None:
+        logarithmic = _is_wide(values)
+    names = ", ".join(dict.fromkeys(printable(band.label) for band in bands))
     kind = "models without a network" if comparison.function is None else "baselines"
-    x_label = _x_label(comparison, curve.against)
-    logarithmic = _is_wide(values) if curve.logarithmic is None else curve.logarithmic
+    x_label = _x_label(comparison, against)
     return panels_figure(
-        [Panel(curve.title, curve.y_label, bands, baselines, logarithmic=logarithmic)],
-        caption=f"{curve.caption} Dotted: {kind}." if baselines else curve.caption,
+        [Panel(title, y_label, bands, baselines, logarithmic=logarithmic)],
+        caption=f"{caption} Dotted: {kind}." if baselines else caption,
         x_label=x_label,
         prefix=prefix,
-        description=f"{curve.title} against training {x_label} for {norms}",
+        description=f"{title} against training {x_label} for {names}",
     )
 
 
@@ -216,13 +209,26 @@ def metric_bands(
         names: of the norms, whose place is the number of their style.
         most: points of a line.
     """
-    lines = {}
-    for name in names:
-        seeds = [run for run in runs if run.name == name]
-        length = _steps_per_epoch(seeds) if against == "epoch" else 1.0
-        axis = "step" if against == "epoch" else against
-        lines[name] = [seed_line(run, run_column(run, column, axis, length)) for run in seeds]
-    return bands_over_seeds(lines, most)
+    groups = {name: [run for run in runs if run.name == name] for name in names}
+    lengths = {name: _steps_per_epoch(seeds) for name, seeds in groups.items()}
+    if against == "epoch":
+        return bands_of(groups, lambda run: run_column(run, column, length=lengths[run.name]), most)
+    return bands_of(groups, lambda run: run_column(run, column, against), most)
+
+
+def bands_of(
+    groups: Mapping[str, Sequence[ReportedRun]],
+    measure: Callable[[ReportedRun], Mapping[float, float]],
+    most: int = MAX_POINTS,
+) -> list[Band]:
+    """A quantity of runs over their training, one band a name; see `bands_over_seeds`."""
+    return bands_over_seeds(
+        {
+            name: [SeedLine(measure(run), run.finished, run.broke_down) for run in runs]
+            for name, runs in groups.items()
+        },
+        most,
+    )
 
 
 def runs_by_name(runs: Iterable[ReportedRun]) -> dict[str, list[ReportedRun]]:
@@ -231,11 +237,6 @@ def runs_by_name(runs: Iterable[ReportedRun]) -> dict[str, list[ReportedRun]]:
     for run in runs:
         groups.setdefault(run.name, []).append(run)
     return groups
-
-
-def seed_line(run: ReportedRun, points: Mapping[float, float]) -> SeedLine:
-    """A quantity of a run, and what became of it."""
-    return SeedLine(points, finished=run.finished, lost=run.broke_down)
 
 
 def run_column(
@@ -375,18 +376,15 @@ GRADIENTS: Final = (
 def tid_over_time(comparison: Comparison) -> list[DrawnFigure]:
     """Online TID averaged over layers, and the fluctuation of the statistics, against steps."""
     prefix = f"{comparison.anchor}over-time-"
-    gaps = {
-        name: [seed_line(run, _gap(run)) for run in runs]
-        for name, runs in runs_by_name(comparison.runs).items()
-    }
+    groups = runs_by_name(comparison.runs)
     caption = (
         "Loss of a few validation batches when the norms use their running statistics, minus the "
         "loss when they use each batch's own. Above 0: evaluation costs something."
     )
     unit = "nats per token" if comparison.function is None else "loss"
-    panel = Panel("Running against batch statistics", unit, bands_over_seeds(gaps), zero=True)
+    panel = Panel("Running against batch statistics", unit, bands_of(groups, _gap), zero=True)
     return [
-        *monitored(runs_by_name(comparison.runs), FLUCTUATIONS, prefix),
+        *monitored(groups, FLUCTUATIONS, prefix),
         *_monitored_figure(panel, f"{prefix}gap", caption),
     ]
 
@@ -408,19 +406,51 @@ def monitored(
 ) -> list[DrawnFigure]:
     """Columns of `norms.csv` over the training, a line a norm; empty where none was recorded."""
     drawn: list[DrawnFigure] = []
+    # The seeds of a norm have the same layers.
+    seen = [run for group in runs.values() for run in [r for r in group if r.samples][:1]]
+    everywhere = list(dict.fromkeys(sample.layer for run in seen for sample in run.samples))
+    compared = shared_layers(
+        everywhere,
+        ({one.layer for one in run.samples if one.norm == run.norm} for run in seen),
+    )
     for panel in panels:
-        bands = bands_over_seeds(
-            {
-                name: [seed_line(run, layer_column(run, panel)) for run in group]
-                for name, group in runs.items()
-            }
-        )
+        having = {
+            sample.layer
+            for run in seen
+            for sample in run.samples
+            if sample.values.get(panel.column) is not None
+        }
+        layers = [layer for layer in compared if layer in having]
+        note = f"Over {len(layers)} of {len(everywhere)} norm layers, those that are compared."
+        if panel.layers == "first":
+            layers = layers[:1]
+            note = f"The layer: {''.join(map(printable, layers))}."
+        elif set(everywhere) <= set(compared):
+            note = ""
+        bands = bands_of(runs, partial(_layer_column, panel, layers))
         lines = [line for band in bands for line in (band.mean, *(t.y for t in band.traces))]
         if any(value > 0 for line in lines for value in line):
             frame = Panel(panel.title, panel.y_label, bands, logarithmic=True)
             name = panel.column.replace("_", "-")
-            drawn += _monitored_figure(frame, f"{prefix}{name}", panel.caption)
+            caption = f"{panel.caption} {note}".rstrip()
+            drawn += _monitored_figure(frame, f"{prefix}{name}", caption)
     return drawn
+
+
+def shared_layers(layers: Sequence[str], compared: Iterable[AbstractSet[str]]) -> list[str]:
+    """The layers where every run has the norm that it is a run of.
+
+    A model of translation keeps LayerNorm in its decoder, which says nothing of the norms that are
+    compared. Where the runs have no such layer in common it is all layers.
+
+    Args:
+        layers: of all runs.
+        compared: of each run those that have its norm; it says nothing where it has none.
+    """
+    shared = set(layers)
+    for own in compared:
+        shared &= own or shared
+    return [layer for layer in layers if layer in shared] or list(layers)
 
 
 def _monitored_figure(panel: Panel, prefix: str, caption: str) -> list[DrawnFigure]:
@@ -434,16 +464,15 @@ def _monitored_figure(panel: Panel, prefix: str, caption: str) -> list[DrawnFigu
     )
 
 
-def layer_column(run: ReportedRun, panel: MonitoredPanel) -> dict[float, float]:
-    """A column of `norms.csv` by step: of the first layer that has it, or their average."""
+def _layer_column(
+    panel: MonitoredPanel, layers: Sequence[str], run: ReportedRun
+) -> dict[float, float]:
+    """The mean of a column of `norms.csv` over layers by step."""
     steps: dict[float, list[float]] = {}
-    first = ""
     for sample in run.samples:
         value = sample.values.get(panel.column)
-        if value is not None:
-            first = first or sample.layer
-            if panel.layers == "average" or sample.layer == first:
-                steps.setdefault(sample.step, []).append(panel.scale * value)
+        if value is not None and sample.layer in layers:
+            steps.setdefault(sample.step, []).append(panel.scale * value)
     return {step: mean(values) for step, values in steps.items()}
 
 

@@ -1,8 +1,8 @@
 """The one way to draw lines: with bands over seeds, in frames that share the x axis."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isfinite, nan
+from math import isfinite
 from typing import Any, Final
 
 import numpy as np
@@ -21,6 +21,7 @@ from powernorm.lab.report.drawing import (
     REFERENCE,
     DrawnFigure,
     add_legend,
+    drawable,
     figure,
     hover_name,
     inline_svg,
@@ -30,7 +31,6 @@ from powernorm.lab.report.drawing import (
     plain_axes,
 )
 from powernorm.lab.report.numerals import printable
-from powernorm.lab.schema import LARGEST
 
 MAX_POINTS: Final = 300
 """Points of a drawn line; longer logs are averaged in blocks."""
@@ -156,18 +156,12 @@ def _in_blocks(
     x = [place for place in x if all(place in seed.points for seed in seeds)]
     if not x:
         return np.empty(0), np.empty((0, 1))
-    values = np.array([_drawable(seed.points[place] for seed in seeds) for place in x])
+    values = np.array([drawable(seed.points[place] for seed in seeds) for place in x])
     size = -(-len(x) // most)
     starts = np.arange(0, len(x), size)
     lengths = np.diff([*starts, len(x)])
     means = np.add.reduceat(values, starts) / lengths[:, None]
     return np.add.reduceat(np.array(x, dtype=float), starts) / lengths, means
-
-
-def _drawable(values: Iterable[float], *, logarithmic: bool = False) -> list[float]:
-    """NaN for what an axis cannot show."""
-    least = 1 / LARGEST if logarithmic else -LARGEST
-    return [value if least <= value <= LARGEST else nan for value in values]
 
 
 @dataclass(frozen=True)
@@ -270,12 +264,12 @@ def draw_panel(axes: Axes, panel: Panel) -> None:
 
 def _draw_band(axes: Axes, band: Band, panel: Panel) -> None:
     color, dashes = line_style(band.style)
-    low, high = (_drawable(end, logarithmic=panel.logarithmic) for end in (band.low, band.high))
+    low, high = (drawable(end, positive=panel.logarithmic) for end in (band.low, band.high))
     if any(one < other for one, other in zip(low, high, strict=True)):
         axes.fill_between(band.x, low, high, color=color, alpha=0.18, linewidth=0)
     axes.plot(
         band.x,
-        _drawable(band.mean, logarithmic=panel.logarithmic),
+        drawable(band.mean, positive=panel.logarithmic),
         color=color,
         linestyle=dashes,
         linewidth=1.2,
@@ -292,7 +286,7 @@ def _draw_traces(axes: Axes, panel: Panel) -> None:
         for trace in band.traces:
             axes.plot(
                 trace.x,
-                _drawable(trace.y, logarithmic=panel.logarithmic),
+                drawable(trace.y, positive=panel.logarithmic),
                 color=color,
                 linestyle=dashes,
                 linewidth=0.7,
@@ -333,7 +327,7 @@ def _mark_lost(axes: Axes, band: Band) -> None:
         axes.plot(band.lost, heights, transform=axes.get_xaxis_transform(), markersize=6.4, **cross)
     low, high = axes.get_ylim()
     for trace in band.traces:
-        known = [(x, y) for x, y in zip(trace.x, _drawable(trace.y), strict=True) if isfinite(y)]
+        known = [(x, y) for x, y in zip(trace.x, drawable(trace.y), strict=True) if isfinite(y)]
         if trace.lost and known:
             x, y = known[-1]
             axes.plot(x, min(max(y, low), high), markersize=5.6, clip_on=False, **cross)

@@ -11,7 +11,13 @@ from pandas import DataFrame
 
 from powernorm.lab.report import figures
 from powernorm.lab.report.drawing import DrawnFigure, short_names
-from powernorm.lab.report.figures import FLUCTUATIONS, GRADIENTS, runs_by_name, seed_line
+from powernorm.lab.report.figures import (
+    FLUCTUATIONS,
+    GRADIENTS,
+    bands_of,
+    runs_by_name,
+    shared_layers,
+)
 from powernorm.lab.report.lines import Band, Panel, SeedLine, bands_over_seeds, panels_figure
 from powernorm.lab.report.magnitudes import mean
 from powernorm.lab.report.numerals import printable
@@ -28,7 +34,7 @@ _SHOWN: Final = 3
 al. 2022, Fig. 6."""
 
 NOTE: Final = (
-    "Several seeds of a norm are one line, their mean, with a band from the lowest to the highest. "
+    "Several seeds of a norm are one line, their mean, with their range as a band. "
     "TID of a norm with batch statistics is of what it normalizes by, of another norm what "
     "BatchNorm would see in its place."
 )
@@ -156,11 +162,13 @@ def _profile(line: OverlayLine, layers: Sequence[str], quantity: LayerQuantity) 
     return RowQuantity(line.name, table.mean().tolist(), *ends)
 
 
-def _of_layer(name: str, quantity: LayerQuantity, record: DiagnosisRecord) -> float | None:
-    for layer in record["layers"]:
-        if layer["layer"] == name:
-            return _value(layer, quantity)
-    return None
+def _in_layers(
+    layers: Sequence[str], quantity: LayerQuantity, record: DiagnosisRecord
+) -> float | None:
+    """The mean over those of the layers that have the quantity."""
+    rows = [row for row in record["layers"] if row["layer"] in layers]
+    known = [value for row in rows if (value := _value(row, quantity)) is not None]
+    return mean(known) if known else None
 
 
 def _value(layer: Mapping[str, Any], quantity: LayerQuantity) -> float | None:
@@ -176,24 +184,43 @@ Measure = Callable[[DiagnosisRecord], float | None]
 def over_training(lines: Sequence[OverlayLine], prefix: str) -> list[DrawnFigure]:
     """The diagnoses that runs made while they trained; empty where none did (W22, Fig. 4, 6, 7)."""
     records = [record for line in lines for run in line.runs for record in run.diagnoses]
-    layers = _compared_layers(lines, _layers(records))
+    layers = shared_layers(
+        _layers(records),
+        (
+            {row["layer"] for row in record["layers"] if row["norm"] == run.norm}
+            for line in lines
+            for run in line.runs
+            for record in run.diagnoses
+        ),
+    )
     if not layers:
         return []
     short = dict(zip(layers, short_names(layers), strict=True))
-    shown = {layer: short[layer] for layer in _spaced(layers, _SHOWN)}
-    quantities: list[tuple[LayerQuantity, dict[str, Measure]]] = [
-        *((tid, _average_and_last(tid, layers, short)) for tid in TIDS),
-        *((quantity, _at(quantity, shown)) for quantity in (*KAPPAS, LAMBDA)),
-    ]
+    ends = {
+        f"average of {len(layers)} norms": layers,
+        f"{short[layers[-1]]}, the last": layers[-1:],
+    }
+    single = {short[layer]: [layer] for layer in _spaced(layers, _SHOWN)}
     notes = _epochs(records)
-    drawn = [
-        drawn
-        for quantity, measures in quantities
-        for drawn in _over_training(lines, quantity, measures, prefix, notes)
-    ]
+    drawn = []
+    for quantity in (*TIDS, *KAPPAS, LAMBDA):
+        places, source = (ends, [_FIGURE]) if quantity in TIDS else (single, [])
+        drawn += panels_figure(
+            [
+                _panel(lines, quantity, f"{quantity.name}, {place}", part)
+                for place, part in places.items()
+            ],
+            caption=" ".join([quantity.source, *source, *notes]),
+            x_label="step",
+            prefix=f"{prefix}training-{quantity.key.replace('_', '-')}",
+            description=f"{quantity.name} over training for {_names(lines)}",
+        )
     for number, name in enumerate(_embeddings(lines)):
         drawn += _spectrum_over_training(lines, name, f"{prefix}spectrum-training-{number}")
     return drawn
+
+
+_FIGURE: Final = "Compare Wang et al. 2022, Fig. 4."
 
 
 def every_layer(lines: Sequence[OverlayLine], prefix: str) -> list[DrawnFigure]:
@@ -204,7 +231,7 @@ def every_layer(lines: Sequence[OverlayLine], prefix: str) -> list[DrawnFigure]:
         for number, layer in enumerate(_spaced(layers, MAX_LAYERS))
         for drawn in panels_figure(
             [
-                _panel(lines, quantity, quantity.name, partial(_of_layer, layer, quantity))
+                _panel(lines, quantity, quantity.name, [layer])
                 for quantity in (*TIDS, KAPPAS[1], LAMBDA)
             ],
             caption=f"{printable(layer)}, logarithmic.",
@@ -216,40 +243,10 @@ def every_layer(lines: Sequence[OverlayLine], prefix: str) -> list[DrawnFigure]:
 
 
 def _panel(
-    lines: Sequence[OverlayLine], quantity: LayerQuantity, title: str, measure: Measure
+    lines: Sequence[OverlayLine], quantity: LayerQuantity, title: str, layers: Sequence[str]
 ) -> Panel:
-    return Panel(title, quantity.unit, _bands(lines, measure), logarithmic=True)
-
-
-def _compared_layers(lines: Sequence[OverlayLine], layers: Sequence[str]) -> list[str]:
-    """The layers where every run has the norm that it is a run of.
-
-    A model of translation keeps LayerNorm in its decoder, which says nothing of the norms that are
-    compared. Where the runs have no such layer in common it is all layers.
-    """
-    shared = set(layers)
-    for run in (run for line in lines for run in line.runs):
-        for record in run.diagnoses:
-            own = {row["layer"] for row in record["layers"] if row["norm"] == run.norm}
-            shared &= own or shared
-    return [layer for layer in layers if layer in shared] or list(layers)
-
-
-def _average_and_last(
-    quantity: LayerQuantity, layers: Sequence[str], short: Mapping[str, str]
-) -> dict[str, Measure]:
-    def average(record: DiagnosisRecord) -> float | None:
-        rows = [row for row in record["layers"] if row["layer"] in layers]
-        known = [v for row in rows if (v := _value(row, quantity)) is not None]
-        return mean(known) if known else None
-
-    last = partial(_of_layer, layers[-1], quantity)
-    return {f"average of {len(layers)} norms": average, f"{short[layers[-1]]}, the last": last}
-
-
-def _at(quantity: LayerQuantity, layers: Mapping[str, str]) -> dict[str, Measure]:
-    """The quantity in some layers, by their short names."""
-    return {short: partial(_of_layer, layer, quantity) for layer, short in layers.items()}
+    bands = _bands(lines, partial(_in_layers, layers, quantity))
+    return Panel(title, quantity.unit, bands, logarithmic=True)
 
 
 def _spaced(layers: Sequence[str], number: int) -> list[str]:
@@ -259,47 +256,18 @@ def _spaced(layers: Sequence[str], number: int) -> list[str]:
     return [layers[ceil(part * len(layers) / number) - 1] for part in range(1, number + 1)]
 
 
-def _over_training(
-    lines: Sequence[OverlayLine],
-    quantity: LayerQuantity,
-    measures: Mapping[str, Measure],
-    prefix: str,
-    notes: Sequence[str],
-) -> list[DrawnFigure]:
-    """A figure with a frame for each of the places."""
-    source = ["Compare Wang et al. 2022, Fig. 4."] if quantity in TIDS else []
-    return panels_figure(
-        [
-            _panel(lines, quantity, f"{quantity.name}, {printable(place)}", measure)
-            for place, measure in measures.items()
-        ],
-        caption=" ".join([quantity.source, *source, *notes]),
-        x_label="step",
-        prefix=f"{prefix}training-{quantity.key.replace('_', '-')}",
-        description=f"{quantity.name} over training for {_names(lines)}",
-    )
-
-
 def _bands(lines: Sequence[OverlayLine], measure: Measure) -> list[Band]:
     """A quantity of each run over its steps."""
-    return bands_over_seeds(
-        {
-            line.name: [
-                seed_line(run, points)
-                for run in line.runs
-                if len(points := _over_steps(run, measure)) >= _FEWEST
-            ]
-            for line in lines
+
+    def over_steps(run: ReportedRun) -> dict[float, float]:
+        points = {
+            float(record["step"]): value
+            for record in run.diagnoses
+            if record["step"] is not None and (value := measure(record)) is not None
         }
-    )
+        return points if len(points) >= _FEWEST else {}
 
-
-def _over_steps(run: ReportedRun, measure: Measure) -> dict[float, float]:
-    return {
-        float(record["step"]): value
-        for record in run.diagnoses
-        if record["step"] is not None and (value := measure(record)) is not None
-    }
+    return bands_of({line.name: line.runs for line in lines}, over_steps)
 
 
 def _epochs(records: Iterable[DiagnosisRecord]) -> list[str]:

@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import nan
 from typing import Final
 
 import numpy as np
@@ -14,6 +13,7 @@ from powernorm.lab.report.drawing import (
     REFERENCE,
     DrawnFigure,
     add_legend,
+    drawable,
     figure,
     hover_name,
     inline_svg,
@@ -26,7 +26,6 @@ from powernorm.lab.report.drawing import (
     shorten,
 )
 from powernorm.lab.report.numerals import printable
-from powernorm.lab.schema import LARGEST
 
 _MARKERS: Final = ("o", "s", "^", "D")
 _NAME_LENGTH: Final = 22
@@ -83,7 +82,7 @@ def rows_figure(
     """
     lows = [value for one in quantities for value in (one.low or one.values) if value is not None]
     logarithmic = logarithmic and (layers or min(lows, default=1) > 0)
-    table = np.array([_known(one.values, positive=logarithmic) for one in quantities])
+    table = np.array([drawable(one.values, positive=logarithmic) for one in quantities])
     if not np.isfinite(table).any():
         return []
     height = 0.14 if layers else 0.3 if any(notes) else 0.22
@@ -117,24 +116,18 @@ def rows_figure(
         return [DrawnFigure(svg, caption)]
 
 
-def _known(values: Sequence[float | None], *, positive: bool = False) -> list[float]:
-    """The values that an axis can show, and NaN for the others."""
-    least = 1 / LARGEST if positive else -LARGEST
-    return [nan if one is None or not least <= one <= LARGEST else one for one in values]
-
-
 def _draw_quantity(
     axes: Axes, index: int, one: RowQuantity, *, layers: bool, logarithmic: bool
 ) -> None:
     color, dashes = line_style(index)
     rows = range(len(one.values))
-    low, high = (_known(end, positive=logarithmic) for end in (one.low, one.high))
+    low, high = (drawable(end, positive=logarithmic) for end in (one.low, one.high))
     if layers and low:
         axes.fill_betweenx(rows, low, high, color=color, alpha=0.18, linewidth=0)
     elif low:
         axes.hlines(rows, low, high, color=color, linewidth=2.4, alpha=0.35)
     axes.plot(
-        _known(one.values, positive=logarithmic),
+        drawable(one.values, positive=logarithmic),
         rows,
         color=color,
         linestyle=dashes,

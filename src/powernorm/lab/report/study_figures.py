@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from math import nan
 from statistics import fmean
 from types import MappingProxyType
@@ -10,8 +11,8 @@ from typing import Any, Final
 from powernorm.lab.report import maps
 from powernorm.lab.report.diagnosis_figures import draw_scales, scale_pairs
 from powernorm.lab.report.drawing import DrawnFigure
-from powernorm.lab.report.figures import run_column, runs_by_name, seed_line
-from powernorm.lab.report.lines import Band, Panel, bands_over_seeds, panels_figure
+from powernorm.lab.report.figures import bands_of, run_column, runs_by_name
+from powernorm.lab.report.lines import Band, Panel, panels_figure
 from powernorm.lab.report.numerals import number, printable
 from powernorm.lab.report.records import Comparison, ReportedRun
 from powernorm.lab.report.rows import RowQuantity, rows_figure
@@ -159,16 +160,11 @@ def _gap_over_time(comparison: Comparison) -> list[DrawnFigure]:
         return []
     most = max(run.x for run in placed if run.x is not None)
     runs = [run for run in placed if run.x == most]
-    gaps = [seed_line(run, _loss_gap(comparison, run)) for run in runs]
-    tids = [seed_line(run, _last_tid(run)) for run in runs]
+    gaps = bands_of({"gap": runs}, partial(_loss_gap, comparison))
+    tids = bands_of({"gap": (), "TID": runs}, _last_tid)
     panels = [
-        Panel("Validation loss, bn minus ln", NATS, bands_over_seeds({"gap": gaps}), zero=True),
-        Panel(
-            "Variance TID, last BN layer",
-            "%",
-            bands_over_seeds({"gap": (), "TID": tids}),
-            logarithmic=True,
-        ),
+        Panel("Validation loss, bn minus ln", NATS, gaps, zero=True),
+        Panel("Variance TID, last BN layer", "%", tids, logarithmic=True),
     ]
     if not all(panel.bands for panel in panels):
         return []
@@ -394,12 +390,7 @@ def _losses_over_time(comparison: Comparison) -> list[DrawnFigure]:
             Panel(
                 title,
                 NATS,
-                bands_over_seeds(
-                    {
-                        name: [seed_line(run, run_column(run, column)) for run in runs]
-                        for name, runs in groups.items()
-                    }
-                ),
+                bands_of(groups, partial(run_column, column=column)),
             )
             for column, title in columns.items()
         ],
