@@ -100,7 +100,7 @@ def test_compare(compared: tuple[Path, Outcome]) -> None:
         "pn",
         "unigram",
         "bigram",
-        "test perplexity",
+        "perplexity",
         "gap to ln",
         "TID",
         "tokens/s",
