@@ -2,9 +2,9 @@
 
 A sum in a file of its own gets out of step with its file when a process is killed between the two
 renames. Here it is a part of the file: the comment at the end of torch's zip archives, an entry of
-the metadata of safetensors, a header of what the cache keeps. Other programs read such archives and
-safetensors as ever. A file from before there were sums has none of this and is `unsealed`; what
-lies between, such as a sum that was cut off, is `damaged`.
+the metadata of safetensors. Other programs read such files as ever. A file from before there were
+sums has none of this and is `unsealed`; what lies between, such as a sum that was cut off, is
+`damaged`.
 """
 
 import errno
@@ -31,14 +31,11 @@ _ZEROS: Final = "0" * 64
 SAFETENSORS_SEAL: Final = {SAFETENSORS_KEY: _ZEROS}
 """Metadata to write a file of safetensors with, as the place for the sum of `_seal_safetensors`."""
 
-_HEADER: Final = b"\x89powernorm sha256\r\n\x1a\n"
-"""No JSON and no archive begins so: a file whose header is damaged can be nothing else either."""
 _COMMENT: Final = b"powernorm sha256 "
 _ARCHIVE_BEGIN: Final = b"PK\x03\x04"
 _ARCHIVE_END: Final = b"PK\x05\x06"
 _ARCHIVE_END_SIZE: Final = 22
 """Of the record that ends an archive; its last two bytes are the size of the comment after it."""
-_DIGEST_SIZE: Final = 32
 _SAFETENSORS_HEADER_LIMIT: Final = 100_000_000
 """Limit of safetensors itself."""
 _LENGTH_SIZE: Final = 8
@@ -136,8 +133,6 @@ def seal_of(path: Path) -> Seal:
     with path.open("rb") as file:
         if path.suffix.lower() == ".safetensors":
             return _seal_of_safetensors(file)
-        if file.read(len(_HEADER)) == _HEADER:
-            return "damaged" if read_sealed(file) is None else "whole"
         return _seal_of_archive(file)
 
 
@@ -170,20 +165,6 @@ def _sort_metadata(file: BinaryIO) -> None:
     if len(text) <= size:  # as long as before, but for unusual characters
         file.seek(_LENGTH_SIZE)
         file.write(text.ljust(size))
-
-
-def sealed_header(content: bytes) -> bytes:
-    """Return what has to stand before the content of a file that `read_sealed` reads."""
-    return _HEADER + hashlib.sha256(content).digest()
-
-
-def read_sealed(file: BinaryIO) -> bytes | None:
-    """Return the content after a `sealed_header`; None where it is not what was written."""
-    file.seek(0)
-    header, digest = file.read(len(_HEADER)), file.read(_DIGEST_SIZE)
-    content = file.read()
-    is_whole = header == _HEADER and hashlib.sha256(content).digest() == digest
-    return content if is_whole else None
 
 
 def _seal_of_archive(file: BinaryIO) -> Seal:

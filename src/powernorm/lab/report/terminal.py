@@ -162,7 +162,7 @@ def print_table(
     console.print(rich, "")
     left_out = [heading for index, heading in enumerate(table.headings) if index not in shown]
     if left_out:
-        text = f"not shown, see --wide or {REPORT_FILE}: {'; '.join(left_out)}"
+        text = f"not shown, see {REPORT_FILE}: {'; '.join(left_out)}"
         console.print(Text(text, style="dim"))
 
 
