@@ -77,9 +77,12 @@ class FoldReport(NormTable):
     num_neutral: int = 0
 
     def _notes(self) -> list[str]:
+        return [*_neutral(self.num_neutral), *map(str, self.errors)]
+
+    def __str__(self) -> str:
+        """Return the table as text, and how the model is saved."""
         how = "as you save any other model" if self.is_stock else "by powernorm.save"
-        errors = map(str, self.errors)
-        return [*_neutral(self.num_neutral), *errors, f"to keep it, save it {how}"]
+        return f"{self.to_text()}\nto keep it, save it {how}"
 
     @property
     def is_stock(self) -> bool:

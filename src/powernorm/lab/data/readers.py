@@ -13,6 +13,7 @@ Plain documents are split by position as `split_by_position` says. Where there a
 smaller units are taken instead: paragraphs instead of files, lines instead of paragraphs.
 """
 
+import os
 import re
 from pathlib import Path
 from typing import Final
@@ -87,7 +88,8 @@ def _read_folder(folder: Path) -> Corpus:
 def _read_official(folder: Path, name: str) -> Corpus:
     # Every end of a line is a counted word.
     documents = {
-        split: tuple(read_text(path).split("\n")) for split, path in _FILES.of(folder, name).items()
+        split: tuple(read_text(path).removesuffix("\n").split("\n"))
+        for split, path in _FILES.of(folder, name).items()
     }
     return Corpus(name or folder.resolve().name, str(folder), USER_LICENSE, documents, True)
 
@@ -108,7 +110,7 @@ def _read_plain(name: str, source: str, texts: list[str]) -> Corpus:
 
 
 def read_text(path: Path) -> str:
-    r"""Read a UTF-8 file, with "\n" between its lines.
+    r"""Read a UTF-8 file, with "\n" at the ends of lines.
 
     Raises:
         InputError: it cannot be read, is not UTF-8 text or is empty.
@@ -116,4 +118,6 @@ def read_text(path: Path) -> str:
     text = "\n".join(read_lines(path))
     if not text.strip():
         raise InputError(f"{path} is empty: expected text")
-    return text
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return f"{text}\n" if file.read() == b"\n" else text

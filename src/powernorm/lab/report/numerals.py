@@ -88,9 +88,9 @@ def spread(value: Spread | None, decimals: int | None = None) -> str:
 def gap(value: PairedGap | None, decimals: int | None = None) -> str:
     """Difference with its sign, and the same in percent.
 
-    >>> gap(PairedGap(-3.21, nan, nan, nan, 2, ratio=-0.0254))
+    >>> gap(PairedGap(-3.21, -4.0, -2.4, 0.01, 2, ratio=-0.0254))
     '-3.21 (-2.5 %)'
-    >>> gap(PairedGap(4.5, nan, nan, nan, 1))
+    >>> gap(PairedGap(4.5, 3.0, 6.0, 0.01, 1))
     '+4.50'
     """
     if value is None:
