@@ -85,6 +85,7 @@ def changes(*values: str) -> list[str]:
     return [word for value in values for word in ("--set", value)]
 
 
+@pytest.mark.slow
 def test_a_masked_language_model_on_sentences_of_a_text(home: Path) -> None:
     """Every word has one neighbor, which tells it where it is hidden."""
     chance, pairs = random.Random(0), [f"{word} {word}er" for word in WORDS]

@@ -125,7 +125,8 @@ def test_a_recorded_comparison_in_two_processes_repeats(
     assert_repeats(case, tmp_path, process.relative)
 
 
-@pytest.mark.parametrize("case", some_default(RESUMABLE, "translation"))
+@pytest.mark.slow
+@pytest.mark.parametrize("case", RESUMABLE)
 def test_a_run_goes_on_from_its_recorded_middle(
     case: str, process: Process, tmp_path: Path
 ) -> None:

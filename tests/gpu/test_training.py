@@ -105,8 +105,9 @@ def check_same(ours: Net, theirs: Net, losses: list[list[float]], tolerance: flo
         )
 
 
-@pytest.mark.parametrize("checkpointed", some_default([False, True], False))
-@pytest.mark.parametrize("name", some_default(NORMS, "pn"))
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpointed", [False, True])
+@pytest.mark.parametrize("name", NORMS)
 def test_compiled(name: str, checkpointed: bool) -> None:
     torch.compiler.reset()
     plain, net = Net(name).to(DEVICE), Net(name, checkpointed).to(DEVICE)

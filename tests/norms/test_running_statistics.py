@@ -16,8 +16,7 @@ each_centered = pytest.mark.parametrize(
     ("name", "compiled"),
     [
         *((name, False) for name in CENTERED),
-        ("rbn", True),
-        *(pytest.param(name, True, marks=pytest.mark.slow) for name in ("bn", "brn")),
+        *(pytest.param(name, True, marks=pytest.mark.slow) for name in ("rbn", "bn", "brn")),
     ],
 )
 

@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from covering import some_default
 from powernorm.errors import InputError
 from powernorm.lab.report.drawing import (
     add_legend,
@@ -53,7 +54,7 @@ def frame_of(svg: str) -> dict[str, Any]:
     return dict(json.loads(unescape(frames))[0])
 
 
-@pytest.mark.parametrize("count", range(1, 15))
+@pytest.mark.parametrize("count", some_default(range(1, 15), 1, 7, 14))
 def test_legends_fit_into_the_figure(count: int) -> None:
     dice = random.Random(count)
     for _ in range(4):

@@ -16,7 +16,6 @@ import torch.distributed as dist
 from tiny_training import compare, of_task, tiny_config
 from tiny_translation import tiny_translation, write_pairs
 
-from covering import some_default
 from norms.processes import run_processes
 from powernorm.errors import InputError
 from powernorm.lab.engine.processes import RepeatedInputError, gather, on_main, summed
@@ -264,7 +263,8 @@ def measured(run: Mapping[str, Any]) -> dict[str, float]:
     return {name: value for name, value in numbers.items() if value is not None}
 
 
-@pytest.mark.parametrize("name", some_default(EQUAL, "rbn-fsdp2", "average"))
+@pytest.mark.slow
+@pytest.mark.parametrize("name", EQUAL)
 def test_two_processes_equal_one(
     name: str, jobs: dict[str, Job], two: tuple[Path, list[dict[str, Any]]], tmp_path: Path
 ) -> None:

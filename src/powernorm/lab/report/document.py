@@ -25,7 +25,7 @@ class Article:
 
     Attributes:
         heading: of the whole.
-        lead: a line or two below it.
+        lead: a line or two below the conclusion.
         sections: with their ids.
         anchor: in front of the ids, where a page has several articles.
         conclusion: what it shows, in sentences.
