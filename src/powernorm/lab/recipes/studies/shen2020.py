@@ -8,6 +8,7 @@ from powernorm.errors import InputError
 from powernorm.lab.recipes.studies.definition import StudyRecipe, Variants
 from powernorm.lab.recipes.studies.sizes import StudySize
 from powernorm.lab.settings.comparison import ComparisonSettings, Study, Variant
+from powernorm.lab.settings.training import TrainingSettings
 
 MICRO_BATCH_NORMS: Final = ("bn", "pnv", "pn")
 DIVISIONS: Final = (8, 4, 2, 1)
@@ -129,12 +130,18 @@ def alphas(size: StudySize, config: ComparisonSettings) -> Variants:
 def scales(size: StudySize, config: ComparisonSettings) -> Variants:
     """Return each norm that has a deviation over the batch as it is."""
     del size
-    needed = {"training.record_scales": "true"}
+    needed = {"training.record_scales": "true", "training.tid_batches": str(_batches(config))}
     return tuple(Variant(norm, norm, settings=needed) for norm in config.norms)
 
 
 def _with_scales(config: ComparisonSettings) -> ComparisonSettings:
-    return replace(config, training=replace(config.training, record_scales=True))
+    training = replace(config.training, record_scales=True, tid_batches=_batches(config))
+    return replace(config, training=training)
+
+
+def _batches(config: ComparisonSettings) -> int:
+    """Return the batches of the deviations; recipes of norms without statistics have none."""
+    return config.training.tid_batches or TrainingSettings.tid_batches
 
 
 MICRO_BATCHES: Final = StudyRecipe(
