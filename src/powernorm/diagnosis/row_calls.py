@@ -124,7 +124,8 @@ class CallRecorder:
 
 
 def _next(calls: Mapping[_CallKey, Any], name: str) -> _CallKey:
-    return _CallKey(name, sum(key.name == name for key in calls))
+    keys = (_CallKey(name, number) for number in itertools.count())
+    return next(key for key in keys if key not in calls)
 
 
 def _kept(value: Any) -> Any:
