@@ -1,0 +1,95 @@
+"""What is trained: translation models with and without layer-scale in front of each norm.
+
+Three settings: `reduced` (the recipe verses-reduced, each arm at a learning rate tuned alike) and
+`mini-pre`, `mini-post` (the recipes of these names, all arms at the recipe's rate).
+"""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from powernorm import lab
+
+GROUPS = 4
+"""Of layer-scale: the heads, as Shen et al. 2020 have them."""
+ARMS: dict[str, tuple[str, bool]] = {
+    "ln": ("ln", False),
+    "bn": ("bn", False),
+    "bn-scaled": ("bn", True),
+    "pnv": ("pnv", False),
+    "pnv-scaled": ("pnv", True),
+    "pn": ("pn", False),
+    "pn-scaled": ("pn", True),
+    "rbn": ("rbn", False),
+    "gs": ("gs", True),
+}
+"""Norm, and whether layer-scale stands in front; `gs` is layer-scale with no norm behind it."""
+SETTINGS = {
+    "reduced": ("verses-reduced", tuple(range(10, 15))),
+    "mini-pre": ("verses-mini-pre", tuple(range(10, 20))),
+    "mini-post": ("verses-mini-post", tuple(range(10, 20))),
+}
+"""Recipe and seeds; earlier runs of these recipes have the seeds 0 to 4."""
+RATES = (1e-3, 2e-3, 2.8e-3, 4e-3, 5.6e-3, 8e-3)
+TRIAL_SEED = 100
+TRIAL_STEPS = 667
+"""A third of verses-reduced."""
+
+
+def comparison(setting: str, rates: dict[str, float] | None = None) -> lab.ComparisonSettings:
+    """Return the comparison of the arms; at learning rates of their own where these are given."""
+    recipe, seeds = SETTINGS[setting]
+    variants = tuple(_variant(arm, arm, rates[arm] if rates else None) for arm in ARMS)
+    return replace(_base(recipe, variants), seeds=seeds)
+
+
+def trials() -> lab.ComparisonSettings:
+    """Return the tuning of `reduced`: every arm at every rate, one seed, a third of the length."""
+    variants = tuple(_variant(f"{arm}-at-{rate:g}", arm, rate) for rate in RATES for arm in ARMS)
+    changes = [
+        f"training.max_steps={TRIAL_STEPS}",
+        "training.average_checkpoints=0",
+        "training.tid_batches=0",
+        "training.monitor_every=0",
+        "decoding.beam_size=1",
+    ]
+    return lab.override(replace(_base("verses-reduced", variants), seeds=(TRIAL_SEED,)), changes)
+
+
+def best_rates(results: Path) -> dict[str, float]:
+    """Return the rate of the lowest validation loss of each arm.
+
+    Args:
+        results: results.json of the trials.
+    """
+    found: dict[str, tuple[float, float]] = {}
+    for run in json.loads(results.read_text(encoding="utf-8"))["runs"]:
+        arm, _, rate = run["label"].partition("-at-")
+        if run["status"] == "finished":
+            one = (run["metrics"]["valid_loss"], float(rate))
+            found[arm] = min(one, found.get(arm, one))
+    return {arm: rate for arm, (_, rate) in found.items()}
+
+
+def _base(recipe: str, variants: tuple[lab.Variant, ...]) -> lab.ComparisonSettings:
+    config = lab.recipe("translation", recipe)
+    options: dict[str, dict[str, Any]] = {norm: {} for norm in ("ln", "bn", "gs")}
+    for norm in ("rbn", "pn", "pnv"):
+        own = config.norm_options.get(norm, {})
+        options[norm] = {key: own[key] for key in own if key != "groups"}
+    training = replace(config.training, average_statistics="average")
+    return replace(
+        config,
+        norms=tuple(dict.fromkeys(variant.norm for variant in variants)),
+        norm_options=options,
+        training=training,
+        variants=variants,
+    )
+
+
+def _variant(label: str, arm: str, rate: float | None) -> lab.Variant:
+    norm, is_scaled = ARMS[arm]
+    options = {"groups": GROUPS if is_scaled else None} if norm not in ("ln", "rbn") else {}
+    settings = {} if rate is None else {"optimizer.learning_rate": repr(rate)}
+    return lab.Variant(label, norm, options, settings)
