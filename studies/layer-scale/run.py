@@ -1,8 +1,8 @@
 """Layer-scale crossed with the norm, in translation.
 
-    python studies/layer-scale/run.py --out runs/layer-scale                # trains what is missing
+    python studies/layer-scale/run.py --out runs/layer-scale     # trains what is missing
     python studies/layer-scale/run.py --out runs/layer-scale --only reduced
-    powernorm work runs/layer-scale/reduced                                 # helps, as often as wanted
+    powernorm work runs/layer-scale/reduced                      # helps, as often as wanted
 
 After Ctrl-C the same command goes on.
 """
@@ -11,7 +11,6 @@ import argparse
 from pathlib import Path
 
 from arms import SETTINGS, best_rates, comparison, trials
-
 from powernorm import lab
 
 TRIALS = "trials"
