@@ -32,6 +32,7 @@ SETTINGS = {
 }
 """Recipe and seeds; earlier runs of these recipes have the seeds 0 to 4."""
 RATES = (1e-3, 2e-3, 2.8e-3, 4e-3, 5.6e-3, 8e-3)
+TRIALS = "trials"
 TRIAL_SEED = 100
 TRIAL_STEPS = 667
 """A third of verses-reduced."""
@@ -57,19 +58,22 @@ def trials() -> lab.ComparisonSettings:
     return lab.override(replace(_base("verses-reduced", variants), seeds=(TRIAL_SEED,)), changes)
 
 
-def best_rates(results: Path) -> dict[str, float]:
-    """Return the rate of the lowest validation loss of each arm.
-
-    Args:
-        results: results.json of the trials.
-    """
-    found: dict[str, tuple[float, float]] = {}
-    for run in json.loads(results.read_text(encoding="utf-8"))["runs"]:
+def trial_rows(out: Path) -> list[dict[str, Any]]:
+    """Return arm, rate and validation loss of each trial of a folder of the study."""
+    results = json.loads((out / TRIALS / "results.json").read_text(encoding="utf-8"))
+    found = []
+    for run in results["runs"]:
         arm, _, rate = run["label"].partition("-at-")
-        if run["status"] == "finished":
-            one = (run["metrics"]["valid_loss"], float(rate))
-            found[arm] = min(one, found.get(arm, one))
-    return {arm: rate for arm, (_, rate) in found.items()}
+        loss = run["metrics"]["valid_loss"] if run["status"] == "finished" else None
+        found.append({"arm": arm, "learning_rate": float(rate), "valid_loss": loss})
+    return found
+
+
+def best_rates(rows: list[dict[str, Any]]) -> dict[str, float]:
+    """Return the rate of the lowest validation loss of each arm."""
+    finished = [row for row in rows if row["valid_loss"] is not None]
+    ordered = sorted(finished, key=lambda row: row["valid_loss"], reverse=True)
+    return {row["arm"]: row["learning_rate"] for row in ordered}
 
 
 def _base(recipe: str, variants: tuple[lab.Variant, ...]) -> lab.ComparisonSettings:

@@ -3,17 +3,25 @@
     python studies/layer-scale/run.py --out runs/layer-scale     # trains what is missing
     python studies/layer-scale/run.py --out runs/layer-scale --only reduced
     powernorm work runs/layer-scale/reduced                      # helps, as often as wanted
+    python studies/layer-scale/run.py --out runs/layer-scale --collect      # adds to results.json
+    python studies/layer-scale/run.py --write                    # results.md from results.json
 
 After Ctrl-C the same command goes on.
 """
 
 import argparse
+import json
 from pathlib import Path
+from typing import Any
 
-from arms import SETTINGS, best_rates, comparison, trials
+from arms import SETTINGS, TRIALS, best_rates, comparison, trial_rows, trials
 from powernorm import lab
+from scores import rows, tables
 
-TRIALS = "trials"
+HERE = Path(__file__).parent
+RESULTS = HERE / "results.json"
+PAGE = HERE / "results.md"
+TRIED = HERE / "trials.json"
 
 
 def train(part: str, out: Path) -> None:
@@ -22,19 +30,36 @@ def train(part: str, out: Path) -> None:
     if part == TRIALS:
         config = trials()
     elif part == "reduced":
-        config = comparison(part, best_rates(out / TRIALS / "results.json"))
+        config = comparison(part, best_rates(json.loads(TRIED.read_text(encoding="utf-8"))))
     else:
         config = comparison(part)
     lab.compare(config, folder, resume=folder.exists())
+    if part == TRIALS:
+        _write(TRIED, trial_rows(out))
+
+
+def _write(path: Path, rows: list[dict[str, Any]]) -> None:
+    lines = ",\n".join(map(json.dumps, rows))
+    path.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
 
 
 def main() -> None:
     """Parse, then train."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=Path("runs/layer-scale"))
-    parts = [TRIALS, *SETTINGS]
+    parts = [*([] if TRIED.exists() else [TRIALS]), *SETTINGS]
     parser.add_argument("--only", choices=parts, metavar="PART", help=", ".join(parts))
+    parser.add_argument("--collect", action="store_true", help="train nothing")
+    parser.add_argument("--write", action="store_true", help="train nothing")
     given = parser.parse_args()
+    if given.collect:
+        known = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else []
+        _write(RESULTS, rows(given.out, known))
+    if given.write:
+        known = json.loads(RESULTS.read_text(encoding="utf-8"))
+        PAGE.write_text("# Results\n\n" + "\n".join(tables(known)), encoding="utf-8")
+    if given.collect or given.write:
+        return
     try:
         for part in [given.only] if given.only else parts:
             train(part, given.out)
