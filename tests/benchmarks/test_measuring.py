@@ -188,6 +188,7 @@ def test_one_more_matrix_is_seen() -> None:
     assert wasteful == Memory(plain.peak + MATRIX, plain.kept)
 
 
+@pytest.mark.slow
 def test_every_run_gives_the_same_bytes() -> None:
     """Rows of two runs can be compared to the byte, so that a change of memory is seen."""
     found = providers(all_backends=False)
@@ -204,6 +205,7 @@ def test_every_run_gives_the_same_bytes() -> None:
     assert all(peak > kept >= MATRIX for _, peak, kept in first[1:])
 
 
+@pytest.mark.slow
 def test_what_was_left_over_before_is_not_subtracted() -> None:
     """A cycle that Python collects in the middle of a step would hide as much of its peak."""
 

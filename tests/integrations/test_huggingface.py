@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
 
+from covering import some_default
 from powernorm.errors import InputError
 from powernorm.integrations.huggingface import NormCallback, PenaltyTrainerMixin, _follows
 
@@ -232,6 +233,7 @@ def test_models_of_the_library(
     assert_same_state(model, expected, rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 def test_kinds_of_loss_are_told_apart_once(tmp_path: Path) -> None:
     """By two forwards that leave nothing behind, dropout's random numbers included."""
     calls = []
@@ -252,6 +254,7 @@ def test_kinds_of_loss_are_told_apart_once(tmp_path: Path) -> None:
         assert torch.equal(asked.state_dict()[name], tensor), name
 
 
+@pytest.mark.slow
 def test_loss_of_neither_kind(tmp_path: Path) -> None:
     class Half(PerItem):
         def forward(self, x: Tensor, labels: Tensor, **kwargs: Any) -> dict[str, Tensor]:
@@ -301,7 +304,7 @@ def test_evaluation_has_no_penalty(tmp_path: Path) -> None:
     assert evaluated[-1] == pytest.approx(sum(expected) / len(expected), rel=1e-6)
 
 
-@pytest.mark.parametrize("norm", ["pn", "ln"])
+@pytest.mark.parametrize("norm", some_default(["pn", "ln"], "pn"))
 def test_model_without_such_layers_is_left_alone(tmp_path: Path, norm: str) -> None:
     plain, model = Mean(norm), Mean(norm)
     trained(plain, tmp_path, trainer=PlainTrainer)
@@ -310,7 +313,7 @@ def test_model_without_such_layers_is_left_alone(tmp_path: Path, norm: str) -> N
         assert torch.equal(model.state_dict()[name], tensor), name
 
 
-@pytest.mark.parametrize("first", [False, True])
+@pytest.mark.parametrize("first", some_default([False, True], True))
 def test_tid_is_in_the_log_history(tmp_path: Path, first: bool) -> None:
     model = Mean()
     reference = copy.deepcopy(model)
@@ -419,6 +422,7 @@ def test_wrong_configuration(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.slow
 def test_hooks_after_an_exception(tmp_path: Path) -> None:
     class Fails(Mean):
         def logits(self, *_: Tensor) -> Tensor:  # type: ignore[override]

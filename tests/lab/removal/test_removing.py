@@ -127,6 +127,7 @@ def test_scheduler_that_stops_it_finds_a_checkpoint(run: Path, tmp_path: Path) -
     assert powernorm.remove(run, tmp_path, settings=SHORT, quiet=True, resume=True).metrics
 
 
+@pytest.mark.slow
 def test_model_of_ones_own_learns_from_itself(tmp_path: Path) -> None:
     """Without a loss the outputs and the values behind the norms are the goal."""
     settings = [*SHORT, "training.steps=40", "optimizer.learning_rate=3e-3"]
@@ -186,6 +187,7 @@ def test_a_long_removal_of_a_run_learns_its_task_too(
     assert heard[0].endswith(f"then it learns from {goal}")
 
 
+@pytest.mark.slow
 def test_a_long_fit_says_how_far_it_is(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("powernorm.lab.removal.training.NOTICE_SECONDS", 0.0)
     events: list[Event] = []
@@ -289,6 +291,7 @@ def test_model_of_ones_own_in_half_precision_is_refused(tmp_path: Path) -> None:
     assert "model.float()" in message
 
 
+@pytest.mark.slow
 def test_divergence_is_a_mean_over_positions(tmp_path: Path) -> None:
     """Batches of the last rows, and of the longest, are not like the others."""
     folder, text = pretrained(tmp_path, "GPT2LMHeadModel")

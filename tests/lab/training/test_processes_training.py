@@ -126,6 +126,8 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_pairs(tmp_path_factory.mktemp("processes") / "pairs")
 
 
+DEFAULT = ("ln-ddp", "early", "diagnosed", "poison", "overflow-fsdp2", "whole-fsdp2", "parts-fsdp2")
+"""Jobs of the default suite; those of slow tests are made apart."""
 SAME = ("ln-ddp", "pn-ddp", "rbn-fsdp2")
 EQUAL = (*SAME, "lm", "classify", "average", "average-fsdp2", "diagnosed")
 MORE = ("bn-ddp", "rbn-ddp", "mabn-ddp", "ln-fsdp2", "bn-fsdp2", "pn-fsdp2")
@@ -185,37 +187,51 @@ def jobs(pairs: Path, text: Path) -> dict[str, Job]:
     return {job.name: job for job in made}
 
 
+Ranks = tuple[Path, list[dict[str, Any]]]
+"""The folder of what two processes made, and the results of each process."""
+
+
 @pytest.fixture(scope="module")
-def two(
-    jobs: dict[str, Job], tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, list[dict[str, Any]]]:
-    """What two processes made of all jobs: their folder, and the results of each process."""
+def two(jobs: dict[str, Job], tmp_path_factory: pytest.TempPathFactory) -> Ranks:
+    """What two processes made of the jobs of the default suite."""
     ranks = tmp_path_factory.mktemp("ranks")
-
-    def make(out: Path) -> list[dict[str, Any]]:
-        every = [*jobs.values()]
-        # A run of one process goes on in two.
-        job = Job("one-to-two", jobs["two-to-one-ddp"].config, stop=STOPPED_AT)
-        assert run_job(job, out)["status"] == "failed"
-        every.append(replace(job, stop=None, resumes=True))
-        parts = ("parts-ddp", "parts-fsdp2")
-        every += [replace(jobs[name], stop=None, resumes=True) for name in parts]
-        return run_processes(run_jobs, 2, ranks, every, out)
-
-    return made_once(tmp_path_factory, "two-processes", make)
+    every = [jobs[name] for name in DEFAULT]
+    every.append(replace(jobs["parts-fsdp2"], stop=None, resumes=True))
+    return made_once(
+        tmp_path_factory, "two-processes", lambda out: run_processes(run_jobs, 2, ranks, every, out)
+    )
 
 
 @pytest.fixture(scope="module")
 def more_of_two(
-    pairs: Path, tmp_path_factory: pytest.TempPathFactory
-) -> tuple[Path, list[dict[str, Any]]]:
+    jobs: dict[str, Job], pairs: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Ranks:
     """The same of the jobs that are slow."""
     ranks = tmp_path_factory.mktemp("ranks")
-    # They talk about a translation of LayerNorm.
-    jobs = [plain_job(name, pairs) for name in ("ln-ddp", *MORE)]
-    return made_once(
-        tmp_path_factory, "more-of-two", lambda out: run_processes(run_jobs, 2, ranks, jobs, out)
-    )
+
+    def make(out: Path) -> list[dict[str, Any]]:
+        # They talk about a translation of LayerNorm.
+        every = [job for name, job in jobs.items() if name not in DEFAULT[1:]]
+        every += [plain_job(name, pairs) for name in MORE]
+        # A run of one process goes on in two.
+        job = Job("one-to-two", jobs["two-to-one-ddp"].config, stop=STOPPED_AT)
+        assert run_job(job, out)["status"] == "failed"
+        every += [replace(one, stop=None, resumes=True) for one in (job, jobs["parts-ddp"])]
+        return run_processes(run_jobs, 2, ranks, every, out)
+
+    return made_once(tmp_path_factory, "more-of-two", make)
+
+
+@pytest.fixture
+def made(strategy: str, request: pytest.FixtureRequest) -> Ranks:
+    """What two processes made by a strategy."""
+    found: Ranks = request.getfixturevalue("two" if strategy == "fsdp2" else "more_of_two")
+    return found
+
+
+STRATEGIES = pytest.mark.parametrize(
+    "strategy", [pytest.param("ddp", marks=pytest.mark.slow), "fsdp2"]
+)
 
 
 def rows(folder: Path, name: str = "metrics.csv") -> list[dict[str, str]]:
@@ -266,22 +282,21 @@ def measured(run: Mapping[str, Any]) -> dict[str, float]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", EQUAL)
 def test_two_processes_equal_one(
-    name: str, jobs: dict[str, Job], two: tuple[Path, list[dict[str, Any]]], tmp_path: Path
+    name: str, jobs: dict[str, Job], request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    assert_equals_one_process(jobs[name], two, tmp_path)
+    made = request.getfixturevalue("two" if name in DEFAULT else "more_of_two")
+    assert_equals_one_process(jobs[name], made, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MORE)
 def test_more_norms_and_strategies(
-    name: str, pairs: Path, more_of_two: tuple[Path, list[dict[str, Any]]], tmp_path: Path
+    name: str, pairs: Path, more_of_two: Ranks, tmp_path: Path
 ) -> None:
     assert_equals_one_process(plain_job(name, pairs), more_of_two, tmp_path)
 
 
-def assert_equals_one_process(
-    job: Job, two: tuple[Path, list[dict[str, Any]]], tmp_path: Path
-) -> None:
+def assert_equals_one_process(job: Job, two: Ranks, tmp_path: Path) -> None:
     name = job.name
     out, (first, second) = two
     expected = run_job(job, tmp_path)
@@ -297,7 +312,7 @@ def assert_equals_one_process(
 
 
 def test_two_processes_diagnose_whole_batches_once(
-    jobs: dict[str, Job], two: tuple[Path, list[dict[str, Any]]], tmp_path: Path
+    jobs: dict[str, Job], two: Ranks, tmp_path: Path
 ) -> None:
     out, _ = two
     run_job(jobs["diagnosed"], tmp_path)
@@ -324,7 +339,7 @@ def test_a_process_had_no_rows(jobs: dict[str, Job]) -> None:
     assert any(size > 1 and size % 2 for size in sizes)
 
 
-def test_all_processes_stop_at_the_same_step(two: tuple[Path, list[dict[str, Any]]]) -> None:
+def test_all_processes_stop_at_the_same_step(two: Ranks) -> None:
     out, (first, second) = two
     assert first["early False"]["message"] == second["early False"]["message"]
     assert "stopped early after step" in first["early False"]["message"]
@@ -334,11 +349,9 @@ def test_all_processes_stop_at_the_same_step(two: tuple[Path, list[dict[str, Any
     assert int(rows(the_run(out / "poison"))[-1]["step"]) < 20
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
-def test_an_overflow_in_one_process_is_skipped_by_all(
-    two: tuple[Path, list[dict[str, Any]]], strategy: str
-) -> None:
-    out, (first, second) = two
+@STRATEGIES
+def test_an_overflow_in_one_process_is_skipped_by_all(made: Ranks, strategy: str) -> None:
+    out, (first, second) = made
     name = f"overflow-{strategy}"
     assert first[f"{name} False"]["status"] == second[f"{name} False"]["status"] == "finished"
     folder = the_run(out / name)
@@ -351,10 +364,10 @@ def test_an_overflow_in_one_process_is_skipped_by_all(
     assert losses[-1] < losses[0]
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp2"])
-def test_two_processes_go_on_exactly(two: tuple[Path, list[dict[str, Any]]], strategy: str) -> None:
+@STRATEGIES
+def test_two_processes_go_on_exactly(made: Ranks, strategy: str) -> None:
     """Dropout of each process included."""
-    out, (first, _) = two
+    out, (first, _) = made
     assert first[f"parts-{strategy} False"]["status"] == "stopped"
     assert first[f"parts-{strategy} True"]["status"] == "finished"
     whole, parts = (the_run(out / f"{name}-{strategy}") for name in ("whole", "parts"))
@@ -372,11 +385,12 @@ def test_two_processes_go_on_exactly(two: tuple[Path, list[dict[str, Any]]], str
     assert rows(parts)[-1]["step"] == "6"
 
 
+@pytest.mark.slow
 def test_another_number_of_processes_goes_on(
-    jobs: dict[str, Job], two: tuple[Path, list[dict[str, Any]]], tmp_path: Path
+    jobs: dict[str, Job], more_of_two: Ranks, tmp_path: Path
 ) -> None:
     """Without dropout as if nothing had happened; ν of PowerNorm is in units of the loss."""
-    out, (first, _) = two
+    out, (first, _) = more_of_two
     whole = the_run(out / "pn-ddp")
     for name in ("two-to-one-ddp", "two-to-one-fsdp2"):
         assert first[f"{name} False"]["status"] == "stopped"
@@ -418,7 +432,7 @@ def talk(rank: int, folder: Path) -> dict[str, Any]:
     }
 
 
-def test_what_processes_tell_each_other(two: tuple[Path, list[dict[str, Any]]]) -> None:
+def test_what_processes_tell_each_other(two: Ranks) -> None:
     out, ranks = two
     first, second = (dict(rank["talk"]) for rank in ranks)
     assert (first.pop("repeated"), second.pop("repeated")) == (False, True)

@@ -198,6 +198,7 @@ def test_two_workers_come_to_the_same(tmp_path: Path) -> None:
     assert (tmp_path / "2" / "trials" / "workers").is_dir()
 
 
+@pytest.mark.slow
 def test_own_ranges_are_kept_to(tmp_path: Path) -> None:
     search = {
         "learning_rate": "fixed",

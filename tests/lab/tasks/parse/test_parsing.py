@@ -103,6 +103,7 @@ def test_parsers_soon_beat_the_neighbors(
     assert prepared.left_out == {"trees with crossing arcs": 256}
 
 
+@pytest.mark.slow
 def test_the_best_checkpoint_is_that_with_the_best_score(
     compared: tuple[Path, ComparisonResults, list[Event]],
 ) -> None:

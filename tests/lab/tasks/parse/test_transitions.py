@@ -16,6 +16,7 @@ from random_trees import (
 )
 from torch import Tensor
 
+from covering import some_default
 from powernorm.lab.data.treebanks import TREEBANKS, load_treebank
 from powernorm.lab.tasks.parse import configurations, gold, parsing
 from powernorm.lab.tasks.parse.configurations import Configurations
@@ -50,7 +51,7 @@ def rebuilt(trees: Trees, derivations: Derivations) -> Parsed:
     return Parsed(heads, labels)
 
 
-@pytest.mark.parametrize("name", TREEBANKS)
+@pytest.mark.parametrize("name", some_default(TREEBANKS, "turkish"))
 def test_every_projective_tree_of_the_embedded_treebanks_is_rebuilt(name: str) -> None:
     sentences = load_treebank(name).sentences
     vocabulary = TreebankVocabulary.of(sentences["train"], 4000)
