@@ -39,7 +39,7 @@ def plain(kind: Divergence, batch: Tensor, norm: Any, before: dict[str, Tensor])
     def std(variance: Tensor) -> Tensor:
         return (variance.clamp(min=EPS) if released else variance + EPS).sqrt()
 
-    if kind == "symkl":
+    if kind == "jeffreys":
 
         def jeffreys(mean: Tensor, other_mean: Tensor) -> Tensor:
             here, there = Normal(mean, std(var)), Normal(other_mean, std(running_var))
@@ -108,7 +108,7 @@ def test_relative_difference_is_that_of_the_normalized_input() -> None:
     values = []
     for factor in (torch.ones(3, dtype=torch.float64), scale):
         norm = powernorm.RegularizedBatchNorm(
-            3, eps=1e-30, penalty="reldiff", dtype=torch.float64, **WEIGHTS
+            3, eps=1e-30, penalty="relative", dtype=torch.float64, **WEIGHTS
         )
         norm.running_var.copy_(factor.square())
         y = norm(tokens(20, 3).requires_grad_() * factor)
@@ -170,7 +170,7 @@ def test_the_choice_goes_wherever_the_layer_goes(kind: Divergence, tmp_path: Pat
 
 @pytest.mark.parametrize("value", ["kl", 0.1, None])
 def test_another_divergence_is_refused(value: Any) -> None:
-    known = "'diff', 'diff2', 'reldiff', 'symkl'"
+    known = "'diff', 'diff2', 'relative', 'jeffreys'"
     with pytest.raises(powernorm.InputError, match=f"penalty is {value!r}, .*{known}.*how much"):
         powernorm.RegularizedBatchNorm(6, penalty=value)
     known = known.replace(",", " |")

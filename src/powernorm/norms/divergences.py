@@ -15,7 +15,7 @@ from torch import Tensor
 from powernorm.errors import InputError
 from powernorm.norms.arguments import shown
 
-Divergence = Literal["diff", "diff2", "reldiff", "symkl"]
+Divergence = Literal["diff", "diff2", "relative", "jeffreys"]
 """See `RegularizedBatchNorm`."""
 
 
@@ -91,7 +91,7 @@ def _relative_difference(c: Compared) -> Terms:
     return Terms(*(term * inverse for term in terms[:4]))
 
 
-def _symmetric_kl(c: Compared) -> Terms:
+def _jeffreys(c: Compared) -> Terms:
     square, running_square = c.squares()
     inverse, running_inverse = square.reciprocal(), running_square.reciprocal()
     mean_gap, gap = c.running_mean - c.mean, running_square - square
@@ -116,6 +116,6 @@ def _through_floor(c: Compared, by_square: Tensor) -> Tensor:
 _TERMS: Final[Mapping[Divergence, Callable[[Compared], Terms]]] = {
     "diff": _difference,
     "diff2": _difference_of_deviations,
-    "reldiff": _relative_difference,
-    "symkl": _symmetric_kl,
+    "relative": _relative_difference,
+    "jeffreys": _jeffreys,
 }

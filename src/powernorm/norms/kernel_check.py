@@ -88,7 +88,10 @@ _SETTINGS: Final = (
     Setting("bn", _RELEASED),
     Setting("rbn", _PENALTIES),
     Setting("rbn", {**_PENALTIES, **_RELEASED}),
-    *(Setting("rbn", {**_PENALTIES, "penalty": kind}) for kind in ("diff2", "reldiff", "symkl")),
+    *(
+        Setting("rbn", {**_PENALTIES, "penalty": kind})
+        for kind in ("diff2", "relative", "jeffreys")
+    ),
     *(Setting("brn", _RENORM, tracked) for tracked in (4, 6, 20)),
     Setting("pnv", {"groups": 4, **_RELEASED}),
     *(Setting("pn", {"warmup_steps": 9}, tracked) for tracked in (3, 9, 10)),

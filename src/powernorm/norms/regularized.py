@@ -48,17 +48,16 @@ class RegularizedBatchNorm(BackwardStateNorm):
     =========  ====================================  ================================  =========
     `diff`     (μ_run - μ_B)²                        abs(σ²_run - σ²_B)                loss/x²
     `diff2`    (μ_run - μ_B)²                        (s_run - s_B)²                    loss/x²
-    `reldiff`  (μ_run - μ_B)²/s²_run                 abs(σ²_run - σ²_B)/s²_run         loss
-    `symkl`    (μ_run - μ_B)² (1/s²_run + 1/s²_B)/2  (s²_run - s²_B)²/(2 s²_run s²_B)  loss
+    `relative` (μ_run - μ_B)²/s²_run                 abs(σ²_run - σ²_B)/s²_run         loss
+    `jeffreys` (μ_run - μ_B)² (1/s²_run + 1/s²_B)/2  (s²_run - s²_B)²/(2 s²_run s²_B)  loss
     =========  ====================================  ================================  =========
 
     `diff` is what the released code computes, with λ for a loss summed over tokens, and `diff2`
     is how outside readers implement the paper, whose formula is lost in the text at hand. The
-    released code has `reldiff` and `symkl` by name, with other formulas (docs/fidelity.md). Here
-    `reldiff` is `diff` of x/s_run: it does not change with the scale of a feature. `symkl` is
-    KL(B‖run) + KL(run‖B) (Jeffreys' divergence, not half of it) of the Gaussians N(μ, s²), whose
-    part with means has λ_mean and whose other part λ_var; it and its gradient grow without bound
-    as a batch's variance goes to 0, where eps is all that is left.
+    other two are this library's: `relative` is `diff` of x/s_run, which does not change with the
+    scale of a feature, and `jeffreys` is Jeffreys' divergence KL(B‖run) + KL(run‖B) of the
+    Gaussians N(μ, s²). λ_mean multiplies its part with means, λ_var its other part. It and its
+    gradient grow without bound as a batch's variance goes to 0, where eps is all that is left.
 
     Args:
         num_features: C.
