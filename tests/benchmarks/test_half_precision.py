@@ -1,0 +1,64 @@
+"""The models of the benchmark of half precision compute one function, and overflow where said."""
+
+from __future__ import annotations
+
+import half_precision
+import numpy as np
+import pytest
+import torch
+from half_precision import NORMS, changed, outputs, table, variants
+from torch import Tensor
+
+import powernorm
+from powernorm.lab.models.choices import TransformerShape
+from powernorm.lab.models.language_model import LanguageModel
+
+
+@pytest.fixture
+def tokens() -> Tensor:
+    return torch.randint(0, 50, (2, 8), generator=torch.Generator().manual_seed(0))
+
+
+def model_of(norm: str, tokens: Tensor) -> LanguageModel:
+    shape = TransformerShape(num_features=64, num_layers=1, num_heads=4, feedforward_features=128)
+    model = LanguageModel(50, lambda n: powernorm.build_norm(norm, n), shape, max_length=8)
+    with torch.no_grad():
+        for _ in range(20):
+            model.train()(tokens)
+    return model.double().eval()
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_every_stream_is_the_same_function(norm: str, tokens: Tensor) -> None:
+    model = model_of(norm, tokens)
+    expected = model(tokens)
+    for _, by, offset in variants(norm, 64):
+        torch.testing.assert_close(changed(model, by, offset)(tokens), expected)
+
+
+@pytest.mark.slow
+def test_a_square_overflows_where_a_folded_norm_does_not(tokens: Tensor) -> None:
+    errors = {}
+    for norm in ("ln", "bn"):
+        model = model_of(norm, tokens)
+        exact = model(tokens).detach().numpy()
+        same = changed(model, torch.full((64,), 300.0, dtype=torch.float64))
+        if norm == "bn":
+            same = powernorm.fold(same, tokens, tied="untie").model
+        errors[norm] = {
+            way: float(np.linalg.norm(logits - exact) / np.linalg.norm(exact))
+            for way, logits in outputs(same, tokens)
+        }
+    assert not errors["ln"]["float16 runtime"] < 0.5
+    assert errors["ln"]["torch float16"] < 0.01
+    assert max(errors["bn"].values()) < 0.05
+    assert set(errors["bn"]) == {"torch float16", "torch bfloat16", *half_precision.ENGINES}
+
+
+def test_a_table_says_from_where_on_it_is_broken() -> None:
+    found = [
+        {"norm": "ln", "seed": seed, "scale": scale, "way": "w", "error": error}
+        for seed in (0, 1)
+        for scale, error in ((1, 0.002), (30, 0.01 if seed else 0.2), (100, None))
+    ]
+    assert list(table(found, "scale"))[-1] == "| `ln` | 0.002, from 30 |"
