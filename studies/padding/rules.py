@@ -1,4 +1,4 @@
-"""What is compared and measured, written before anything was trained.
+"""The arms and measures of the study, written before anything was trained.
 
 Every arm is a Conformer of two layers that differs in the norm of its convolution modules alone.
 Its learning rate is the best of `RATES` by the loss of the held-out utterances, mean of

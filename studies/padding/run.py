@@ -1,4 +1,4 @@
-"""BatchNorm and padding: seven arms on Japanese Vowels, and how a polluted model is mended.
+"""BatchNorm and padding: seven arms on Japanese Vowels, and how to repair a polluted model.
 
     python studies/padding/run.py                            # trains what is missing; resumable
     python studies/padding/run.py --write docs/padding.md    # the page's tables from the rows
@@ -244,7 +244,8 @@ def main() -> None:
     given = parser.parse_args()
     store = Store(given.rows)
     if given.write:
-        write(given.write, list(store.rows.values()))
+        figure = given.write.parent / "images" / "padding-changed.svg"
+        write(given.write, list(store.rows.values()), figure)
         return
     torch.set_num_threads(1)
     run(store)
