@@ -27,7 +27,8 @@ def write(page: Path, rows: Sequence[Row], figure: Path | None = None) -> None:
     tables: dict[str, Callable[[], str]] = {
         "seeds": study.seeds_line,
         "sensitivity": study.sensitivity,
-        "accuracy": study.accuracy,
+        "padded": lambda: study.accuracy("padded"),
+        "alone": lambda: study.accuracy("alone"),
         "statistics": study.statistics,
         "repair": study.repair,
     }
@@ -90,17 +91,17 @@ class Study:
             body.append([f"`{arm}`", *cells, f"{largest:.2g}"])
         return _table(head, body)
 
-    def accuracy(self) -> str:
-        """Return accuracies in padded batches, and gaps to plain BatchNorm."""
+    def accuracy(self, way: str) -> str:
+        """Return accuracies in padded batches or alone, and gaps to plain BatchNorm."""
         head = ["norm", *(_named(setting) for setting in rules.SETTINGS)]
         body = []
         for arm in ARMS:
             cells = []
             for setting in rules.SETTINGS:
-                own = self.run(arm, setting, "padded", "accuracy")
+                own = self.run(arm, setting, way, "accuracy")
                 cell = f"{fmean(own):.1f} ± {stdev(own):.1f}"
                 if arm != "bn":
-                    plain = self.run("bn", setting, "padded", "accuracy")
+                    plain = self.run("bn", setting, way, "accuracy")
                     cell += f" ({gap(own, plain, 1)})"
                 cells.append(cell)
             body.append([f"`{arm}`", *cells])
