@@ -60,7 +60,7 @@ Placement = Literal[
 """Where the norms of a Transformer stand; `lab.models.placements` says where that is."""
 PLACEMENTS: Final[tuple[Placement, ...]] = get_args(Placement)
 
-TASKS: Final = ("lm", "translation", "classify", "ner", "parse", "image", "lm-char")
+TASKS: Final = ("lm", "translation", "classify", "ner", "parse", "image", "lm-char", "sequences")
 """Names of the built-in tasks, in the order in which they are listed; the help needs no more."""
 
 STUDIES: Final = (

@@ -84,6 +84,7 @@ def test_measures() -> None:
         "classify": "test_accuracy",
         "image": "test_accuracy",
         "lm-char": "test_bits_per_character",
+        "sequences": "test_accuracy",
     }
 
 

@@ -13,6 +13,8 @@ IGNORED: Final = -100
 """The target of positions that are no part of the loss, as in torch's cross entropy."""
 MASK: Final = "padding_mask"
 """Name among the inputs of the mask of `tokens`, bool, (rows, length), True = padding."""
+_MAIN: Final = ("tokens", "series")
+"""Inputs whose mask is `MASK`."""
 STARTS: Final = "starts"
 """Name among the inputs of where in the text each row begins, int64, (rows,): a model with a memory
 goes on where rows follow on those of an earlier batch. It stays on the CPU, for its values are
@@ -39,9 +41,9 @@ class Batch(NamedTuple):
     logged_targets: float | None = None
     """What the loss that is logged is divided by; None is the same."""
     positional: tuple[str, ...] = ("tokens",)
-    """The inputs with positions, (rows, length), as far as there are any. The mask of `tokens` is
-    `padding_mask`, that of another one is its name and `_padding_mask`; a mask of nothing may be
-    left out."""
+    """The inputs with positions, (rows, length) or (rows, length, features), as far as there are
+    any. The mask of `tokens` and of `series` is `padding_mask`, that of another one is its name and
+    `_padding_mask`; a mask of nothing may be left out."""
     is_cut: bool = False
     """Whether a process cuts these inputs and the targets to the longest of its own rows: where
     batches are measured in tokens, what one process has may be much shorter than the longest."""
@@ -50,7 +52,7 @@ class Batch(NamedTuple):
     def _masks(self) -> dict[str, str]:
         """Return the names of the inputs with positions that there are, by those of their masks."""
         return {
-            MASK if name == "tokens" else f"{name}_{MASK}": name
+            MASK if name in _MAIN else f"{name}_{MASK}": name
             for name in self.positional
             if name in self.named
         }
@@ -96,7 +98,7 @@ class Batch(NamedTuple):
     def masked(self, names: Collection[str]) -> "Batch":
         """Return the batch with masks of nothing where those of some names are left out."""
         masks = {
-            mask: torch.zeros_like(self.named[name], dtype=torch.bool)
+            mask: _no_mask(self.named[name])
             for mask, name in self._masks.items()
             if mask in names and mask not in self.named
         }
@@ -131,10 +133,7 @@ class Batch(NamedTuple):
 
     def _all_padding(self, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Return rows of the same sizes that are padding; the same rows where they have no mask."""
-        masks = {
-            mask: torch.ones_like(named[name], dtype=torch.bool)
-            for mask, name in self._masks.items()
-        }
+        masks = {mask: ~_no_mask(named[name]) for mask, name in self._masks.items()}
         if not masks:
             return dict(named)
         starts = {name: torch.full_like(named[name], NOWHERE) for name in named.keys() & {STARTS}}
@@ -162,7 +161,12 @@ def _trimmed(values: Tensor, padding: Tensor) -> Tensor:
 
 
 def _mask(named: Mapping[str, Tensor], mask: str, name: str) -> Tensor:
-    return named[mask] if mask in named else torch.zeros_like(named[name], dtype=torch.bool)
+    return named[mask] if mask in named else _no_mask(named[name])
+
+
+def _no_mask(values: Tensor) -> Tensor:
+    """Return the mask of values without padding, (rows, length)."""
+    return torch.zeros(values.shape[:2], dtype=torch.bool, device=values.device)
 
 
 def _stacked(parts: Sequence[Tensor], filling: int) -> Tensor:

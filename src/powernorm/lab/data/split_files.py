@@ -60,7 +60,7 @@ class SplitFiles:
     def train_name(self, path: Path) -> str | None:
         """Return the name of the data set that has a file as its train split, else None."""
         match = self.pattern.fullmatch(path.name)
-        return (match["name"] or "") if match and match["split"] == "train" else None
+        return (match["name"] or "") if match and match["split"].lower() == "train" else None
 
     def of(self, folder: Path, name: str) -> dict[Split, Path]:
         """Return the file of each split of a data set.
@@ -72,7 +72,7 @@ class SplitFiles:
         for path in sorted(folder.iterdir()):
             match = self.pattern.fullmatch(path.name)
             if match and (match["name"] or "") == name:
-                found[_SPLITS[match["split"]]].append(path)
+                found[_SPLITS[match["split"].lower()]].append(path)
         for split, paths in found.items():
             if len(paths) > 1 or (not paths and split not in self.optional):
                 held = " and ".join(path.name for path in paths) or "none"

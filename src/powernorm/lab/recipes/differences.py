@@ -35,6 +35,7 @@ _DEFAULTS: Final[Mapping[str, str]] = MappingProxyType(
         "ner": "hironsan",
         "parse": "petrogold",
         "image": "mnist",
+        "sequences": "japanese-vowels",
     }
 )
 """What the readers take where no data are named; they are not asked, for they import torch."""

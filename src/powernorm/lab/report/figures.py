@@ -152,7 +152,7 @@ FEWEST_EPOCHS: Final = 2
 
 def _x_label(comparison: Comparison, axis: Axis) -> str:
     """What the x axis counts, in the words of the task's data."""
-    units = {"image": "images", "parse": "transitions", "lm-char": "bytes"}
+    units = {"image": "images", "parse": "transitions", "lm-char": "bytes", "sequences": "frames"}
     return units.get(comparison.task, "tokens") if axis == "tokens" else axis
 
 

@@ -102,8 +102,44 @@ _ROWS: Final = (
         "test accuracy",
         f"Share of the test examples whose class is right, {_PERCENT}",
         higher_is_better=True,
-        others=("valid_accuracy", "test_loss"),
+        others=(
+            *("valid_accuracy", "test_loss", "test_macro_f1", "test_calibration_error"),
+            *("test_padding_changed", "test_bucket_changed", "test_padding_difference"),
+        ),
         unit="%",
+    ),
+    Measure(
+        "test_macro_f1",
+        "macro F1",
+        f"Harmonic mean of precision and recall, mean over the classes, {_PERCENT}",
+        higher_is_better=True,
+    ),
+    Measure(
+        "test_calibration_error",
+        "calibration error",
+        "Mean distance of the probability of an answer from the share of such answers that are "
+        f"right, over 15 bins (expected calibration error), {_PERCENT} Lower is better.",
+        higher_is_better=False,
+    ),
+    Measure(
+        "test_padding_changed",
+        "changed by padding",
+        "Share of the test series whose answer in a padded batch is another one than alone, "
+        f"{_PERCENT} Lower is better.",
+        higher_is_better=False,
+    ),
+    Measure(
+        "test_bucket_changed",
+        "changed in buckets",
+        "The same in batches of series of like length.",
+        higher_is_better=False,
+    ),
+    Measure(
+        "test_padding_difference",
+        "logits moved",
+        "Largest difference of a logit in a padded batch from the same alone. Lower is better.",
+        higher_is_better=False,
+        decimals=4,
     ),
     Measure(
         "valid_accuracy",

@@ -18,6 +18,7 @@ CLASSES: Final[Mapping[str, str]] = MappingProxyType(
         "classify": "classify.task:ClassificationTask",
         "image": "image.task:ImageTask",
         "lm-char": "lm_char.task:CharacterTask",
+        "sequences": "sequences.task:SequenceTask",
     }
 )
 """Modules below this package, and the classes of the tasks in them."""

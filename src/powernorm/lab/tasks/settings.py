@@ -18,6 +18,7 @@ CLASSES: Final[Mapping[str, str]] = MappingProxyType(
         "parse": "ParsingSettings",
         "image": "ImageSettings",
         "lm-char": "CharacterSettings",
+        "sequences": "SequenceSettings",
     }
 )
 """By task, in the order in which the tasks are listed; each is imported when it is asked for."""

@@ -1,0 +1,1 @@
+"""Classify series of variable length: settings, files, batches, models, recipes."""

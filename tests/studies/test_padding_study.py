@@ -1,0 +1,88 @@
+"""The study of padding: its models, its gaps, and its page from the stored rows."""
+
+import importlib.util
+import json
+import shutil
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+
+import powernorm
+
+ROOT = Path(__file__).parents[2]
+STUDY = ROOT / "studies" / "padding"
+PAGE = ROOT / "docs" / "padding.md"
+
+
+@pytest.fixture(scope="module")
+def study() -> dict[str, ModuleType]:
+    """The study's modules, under names that no other study's modules have."""
+    found = {}
+    names = ("conformer", "rules", "tables", "run")
+    before = {name: sys.modules.pop(name, None) for name in names}
+    try:
+        for name in names:
+            spec = importlib.util.spec_from_file_location(name, STUDY / f"{name}.py")
+            assert spec is not None
+            assert spec.loader is not None
+            found[name] = sys.modules[name] = importlib.util.module_from_spec(spec)
+            spec.loader.exec_module(found[name])
+    finally:
+        for name, module in before.items():
+            sys.modules.pop(name, None)
+            if module is not None:
+                sys.modules[name] = module
+    return found
+
+
+def test_the_page_is_of_the_stored_rows(study: dict[str, ModuleType], tmp_path: Path) -> None:
+    rows = list(study["run"].Store(STUDY / "rows.jsonl").rows.values())
+    shutil.copy(PAGE, tmp_path / PAGE.name)
+    study["tables"].write(tmp_path / PAGE.name, rows)
+    assert (tmp_path / PAGE.name).read_text(encoding="utf-8") == PAGE.read_text(encoding="utf-8")
+
+
+def test_arms_that_are_masked_and_no_others_are_clean(study: dict[str, ModuleType]) -> None:
+    _, held_out, _ = study["run"].split()
+    features, lengths, _ = held_out.batch(torch.arange(4))
+    batch = {"features": features, "lengths": lengths}
+    for name, arm in study["conformer"].ARMS.items():
+        report = powernorm.padding_check(study["conformer"].build(arm, 0, 20), batch)
+        assert report.is_clean == arm.masked, f"{name}: {report}"
+
+
+def test_arms_begin_alike(study: dict[str, ModuleType]) -> None:
+    weights = [
+        study["conformer"].build(arm, 3, 20).layers[1].conv.weight
+        for arm in study["conformer"].ARMS.values()
+    ]
+    assert all(torch.equal(one, weights[0]) for one in weights)
+
+
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ([1.0, 2.0, 3.0, 4.0], "+2.5, +0.4 to +4.6"),
+        ([-1.0, -1.1, -0.9, -1.0], "-1.0, -1.1 to -0.9"),
+        ([1.0, -1.0, 0.5, -0.5], "no difference"),
+    ],
+)
+def test_a_gap_has_an_interval(
+    study: dict[str, ModuleType], values: list[float], says: str
+) -> None:
+    assert study["tables"].gap(values, [0.0] * 4, 1) == says
+
+
+def test_it_resumes_where_it_stopped(study: dict[str, ModuleType], tmp_path: Path) -> None:
+    path = tmp_path / "rows.jsonl"
+    of: list[Any] = ["mend", ["mask"], 0]
+    store = study["run"].Store(path)
+    assert store.lacks(of)
+    store.add(of, {"loss": 1.0})
+    again = study["run"].Store(path)
+    assert not again.lacks(of)
+    assert json.loads(path.read_text()) == {"of": of, "loss": 1.0}
