@@ -314,7 +314,7 @@ def test_a_goal_that_is_no_number_is_no_result(tmp_path: Path) -> None:
 
 def test_logs_may_have_columns_of_any_name(hostile: Comparison) -> None:
     """`layer` and `norm` are words in norms.csv only."""
-    last = hostile.runs[0].curve[-1]
+    last = hostile.runs[0].curve.iloc[-1]
     assert (last["layer"], last["norm"], last[LONG]) == (7.0, 3.0, 2.0)
 
 

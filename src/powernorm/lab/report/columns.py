@@ -230,7 +230,7 @@ def _status_meaning(comparison: Comparison) -> str:
 
 def _note(run: ReportedRun) -> str:
     place = run.first_nonfinite
-    seen = "" if place is None else f"first not finite in {place.layer}, step {place.step}"
+    seen = "" if place is None else f"first not finite in {place[0]}, step {place[1]}"
     return "; ".join(filter(None, (run.remark, run.message, seen)))
 
 

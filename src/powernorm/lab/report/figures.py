@@ -4,8 +4,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import partial
-from math import inf, isfinite
+from math import isfinite, nan
 from typing import Final, Literal
+
+import numpy as np
+from pandas import DataFrame, Series, concat
 
 from powernorm.lab.report import maps
 from powernorm.lab.report.drawing import DrawnFigure
@@ -17,11 +20,10 @@ from powernorm.lab.report.lines import (
     bands_over_seeds,
     panels_figure,
 )
-from powernorm.lab.report.magnitudes import mean
 from powernorm.lab.report.measures import better_way, own_heading
 from powernorm.lab.report.numerals import printable
 from powernorm.lab.report.records import Comparison, ReportedRun
-from powernorm.runs import METRICS_COLUMNS
+from powernorm.runs import METRICS_COLUMNS, NORMS_COLUMNS
 
 Axis = Literal["tokens", "step", "epoch"]
 """What curves are drawn against."""
@@ -47,15 +49,12 @@ def own_columns(comparison: Comparison) -> list[str]:
 
     Losses first, then the goal's, then the others in their order.
     """
-    found = dict.fromkeys(
+    found = [
         name
-        for run in comparison.runs
-        for row in run.curve
-        for name, value in row.items()
-        if value is not None
-        and isfinite(value)
-        and (name in OWN_FIRST or name not in METRICS_COLUMNS)
-    )
+        for name in dict.fromkeys(name for run in comparison.runs for name in run.curve)
+        if (name in OWN_FIRST or name not in METRICS_COLUMNS)
+        and any(np.isfinite(run.curve.get(name, nan)).any() for run in comparison.runs)
+    ]
     goal = comparison.metric
     first = (*OWN_FIRST, goal, goal.replace("test_", "valid_", 1))
     return [name for name in dict.fromkeys([*first, *found]) if name in found]
@@ -138,12 +137,12 @@ def perplexity_label(comparison: Comparison) -> str:
 
 def _is_by_epoch(comparison: Comparison) -> bool:
     """Whether runs with scores all went through their data several times."""
-    runs = [run for run in comparison.runs if run.curve]
+    runs = [run for run in comparison.runs if len(run.curve)]
     return _has_scores(comparison) and all(_num_epochs(run) >= FEWEST_EPOCHS for run in runs)
 
 
 def _has_scores(comparison: Comparison) -> bool:
-    return any(row.get("valid_score") is not None for run in comparison.runs for row in run.curve)
+    return any(run.curve["valid_score"].notna().any() for run in comparison.runs)
 
 
 FEWEST_EPOCHS: Final = 2
@@ -218,7 +217,7 @@ def metric_bands(
 
 def bands_of(
     groups: Mapping[str, Sequence[ReportedRun]],
-    measure: Callable[[ReportedRun], Mapping[float, float]],
+    measure: Callable[[ReportedRun], Series | Mapping[float, float]],
     most: int = MAX_POINTS,
 ) -> list[Band]:
     """A quantity of runs over their training, one band a name; see `bands_over_seeds`."""
@@ -241,15 +240,13 @@ def runs_by_name(runs: Iterable[ReportedRun]) -> dict[str, list[ReportedRun]]:
 
 def run_column(
     run: ReportedRun, column: str, axis: str = "step", length: float | None = 1.0
-) -> dict[float, float]:
+) -> Series:
     """The values of a run's column by position, in units of so much; empty without a unit."""
-    return {
-        place / length: value
-        for row in run.curve
-        if length is not None
-        and (place := row.get(axis)) is not None
-        and (value := row.get(column)) is not None
-    }
+    if length is None or column not in run.curve:
+        return Series(dtype=float)
+    found: Series = run.curve.dropna(subset=[axis, column]).groupby(axis)[column].last()
+    found.index = found.index / length
+    return found
 
 
 def _steps_per_epoch(runs: Iterable[ReportedRun]) -> float | None:
@@ -258,23 +255,20 @@ def _steps_per_epoch(runs: Iterable[ReportedRun]) -> float | None:
     By the steps at which one epoch ends and the next begins, to the steps between two rows of the
     log.
     """
-    longest, shortest = inf, 0.0
-    for row in (row for run in runs for row in run.curve):
-        step, epoch = row.get("step"), row.get("epoch")
-        if step is None or epoch is None:
-            continue
-        # The epoch is that of the step's last micro-batch.
-        shortest = max(shortest, step / (epoch + 1))
-        if epoch > 0:
-            longest = min(longest, (step - 1) / epoch)
-    return (shortest + max(shortest, longest)) / 2 if isfinite(longest) else None
+    rows = concat([*(run.curve[["step", "epoch"]] for run in runs), DataFrame()]).dropna()
+    later = rows[rows["epoch"] > 0]
+    if later.empty:
+        return None
+    # The epoch is that of the step's last micro-batch.
+    shortest = float((rows["step"] / (rows["epoch"] + 1)).max())
+    longest = float(((later["step"] - 1) / later["epoch"]).min())
+    return (shortest + max(shortest, longest)) / 2
 
 
 def _num_epochs(run: ReportedRun) -> float:
     """How often a run has gone through its data; 0 where that is less than once."""
     length = _steps_per_epoch([run])
-    steps = [step for row in run.curve if (step := row.get("step")) is not None]
-    return max(steps, default=0.0) / length if length else 0.0
+    return float(run.curve["step"].max()) / length if length else 0.0
 
 
 def _is_wide(values: Sequence[float]) -> bool:
@@ -389,11 +383,15 @@ def tid_over_time(comparison: Comparison) -> list[DrawnFigure]:
     ]
 
 
-def _gap(run: ReportedRun) -> dict[float, float]:
+def _gap(run: ReportedRun) -> Series:
     """Loss by running statistics minus loss by each batch's own, by step."""
-    own = run_column(run, "gap_batch_loss")
-    running = run_column(run, "gap_running_loss")
-    return {step: value - own[step] for step, value in running.items() if step in own}
+    return difference(run_column(run, "gap_running_loss"), run_column(run, "gap_batch_loss"))
+
+
+def difference(ours: Series, theirs: Series) -> Series:
+    """One quantity minus another at the positions that both have."""
+    common = ours.index.intersection(theirs.index)
+    return ours[common] - theirs[common]
 
 
 def gradients_over_time(comparison: Comparison) -> list[DrawnFigure]:
@@ -407,19 +405,15 @@ def monitored(
     """Columns of `norms.csv` over the training, a line a norm; empty where none was recorded."""
     drawn: list[DrawnFigure] = []
     # The seeds of a norm have the same layers.
-    seen = [run for group in runs.values() for run in [r for r in group if r.samples][:1]]
-    everywhere = list(dict.fromkeys(sample.layer for run in seen for sample in run.samples))
+    seen = [run for group in runs.values() for run in [r for r in group if len(r.samples)][:1]]
+    rows = concat([run.samples for run in seen]) if seen else DataFrame(columns=NORMS_COLUMNS)
+    everywhere = list(rows["layer"].unique())
     compared = shared_layers(
         everywhere,
-        ({one.layer for one in run.samples if one.norm == run.norm} for run in seen),
+        (set(run.samples.loc[run.samples["norm"] == run.norm, "layer"]) for run in seen),
     )
     for panel in panels:
-        having = {
-            sample.layer
-            for run in seen
-            for sample in run.samples
-            if sample.values.get(panel.column) is not None
-        }
+        having = set(rows.loc[rows[panel.column].notna(), "layer"])
         layers = [layer for layer in compared if layer in having]
         note = f"Over {len(layers)} of {len(everywhere)} norm layers, those that are compared."
         if panel.layers == "first":
@@ -427,7 +421,7 @@ def monitored(
             note = f"The layer: {''.join(map(printable, layers))}."
         elif set(everywhere) <= set(compared):
             note = ""
-        bands = bands_of(runs, partial(_layer_column, panel, layers))
+        bands = bands_of(runs, partial(layer_column, panel, layers))
         lines = [line for band in bands for line in (band.mean, *(t.y for t in band.traces))]
         if any(value > 0 for line in lines for value in line):
             frame = Panel(panel.title, panel.y_label, bands, logarithmic=True)
@@ -464,16 +458,10 @@ def _monitored_figure(panel: Panel, prefix: str, caption: str) -> list[DrawnFigu
     )
 
 
-def _layer_column(
-    panel: MonitoredPanel, layers: Sequence[str], run: ReportedRun
-) -> dict[float, float]:
+def layer_column(panel: MonitoredPanel, layers: Sequence[str], run: ReportedRun) -> Series:
     """The mean of a column of `norms.csv` over layers by step."""
-    steps: dict[float, list[float]] = {}
-    for sample in run.samples:
-        value = sample.values.get(panel.column)
-        if value is not None and sample.layer in layers:
-            steps.setdefault(sample.step, []).append(panel.scale * value)
-    return {step: mean(values) for step, values in steps.items()}
+    rows = run.samples[run.samples["layer"].isin(layers)].dropna(subset=panel.column)
+    return panel.scale * rows.groupby("step")[panel.column].mean()
 
 
 def tid_heat_maps(comparison: Comparison) -> list[tuple[ReportedRun, DrawnFigure]]:

@@ -16,6 +16,7 @@ from matplotlib.ticker import (
     StrMethodFormatter,
 )
 from numpy.typing import NDArray
+from pandas import Series, concat
 
 from powernorm.lab.report.drawing import (
     REFERENCE,
@@ -31,6 +32,7 @@ from powernorm.lab.report.drawing import (
     plain_axes,
 )
 from powernorm.lab.report.numerals import printable
+from powernorm.lab.schema import LARGEST
 
 MAX_POINTS: Final = 300
 """Points of a drawn line; longer logs are averaged in blocks."""
@@ -97,12 +99,12 @@ class SeedLine:
     """A quantity of one run.
 
     Attributes:
-        points: its values by position.
+        points: its values by position, a Series or a mapping.
         finished: whether the run did, so that it is part of the mean over seeds.
         lost: whether it broke down.
     """
 
-    points: Mapping[float, float]
+    points: Series | Mapping[float, float]
     finished: bool = True
     lost: bool = False
 
@@ -118,14 +120,14 @@ def bands_over_seeds(lines: Mapping[str, Sequence[SeedLine]], most: int = MAX_PO
             the same in all figures of a comparison: also norms without a run belong here.
         most: points of a line; longer ones are averaged in blocks.
     """
-    drawn = sum(bool(seed.points) for seeds in lines.values() for seed in seeds)
+    drawn = sum(len(seed.points) > 0 for seeds in lines.values() for seed in seeds)
     most = min(most, max(FEWEST_POINTS, MAX_DRAWN // max(drawn, 1)))
     bands = (_over_seeds(label, place, lines[label], most) for place, label in enumerate(lines))
     return [band for band in bands if band.x or band.traces]
 
 
 def _over_seeds(label: str, style: int, seeds: Sequence[SeedLine], most: int) -> Band:
-    seeds = [seed for seed in seeds if seed.points]
+    seeds = [seed for seed in seeds if len(seed.points)]
     sound = [seed for seed in seeds if seed.finished] or [seed for seed in seeds if not seed.lost]
     x, values = _in_blocks(sound, most)
     several = len(sound) > 1
@@ -152,16 +154,16 @@ def _in_blocks(
 
     A block with a value that is no number is NaN.
     """
-    x = sorted(set[float]().union(*(seed.points for seed in seeds[:1])))
-    x = [place for place in x if all(place in seed.points for seed in seeds)]
-    if not x:
+    columns = [Series(seed.points, dtype=float) for seed in seeds] or [Series(dtype=float)]
+    table = concat(columns, axis=1, join="inner").sort_index()
+    if table.empty:
         return np.empty(0), np.empty((0, 1))
-    values = np.array([drawable(seed.points[place] for seed in seeds) for place in x])
-    size = -(-len(x) // most)
-    starts = np.arange(0, len(x), size)
-    lengths = np.diff([*starts, len(x)])
-    means = np.add.reduceat(values, starts) / lengths[:, None]
-    return np.add.reduceat(np.array(x, dtype=float), starts) / lengths, means
+    values = table.where(table.abs() <= LARGEST).to_numpy()
+    size = -(-len(table) // most)
+    starts = np.arange(0, len(table), size)
+    lengths = np.diff([*starts, len(table)])
+    x = np.add.reduceat(table.index.to_numpy(dtype=float), starts) / lengths
+    return x, np.add.reduceat(values, starts) / lengths[:, None]
 
 
 @dataclass(frozen=True)

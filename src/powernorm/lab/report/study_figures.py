@@ -4,14 +4,15 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from math import nan
-from statistics import fmean
 from types import MappingProxyType
 from typing import Any, Final
+
+from pandas import Series
 
 from powernorm.lab.report import maps
 from powernorm.lab.report.diagnosis_figures import draw_scales, scale_pairs
 from powernorm.lab.report.drawing import DrawnFigure
-from powernorm.lab.report.figures import bands_of, run_column, runs_by_name
+from powernorm.lab.report.figures import bands_of, difference, run_column, runs_by_name
 from powernorm.lab.report.lines import Band, Panel, panels_figure
 from powernorm.lab.report.numerals import number, printable
 from powernorm.lab.report.records import Comparison, ReportedRun
@@ -180,23 +181,17 @@ def _gap_over_time(comparison: Comparison) -> list[DrawnFigure]:
     )
 
 
-def _loss_gap(comparison: Comparison, run: ReportedRun) -> dict[float, float]:
-    ours = run_column(run, "valid_loss")
-    for one in comparison.runs:
-        if (one.name, one.seed) == (REFERENCE, run.seed):
-            theirs = run_column(one, "valid_loss")
-            return {step: ours[step] - theirs[step] for step in ours if step in theirs}
-    return {}
+def _loss_gap(comparison: Comparison, run: ReportedRun) -> Series:
+    theirs = next((r for r in comparison.runs if (r.name, r.seed) == (REFERENCE, run.seed)), None)
+    if theirs is None:
+        return Series(dtype=float)
+    return difference(run_column(run, "valid_loss"), run_column(theirs, "valid_loss"))
 
 
-def _last_tid(run: ReportedRun) -> dict[float, float]:
-    values = {
-        (sample.layer, float(sample.step)): 100 * value
-        for sample in run.samples
-        if (value := sample.values.get("var_tid")) is not None
-    }
-    last = list(dict.fromkeys(layer for layer, _ in values))[-1:]
-    return {step: value for (layer, step), value in values.items() if layer in last}
+def _last_tid(run: ReportedRun) -> Series:
+    known = run.samples.dropna(subset="var_tid")
+    last = known[known["layer"].isin(known["layer"].unique()[-1:])]
+    return 100 * last.groupby("step")["var_tid"].last()
 
 
 # On a grid ---------------------------------------------------------------------------------------
@@ -373,13 +368,12 @@ def _fit_and_overfit(comparison: Comparison) -> list[DrawnFigure]:
 
 def _train_loss(run: ReportedRun) -> float | None:
     losses = run_column(run, "train_loss")
-    start = (1 - TAIL) * max(losses, default=0)
-    return fmean(loss for step, loss in losses.items() if step >= start) if losses else None
+    return float(losses[(1 - TAIL) * losses.index.max() :].mean()) if len(losses) else None
 
 
 def _last_valid_loss(run: ReportedRun) -> float | None:
     losses = run_column(run, "valid_loss")
-    return losses[max(losses)] if losses else None
+    return float(losses.iloc[-1]) if len(losses) else None
 
 
 def _losses_over_time(comparison: Comparison) -> list[DrawnFigure]:
