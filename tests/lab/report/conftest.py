@@ -10,8 +10,7 @@ from matplotlib.figure import Figure
 
 from lab.report.synthetic import write_comparison
 from powernorm.lab.report.drawing import DrawnFigure
-from powernorm.lab.report.lines import Band, Panel
-from powernorm.lab.report.rows import RowQuantity
+from powernorm.lab.report.lines import Band, Panel, RowQuantity
 
 
 @pytest.fixture
@@ -43,7 +42,7 @@ class FigureData:
         self.rows: dict[str, tuple[Sequence[str], Sequence[RowQuantity]]] = {}
         self.lines: list[str] = []
         monkeypatch.setattr("powernorm.lab.report.lines.draw_panels", self._draw_panels)
-        for place in ("overlays.rows_figure", "study_figures.rows_figure"):
+        for place in ("overlays.rows_figure", "studies.rows_figure"):
             monkeypatch.setattr(f"powernorm.lab.report.{place}", self._draw_rows)
         monkeypatch.setattr("powernorm.lab.report.maps.grid", self._draw_grid)
 

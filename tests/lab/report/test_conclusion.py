@@ -9,7 +9,7 @@ import pytest
 from lab.report.synthetic import made_comparison, made_run, write_comparison
 from powernorm.lab.report import Comparison, read_comparison, render_page, summarize
 from powernorm.lab.report.conclusion import conclusion
-from powernorm.lab.report.statistics import best_rows
+from powernorm.lab.report.summary import best_rows
 
 METRIC = "test_accuracy"
 

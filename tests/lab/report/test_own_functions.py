@@ -29,7 +29,7 @@ from powernorm.lab.report.comparison_tables import run_table, table_of
 from powernorm.lab.report.figures import MAX_CURVES, learning_curves, own_columns
 from powernorm.lab.report.numerals import printable
 from powernorm.lab.report.results_document import joined, results_document
-from powernorm.lab.report.statistics import best_rows
+from powernorm.lab.report.summary import best_rows
 from powernorm.runs import COMPARISON_FILE, METRICS_FILE, RESULTS_FILE
 
 LONG = "m" * 1000

@@ -12,7 +12,7 @@ from powernorm.json_reading import read_json_object
 from powernorm.lab.report.comparison_tables import settings_table
 from powernorm.lab.report.document import Article, SectionParts, document, part, write_page
 from powernorm.lab.report.drawing import DrawnFigure
-from powernorm.lab.report.lines import Band, Panel, draw_panels
+from powernorm.lab.report.lines import Band, Panel, panels_figure
 from powernorm.lab.report.loading import read_metrics
 from powernorm.lab.report.numerals import counted, duration, printable
 from powernorm.lab.report.tables import Table, copies
@@ -186,11 +186,12 @@ def _figures(curve: DataFrame) -> Iterator[DrawnFigure]:
         before = curve.get(f"original_{column}", Series(dtype=float)).dropna().tolist()
         references = {"original": before[0]} if before else {}
         band = Band("without norms", 0, points.index.tolist(), points.tolist())
-        panel = Panel(title, label, [band], references)
-        svg = draw_panels(
-            [panel], x_label="step", prefix=f"curve-{number}", description=f"{title} by step"
+        yield from panels_figure(
+            [Panel(title, label, [band], references)],
+            caption=caption,
+            x_label="step",
+            prefix=f"curve-{number}",
         )
-        yield DrawnFigure(svg, caption)
 
 
 _VALID: Final = "Step 0 is what was fitted and not yet trained; a part of the split."

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from powernorm.lab.report import numerals
-from powernorm.lab.report.magnitudes import significant_decimals
 from powernorm.lab.report.measures import (
     COMPOUND_BLEU,
     MEASURES,
@@ -18,10 +17,11 @@ from powernorm.lab.report.measures import (
     Measure,
     better_way,
     own_measure,
+    significant_decimals,
 )
 from powernorm.lab.report.numerals import NOTHING
 from powernorm.lab.report.records import Comparison, ReportedRun
-from powernorm.lab.report.statistics import REFERENCE, Spread, SummaryRow, is_better
+from powernorm.lab.report.summary import REFERENCE, Spread, SummaryRow, is_better
 from powernorm.runs import Goal
 
 MAX_METRICS: Final = 8

@@ -17,10 +17,16 @@ from powernorm.lab.report.drawing import (
     plain_axes,
     short_names,
 )
-from powernorm.lab.report.lines import Panel, SeedLine, bands_over_seeds, panels_figure
+from powernorm.lab.report.lines import (
+    Panel,
+    RowQuantity,
+    SeedLine,
+    bands_over_seeds,
+    panels_figure,
+    rows_figure,
+)
 from powernorm.lab.report.numerals import counted, percent, printable
 from powernorm.lab.report.overlays import KAPPAS, LAMBDA, OverlayLine
-from powernorm.lab.report.rows import RowQuantity, rows_figure
 from powernorm.runs import BatchSizeRow, DiagnosisRecord, ScaleRecord
 
 MAX_LINES: Final = 8
@@ -192,7 +198,6 @@ def batch_sizes(record: DiagnosisRecord, prefix: str) -> list[DrawnFigure]:
             x_label="tokens in a batch",
             logarithmic_x=True,
             prefix=f"{prefix}sizes-{name}",
-            description=f"TID by batch size: {title}: TID against tokens in a batch",
         )
     ]
 
@@ -235,8 +240,6 @@ def evaluation(record: DiagnosisRecord, prefix: str) -> list[DrawnFigure]:
         x_label="tokens in a batch",
         logarithmic_x=True,
         prefix=f"{prefix}evaluation",
-        description="Loss with batch statistics against the batch's size, and with the running and "
-        "re-estimated statistics",
     )
 
 

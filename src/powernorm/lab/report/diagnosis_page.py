@@ -10,13 +10,12 @@ from markupsafe import Markup
 
 from powernorm.lab.report import diagnosis_figures, numerals
 from powernorm.lab.report.columns import TID_MEANING
-from powernorm.lab.report.document import Article, SectionParts, document, part, write_page
-from powernorm.lab.report.drawing import DrawnFigure
+from powernorm.lab.report.document import Article, SectionParts, document, gallery, part, write_page
 from powernorm.lab.report.loading import read_diagnosis
 from powernorm.lab.report.numerals import printable
 from powernorm.lab.report.paper_tables import evaluation_table, tid_table
 from powernorm.lab.report.records import Comparison
-from powernorm.lab.report.statistics import average
+from powernorm.lab.report.summary import average
 from powernorm.lab.report.tables import Table, copies
 from powernorm.runs import (
     SMALLEST_GAP,
@@ -364,20 +363,20 @@ def diagnosis_sections(record: DiagnosisRecord, prefix: str) -> Iterator[Section
             "TID by layer",
             [
                 *([part("paragraph", padding)] if padding else []),
-                *_galleries(diagnosis_figures.tid_by_layer(record, prefix)),
+                *gallery(diagnosis_figures.tid_by_layer(record, prefix)),
             ],
         ),
         (
             "batch-sizes",
             "Sensitivity to the batch's size",
-            _galleries(diagnosis_figures.batch_sizes(record, prefix)),
+            gallery(diagnosis_figures.batch_sizes(record, prefix)),
         ),
         (
             "evaluation",
             "Running, re-estimated and batch statistics",
             [
                 *evaluation_contents(record),
-                *_galleries(diagnosis_figures.evaluation(record, prefix)),
+                *gallery(diagnosis_figures.evaluation(record, prefix)),
             ]
             if record["evaluation"]
             else [],
@@ -397,16 +396,12 @@ def _tables(record: DiagnosisRecord) -> Iterator[SectionParts]:
         yield "layers", "Layers", [*layer_contents(record["layers"]), *paper_contents(record)]
 
 
-def _galleries(drawn: Sequence[DrawnFigure]) -> list[Markup]:
-    return [part("gallery", drawn)] if drawn else []
-
-
 def _spectra(record: DiagnosisRecord, prefix: str) -> list[Markup]:
     drawn = [
         *diagnosis_figures.spectra(record, prefix),
         *diagnosis_figures.conditioning(record, prefix),
     ]
-    return _galleries(drawn)
+    return gallery(drawn)
 
 
 def _scales(record: DiagnosisRecord, prefix: str) -> list[Markup]:

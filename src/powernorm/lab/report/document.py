@@ -72,6 +72,11 @@ def part(name: str, *values: object, **named: object) -> Markup:
     return Markup(macro(*values, **named))
 
 
+def gallery(drawn: Sequence[object]) -> list[Markup]:
+    """Return figures with their captions side by side; empty without one."""
+    return [part("gallery", drawn)] if drawn else []
+
+
 def document(title: str, articles: Sequence[Article]) -> str:
     """The whole page, which loads nothing and runs its own script only.
 

@@ -180,7 +180,6 @@ def _draw_curve(
     }
     if logarithmic is None:
         logarithmic = _is_wide(values)
-    names = ", ".join(dict.fromkeys(printable(band.label) for band in bands))
     kind = "models without a network" if comparison.function is None else "baselines"
     x_label = _x_label(comparison, against)
     return panels_figure(
@@ -188,7 +187,6 @@ def _draw_curve(
         caption=f"{caption} Dotted: {kind}." if baselines else caption,
         x_label=x_label,
         prefix=prefix,
-        description=f"{title} against training {x_label} for {names}",
     )
 
 
@@ -379,7 +377,7 @@ def tid_over_time(comparison: Comparison) -> list[DrawnFigure]:
     panel = Panel("Running against batch statistics", unit, bands_of(groups, _gap), zero=True)
     return [
         *monitored(groups, FLUCTUATIONS, prefix),
-        *_monitored_figure(panel, f"{prefix}gap", caption),
+        *panels_figure([panel], caption=caption, x_label="step", prefix=f"{prefix}gap"),
     ]
 
 
@@ -427,7 +425,9 @@ def monitored(
             frame = Panel(panel.title, panel.y_label, bands, logarithmic=True)
             name = panel.column.replace("_", "-")
             caption = f"{panel.caption} {note}".rstrip()
-            drawn += _monitored_figure(frame, f"{prefix}{name}", caption)
+            drawn += panels_figure(
+                [frame], caption=caption, x_label="step", prefix=f"{prefix}{name}"
+            )
     return drawn
 
 
@@ -445,17 +445,6 @@ def shared_layers(layers: Sequence[str], compared: Iterable[AbstractSet[str]]) -
     for own in compared:
         shared &= own or shared
     return [layer for layer in layers if layer in shared] or list(layers)
-
-
-def _monitored_figure(panel: Panel, prefix: str, caption: str) -> list[DrawnFigure]:
-    names = ", ".join(printable(band.label) for band in panel.bands)
-    return panels_figure(
-        [panel],
-        caption=caption,
-        x_label="step",
-        prefix=prefix,
-        description=f"{panel.title} against steps for {names}",
-    )
 
 
 def layer_column(panel: MonitoredPanel, layers: Sequence[str], run: ReportedRun) -> Series:

@@ -11,11 +11,11 @@ from markupsafe import Markup
 from powernorm.errors import InputError
 from powernorm.files import write
 from powernorm.lab.report import numerals, overlays
-from powernorm.lab.report.document import Article, SectionParts, document, part, write_page
+from powernorm.lab.report.document import Article, SectionParts, document, gallery, part, write_page
 from powernorm.lab.report.drawing import DrawnFigure
 from powernorm.lab.report.numerals import counted, printable
 from powernorm.lab.report.overlays import OverlayLine
-from powernorm.lab.report.statistics import average
+from powernorm.lab.report.summary import average
 from powernorm.lab.report.tables import Table, copies
 from powernorm.runs import DIAGNOSIS_COLUMNS, DiagnosisRecord
 
@@ -39,11 +39,8 @@ def render_overlay(lines: Sequence[OverlayLine]) -> str:
 
 def overlay_table(lines: Iterable[OverlayLine]) -> Table:
     """The models in numbers, a row each."""
-    headings = ("model", "norm", "step", "TID last, %", "TID average, %", "κ 50 % last")
     rows = [_row(line, record) for line in lines for record in line.diagnoses]
-    return Table(
-        (*headings, "λ₁ last", "verdict"), (False, False, *(True,) * 5, False), rows, wide="verdict"
-    )
+    return Table.of(rows, ("model", "norm", "verdict"), wide="verdict")
 
 
 def write_overlay_csv(lines: Iterable[OverlayLine], target: Path) -> None:
@@ -71,7 +68,7 @@ def training_contents(lines: Sequence[OverlayLine], prefix: str) -> list[Markup]
     layers = overlays.every_layer(lines, prefix)
     if layers:
         summary = f"Layer by layer: {counted(len(layers), 'figure')}"
-        contents.append(part("folded", summary, _gallery(layers)))
+        contents.append(part("folded", summary, gallery(layers)))
     missing = overlays.failures(lines)
     if missing:
         contents += [part("heading", "Without a diagnosis"), part("bullets", missing)]
@@ -88,8 +85,8 @@ def _sections(lines: Sequence[OverlayLine]) -> Iterator[SectionParts]:
         ),
         ("training", "Through training", training_contents(lines, "")),
         ("layers", "By layer", _noted(overlays.by_layer(lines, ""))),
-        ("gradients", "Gradients and fluctuations", _gallery(overlays.monitored(lines, ""))),
-        ("spectra", "Spectra of the embeddings", _gallery(overlays.spectra(lines, ""))),
+        ("gradients", "Gradients and fluctuations", gallery(overlays.monitored(lines, ""))),
+        ("spectra", "Spectra of the embeddings", gallery(overlays.spectra(lines, ""))),
     )
     for name, heading, contents in sections:
         if contents:
@@ -108,27 +105,24 @@ def _counted(row: Mapping[str, Any]) -> dict[str, Any]:
     return {**row, **counts}
 
 
-def _gallery(drawn: Sequence[DrawnFigure]) -> list[Markup]:
-    return [part("gallery", drawn)] if drawn else []
-
-
 def _noted(drawn: Sequence[DrawnFigure]) -> list[Markup]:
-    return [part("paragraph", overlays.NOTE, kind="soft"), *_gallery(drawn)] if drawn else []
+    return [part("paragraph", overlays.NOTE, kind="soft"), *gallery(drawn)] if drawn else []
 
 
-def _row(line: OverlayLine, record: DiagnosisRecord) -> list[str]:
-    last = record["layers"][-1]
-    return [
-        printable(record["model"]),
-        printable(line.name),
-        numerals.NOTHING if record["step"] is None else str(record["step"]),
-        _pair(last.get("mean_tid"), last.get("var_tid")),
-        _pair(*(average(record["layers"], key) for key in ("mean_tid", "var_tid"))),
-        numerals.number(last.get("kappa_50")),
-        numerals.number(last.get("lambda_1")),
-        " ".join(filter(None, (record["verdict"]["action"], record["verdict"]["norm"]))),
-    ]
+def _row(line: OverlayLine, record: DiagnosisRecord) -> dict[str, str]:
+    last = record["layers"][-1] if record["layers"] else {}
+    tids = ("mean_tid", "var_tid")
+    return {
+        "model": printable(record["model"]),
+        "norm": printable(line.name),
+        "step": numerals.NOTHING if record["step"] is None else str(record["step"]),
+        "TID last, %": _pair(last.get(key) for key in tids),
+        "TID average, %": _pair(average(record["layers"], key) for key in tids),
+        "κ 50 % last": numerals.number(last.get("kappa_50")),
+        "λ₁ last": numerals.number(last.get("lambda_1")),
+        "verdict": " ".join(filter(None, (record["verdict"]["action"], record["verdict"]["norm"]))),
+    }
 
 
-def _pair(mean: float | None, deviation: float | None) -> str:
-    return f"{numerals.percent(mean)} / {numerals.percent(deviation)}"
+def _pair(values: Iterable[float | None]) -> str:
+    return " / ".join(map(numerals.percent, values))

@@ -18,11 +18,18 @@ from powernorm.lab.report.figures import (
     runs_by_name,
     shared_layers,
 )
-from powernorm.lab.report.lines import Band, Panel, SeedLine, bands_over_seeds, panels_figure
-from powernorm.lab.report.magnitudes import mean
+from powernorm.lab.report.lines import (
+    Band,
+    Panel,
+    RowQuantity,
+    SeedLine,
+    bands_over_seeds,
+    panels_figure,
+    rows_figure,
+)
 from powernorm.lab.report.numerals import printable
 from powernorm.lab.report.records import ReportedRun
-from powernorm.lab.report.rows import RowQuantity, rows_figure
+from powernorm.lab.report.summary import mean
 from powernorm.runs import DiagnosisRecord, SpectrumRecord
 
 MAX_LAYERS: Final = 24
@@ -213,7 +220,6 @@ def over_training(lines: Sequence[OverlayLine], prefix: str) -> list[DrawnFigure
             caption=" ".join([quantity.source, *source, *notes]),
             x_label="step",
             prefix=f"{prefix}training-{quantity.key.replace('_', '-')}",
-            description=f"{quantity.name} over training for {_names(lines)}",
         )
     for number, name in enumerate(_embeddings(lines)):
         drawn += _spectrum_over_training(lines, name, f"{prefix}spectrum-training-{number}")
@@ -237,7 +243,6 @@ def every_layer(lines: Sequence[OverlayLine], prefix: str) -> list[DrawnFigure]:
             caption=f"{printable(layer)}, logarithmic.",
             x_label="step",
             prefix=f"{prefix}layer-{number}",
-            description=f"TID, κ and λ₁ of {layer} over training for {_names(lines)}",
         )
     ]
 
@@ -337,7 +342,6 @@ def _spectrum(lines: Sequence[OverlayLine], name: str, prefix: str) -> list[Draw
         "embedding uses its dimensions evenly.",
         x_label="index",
         prefix=prefix,
-        description=f"Singular values of the embedding by index for {_names(lines)}",
     )
 
 
@@ -363,7 +367,6 @@ def _spectrum_over_training(
         caption="The singular value in the middle over the largest. 1: all dimensions alike.",
         x_label="step",
         prefix=prefix,
-        description=f"Middle singular value of the embedding over training for {_names(lines)}",
     )
 
 

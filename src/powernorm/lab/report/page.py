@@ -11,11 +11,13 @@ from markupsafe import Markup
 from powernorm.errors import InputError
 from powernorm.files import read_text
 from powernorm.lab.report import figures
-from powernorm.lab.report.changes import changes_table, difference_note, preset_values
 from powernorm.lab.report.columns import MAX_METRICS, own_metric
 from powernorm.lab.report.comparison_tables import (
+    changes_table,
+    difference_note,
     glossary,
     headline,
+    preset_values,
     run_table,
     scoring_notes,
     settings_table,
@@ -24,7 +26,7 @@ from powernorm.lab.report.comparison_tables import (
 )
 from powernorm.lab.report.conclusion import conclusion, race_contents
 from powernorm.lab.report.diagnosis_page import comparison_contents
-from powernorm.lab.report.document import Article, SectionParts, document, part, write_page
+from powernorm.lab.report.document import Article, SectionParts, document, gallery, part, write_page
 from powernorm.lab.report.loading import read_comparison, read_runs
 from powernorm.lab.report.measures import own_heading
 from powernorm.lab.report.numerals import counted, printable
@@ -33,8 +35,8 @@ from powernorm.lab.report.overlays import lines_of
 from powernorm.lab.report.paper_tables import paper_contents, paper_table, score_contents
 from powernorm.lab.report.records import Comparison, ReportedRun, Translation
 from powernorm.lab.report.seed_statistics import seed_contents, seed_table
-from powernorm.lab.report.statistics import SummaryRow, summarize
 from powernorm.lab.report.studies import study_contents
+from powernorm.lab.report.summary import SummaryRow, summarize
 from powernorm.lab.report.tables import Table, copies
 from powernorm.lab.report.tuning import tuning_contents, tuning_sentence
 from powernorm.runs import (
@@ -165,7 +167,7 @@ def _found_in_runs(comparison: Comparison) -> Iterator[SectionParts]:
         (
             "gradients",
             "Gradients of the norms' inputs",
-            [part("gallery", gradients)] if gradients else [],
+            gallery(gradients),
         ),
         (
             "diagnosed",

@@ -165,3 +165,7 @@ class Comparison(ComparisonResults):
     def names(self) -> list[str]:
         """Short names of the norms, or labels, each once, in the order of the runs."""
         return list(dict.fromkeys(run.name for run in self.runs))
+
+    def runs_of(self, name: str, placement: str) -> list[ReportedRun]:
+        """The runs of a norm, or label, with its norms placed so."""
+        return [run for run in self.runs if (run.name, run.placement) == (name, placement)]

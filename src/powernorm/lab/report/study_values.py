@@ -6,10 +6,10 @@ from math import isfinite
 from typing import Final
 
 from powernorm.lab.report.figures import perplexity_label, runs_by_name
-from powernorm.lab.report.magnitudes import mean
 from powernorm.lab.report.measures import PERPLEXITY
 from powernorm.lab.report.numerals import STATUS_WORDS
 from powernorm.lab.report.records import Comparison, ReportedRun
+from powernorm.lab.report.summary import mean
 
 Measure = Callable[[ReportedRun], float | None]
 """A quantity of a run; None where it has none."""

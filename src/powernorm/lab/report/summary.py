@@ -2,11 +2,10 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import isfinite, isnan, nan, sqrt
+from math import fsum, isfinite, isnan, nan, sqrt
 from statistics import fmean, stdev
 from typing import Any, Final
 
-from powernorm.lab.report.magnitudes import mean
 from powernorm.lab.report.measures import MEASURES, PERPLEXITY, Measure
 from powernorm.lab.report.records import Comparison, ReportedRun, ShownStatus
 from powernorm.runs import Baseline
@@ -360,3 +359,14 @@ def average(rows: Sequence[Mapping[str, Any]], key: str) -> float | None:
     """The mean over the rows that have a value; None where none has."""
     known = [row[key] for row in rows if row.get(key) is not None]
     return fmean(known) if known else None
+
+
+def mean(values: Iterable[float]) -> float:
+    """The mean; NaN, not an error, where infinities of both signs meet.
+
+    >>> mean([1.0, 2.0]), mean([1.0, float("inf")])
+    (1.5, inf)
+    """
+    known = list(values)
+    total = fsum(known) if all(map(isfinite, known)) else sum(known)
+    return total / len(known)
