@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from markupsafe import Markup
 from matplotlib.figure import Figure
+from pandas import isna
 
 from lab.report.synthetic import write_comparison
 from powernorm.lab.report.drawing import DrawnFigure
@@ -58,7 +59,7 @@ class FigureData:
     def _draw_rows(
         self, names: Sequence[str], quantities: Sequence[RowQuantity], **options: Any
     ) -> list[DrawnFigure]:
-        if not any(value is not None for one in quantities for value in one.values):
+        if all(isna(value) for one in quantities for value in one.values):
             return []
         self.rows[options["title"]] = names, quantities
         caption = options.pop("caption")

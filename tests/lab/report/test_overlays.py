@@ -16,8 +16,14 @@ from lab.report.test_page import Elements
 from powernorm.errors import InputError
 from powernorm.lab.report import overlays, read_comparison, render_page
 from powernorm.lab.report.loading import read_diagnoses
-from powernorm.lab.report.overlay_page import overlay_table, render_overlay
-from powernorm.lab.report.overlays import KAPPAS, TIDS, OverlayLine, lines_of
+from powernorm.lab.report.overlays import (
+    KAPPAS,
+    TIDS,
+    OverlayLine,
+    lines_of,
+    overlay_table,
+    render_overlay,
+)
 from powernorm.lab.report.records import Comparison, ReportedRun
 from powernorm.runs import (
     DIAGNOSES_FILE,

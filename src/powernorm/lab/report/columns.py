@@ -16,6 +16,7 @@ from powernorm.lab.report.measures import (
     VALID_PERPLEXITY,
     Measure,
     better_way,
+    measure_of,
     own_measure,
     significant_decimals,
 )
@@ -208,9 +209,8 @@ def _others(comparison: Comparison) -> list[Column]:
 
 def own_metric(comparison: Comparison, name: str) -> Column:
     """Return the column of a metric that a user's function, or an older version, returned."""
-    is_known = comparison.function is None and name in MEASURES
-    measure = MEASURES[name] if is_known else own_measure(Goal(metric=name, direction="min"))
-    return _metric(measure, f"metric {name}", -1)
+    own = own_measure(Goal(metric=name, direction="min"))
+    return _metric(measure_of(name) if comparison.function is None else own, f"metric {name}", -1)
 
 
 def _status_meaning(comparison: Comparison) -> str:

@@ -16,7 +16,7 @@ from powernorm.files import package_folder, write
 from powernorm.lab.report.numerals import printable
 
 SectionParts = tuple[str, str, Sequence[Markup]]
-"""Id, heading and contents."""
+"""Id, heading and contents; a section without contents is left out."""
 
 
 @dataclass(frozen=True)

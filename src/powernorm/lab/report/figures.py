@@ -31,16 +31,13 @@ Axis = Literal["tokens", "step", "epoch"]
 
 def learning_curves(comparison: Comparison) -> list[DrawnFigure]:
     """Losses and scores over the training; empty where nothing was logged."""
+    columns: Sequence[str] = SCORED if _has_scores(comparison) else LIKELY
     if comparison.function is not None:
-        return [
-            drawn
-            for number, column in enumerate(own_columns(comparison)[:MAX_CURVES])
-            for drawn in _own_curve(comparison, column, f"{comparison.anchor}curve-{number}")
-        ]
+        columns = own_columns(comparison)[:MAX_CURVES]
     return [
         drawn
-        for number, known in enumerate(SCORED if _has_scores(comparison) else LIKELY)
-        for drawn in _known_curve(comparison, known, f"{comparison.anchor}curve-{number}")
+        for number, column in enumerate(columns)
+        for drawn in _curve(comparison, column, f"{comparison.anchor}curve-{number}")
     ]
 
 
@@ -60,9 +57,8 @@ def own_columns(comparison: Comparison) -> list[str]:
     return [name for name in dict.fromkeys([*first, *found]) if name in found]
 
 
-_Column = Literal["train_loss", "valid_loss", "valid_perplexity", "valid_score"]
-LIKELY: Final[tuple[_Column, ...]] = ("train_loss", "valid_perplexity")
-SCORED: Final[tuple[_Column, ...]] = ("train_loss", "valid_loss", "valid_score")
+LIKELY: Final = ("train_loss", "valid_perplexity")
+SCORED: Final = ("train_loss", "valid_loss", "valid_score")
 """Curves of tasks whose checkpoints are chosen by a score: where the loss rises while the training
 loss falls, the model overfits (Xu et al. 2019, Figures 1 and 3)."""
 OWN_FIRST: Final = ("train_loss", "valid_loss", "valid_perplexity", "valid_score")
@@ -75,22 +71,14 @@ _DECADES: Final = 1000
 """A curve whose highest value is so many times its lowest is drawn on a logarithmic axis."""
 
 
-def _own_curve(comparison: Comparison, column: str, prefix: str) -> list[DrawnFigure]:
-    heading = own_heading(column)
-    caption = f"The {heading} as the function logged it."
-    return _draw_curve(
-        comparison, column, prefix, title=heading, caption=caption, metric=column, against="step"
-    )
-
-
-_CAPTIONS: Final[dict[_Column, tuple[str, str]]] = {
+_CAPTIONS: Final = {
     "train_loss": ("Training loss", "Training loss, nats per target, each point a mean of steps."),
     "valid_loss": (
         "Validation loss",
         "Loss on the validation data, nats per target. Where it rises while the training loss "
         "falls, the model overfits.",
     ),
-    "valid_score": ("Validation {heading}", "{heading} on the validation data{sample}; {better}."),
+    "valid_score": ("Validation", ""),
     "valid_perplexity": (
         "Validation perplexity",
         "Perplexity on the validation text, logarithmic.",
@@ -98,28 +86,46 @@ _CAPTIONS: Final[dict[_Column, tuple[str, str]]] = {
 }
 
 
-def _known_curve(comparison: Comparison, column: _Column, prefix: str) -> list[DrawnFigure]:
-    title, caption = _CAPTIONS[column]
-    score = comparison.score_measure
-    heading = score.heading.removeprefix("test ")
-    metric = score.metric.replace("test_", "valid_") if column == "valid_score" else column
-    return _draw_curve(
-        comparison,
-        column,
-        prefix,
-        title=title.format(heading=heading),
-        caption=caption.format(
-            heading=heading[:1].upper() + heading[1:],
-            sample=_sample(comparison),
-            better=f"{better_way(score)} is better",
-        ),
-        y_label={
-            "valid_perplexity": perplexity_label(comparison),
-            "valid_score": ", ".join(filter(None, (heading, score.unit))),
-        }.get(column, "nats per target"),
-        logarithmic=column == "valid_perplexity",
-        metric=metric if column.startswith("valid") else "",
-        against="epoch" if _is_by_epoch(comparison) else "tokens",
+def _curve(comparison: Comparison, column: str, prefix: str) -> list[DrawnFigure]:
+    """A column of `metrics.csv`, with the metric of the baselines where they have it."""
+    is_own = comparison.function is not None
+    heading, metric, y_label = own_heading(column), column, ""
+    title, caption = heading, f"The {heading} as the function logged it."
+    against: Axis = "step"
+    if not is_own:
+        against = "epoch" if _is_by_epoch(comparison) else "tokens"
+        y_label = "nats per target"
+        title, caption = _CAPTIONS[column]
+    if not is_own and column == "valid_perplexity":
+        y_label = perplexity_label(comparison)
+    elif not is_own and column == "valid_score":
+        score = comparison.score_measure
+        heading = score.heading.removeprefix("test ")
+        metric = score.metric.replace("test_", "valid_")
+        y_label = ", ".join(filter(None, (heading, score.unit)))
+        title = f"{title} {heading}"
+        caption = (
+            f"{heading[:1].upper()}{heading[1:]} on the validation data{_sample(comparison)}; "
+            f"{better_way(score)} is better."
+        )
+    bands = metric_bands(comparison.runs, column, against, comparison.names)
+    values = [y for band in bands for y in (*band.mean, *(y for t in band.traces for y in t.y))]
+    baselines = {
+        baseline["name"]: value
+        for baseline in comparison.baselines
+        if (value := baseline["metrics"].get(metric)) is not None
+        and (is_own or column.startswith("valid"))
+    }
+    if baselines:
+        caption += f" Dotted: {'baselines' if is_own else 'models without a network'}."
+    logarithmic = _is_wide(values) if is_own else column == "valid_perplexity"
+    # What the x axis counts, in the words of the task's data.
+    units = {"image": "images", "parse": "transitions", "lm-char": "bytes"}
+    return panels_figure(
+        [Panel(title, y_label, bands, baselines, logarithmic=logarithmic)],
+        caption=caption,
+        x_label=units.get(comparison.task, "tokens") if against == "tokens" else against,
+        prefix=prefix,
     )
 
 
@@ -147,47 +153,6 @@ def _has_scores(comparison: Comparison) -> bool:
 
 FEWEST_EPOCHS: Final = 2
 """Of a training whose curves are drawn against them, as Wang et al. 2022 draw theirs (Figure 1)."""
-
-
-def _x_label(comparison: Comparison, axis: Axis) -> str:
-    """What the x axis counts, in the words of the task's data."""
-    units = {"image": "images", "parse": "transitions", "lm-char": "bytes"}
-    return units.get(comparison.task, "tokens") if axis == "tokens" else axis
-
-
-def _draw_curve(
-    comparison: Comparison,
-    column: str,
-    prefix: str,
-    *,
-    title: str,
-    caption: str,
-    y_label: str = "",
-    logarithmic: bool | None = None,
-    metric: str,
-    against: Axis,
-) -> list[DrawnFigure]:
-    """A column of `metrics.csv`, with the metric of the baselines where they have it.
-
-    Where `logarithmic` is None the values decide.
-    """
-    bands = metric_bands(comparison.runs, column, against, comparison.names)
-    values = [y for band in bands for y in (*band.mean, *(y for t in band.traces for y in t.y))]
-    baselines = {
-        baseline["name"]: value
-        for baseline in comparison.baselines
-        if (value := baseline["metrics"].get(metric)) is not None
-    }
-    if logarithmic is None:
-        logarithmic = _is_wide(values)
-    kind = "models without a network" if comparison.function is None else "baselines"
-    x_label = _x_label(comparison, against)
-    return panels_figure(
-        [Panel(title, y_label, bands, baselines, logarithmic=logarithmic)],
-        caption=f"{caption} Dotted: {kind}." if baselines else caption,
-        x_label=x_label,
-        prefix=prefix,
-    )
 
 
 def metric_bands(

@@ -380,7 +380,6 @@ def rows_figure(
     logarithmic: bool = False,
     caption: str,
     prefix: str,
-    description: str,
 ) -> list[DrawnFigure]:
     """All quantities in one frame: lines through layers, or dots of variants joined in each row.
 
@@ -395,13 +394,12 @@ def rows_figure(
         logarithmic: whether the x axis is; of variants where all values are above 0.
         caption: of the figure.
         prefix: of the ids in the SVG.
-        description: for readers who cannot see the figure.
 
     Returns:
         Nothing where there is no value that the axis can show.
     """
-    lows = [value for one in quantities for value in (one.low or one.values) if value is not None]
-    logarithmic = logarithmic and (layers or min(lows, default=1) > 0)
+    lows = [value for one in quantities for value in drawable(one.low or one.values)]
+    logarithmic = logarithmic and (layers or not any(value <= 0 for value in lows))
     table = np.array([drawable(one.values, positive=logarithmic) for one in quantities])
     if not np.isfinite(table).any():
         return []
@@ -432,7 +430,8 @@ def rows_figure(
             axes.xaxis.set_major_locator(MaxNLocator(5))
         if len(quantities) > 1:
             add_legend(drawn, [axes])
-        svg = inline_svg(drawn, prefix, description, unit=x_label, rows=names)
+        shown = ", ".join(one.label for one in quantities)
+        svg = inline_svg(drawn, prefix, printable(f"{title}: {shown}"), unit=x_label, rows=names)
         return [DrawnFigure(svg, caption)]
 
 

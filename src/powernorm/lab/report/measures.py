@@ -259,14 +259,14 @@ def better_way(measure: Measure) -> str:
     return "higher" if measure.higher_is_better else "lower"
 
 
+def measure_of(metric: str) -> Measure:
+    """The measure of a metric, of an unknown one by its name; lower is better there."""
+    return MEASURES.get(metric) or own_measure(Goal(metric=metric, direction="min"))
+
+
 def heading_of(metric: str) -> str:
-    """What a metric is called; after its own name where it is none of `MEASURES`."""
-    return MEASURES[metric].heading if metric in MEASURES else own_heading(metric)
-
-
-def decimals_of(metric: str) -> int:
-    """Decimals of a difference in a metric."""
-    return MEASURES[metric].decimals if metric in MEASURES else 2
+    """What a metric is called."""
+    return measure_of(metric).heading
 
 
 def significant_decimals(value: float) -> int:

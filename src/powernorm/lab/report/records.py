@@ -151,7 +151,7 @@ class Comparison(ComparisonResults):
         """
         if self.score is not None:
             metric = self.score["metric"].replace("valid_", "test_", 1)
-            return MEASURES[metric] if metric in MEASURES else own_measure(self.score)
+            return MEASURES.get(metric) or own_measure(self.score)
         known = [MEASURES[name] for name in MAIN if name in (self.metric, *self.other_metrics)]
         return known[0] if known else self.measure
 

@@ -17,7 +17,7 @@ from powernorm.lab.report.comparison_tables import (
     changes_table,
 )
 from powernorm.lab.report.loading import read_comparison
-from powernorm.lab.report.measures import better_way, decimals_of, heading_of
+from powernorm.lab.report.measures import better_way, heading_of, measure_of
 from powernorm.lab.report.numerals import counted
 from powernorm.lab.report.paper_tables import printed_with_source
 from powernorm.lab.report.records import Comparison
@@ -434,7 +434,7 @@ def _claim_line(claim: Claim) -> dict[str, str]:
         "against": claim.against,
         "measure": heading_of(claim.metric),
         "paper": f"{claim.printed:+.2f}",
-        "measured": numerals.interval(claim.measured, decimals_of(claim.metric)),
+        "measured": numerals.interval(claim.measured, measure_of(claim.metric).decimals),
         "p": numerals.probability(None if claim.measured is None else claim.measured.p),
         "the paper's sign is": WORDS[claim.outcome],
         "from": claim.source,

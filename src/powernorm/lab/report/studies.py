@@ -3,12 +3,12 @@
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from math import nan
+from math import isnan, nan
 from types import MappingProxyType
 from typing import Any, Final
 
 from markupsafe import Markup
-from pandas import Series
+from pandas import DataFrame, Series
 
 from powernorm.lab.report import maps
 from powernorm.lab.report.diagnosis_figures import draw_scales, scale_pairs
@@ -22,7 +22,6 @@ from powernorm.lab.report.study_values import (
     NATS,
     VALID_LOSS,
     Measure,
-    StudyPoint,
     StudyQuantity,
     main_score,
     metric,
@@ -61,17 +60,15 @@ def _along_axis(
     comparison: Comparison, study: StudyInfo, quantity: StudyQuantity
 ) -> list[DrawnFigure]:
     points = points_of(comparison, quantity.measure)
-    norms = list(dict.fromkeys(point.norm for point in points))
+    norms = list(points["norm"].unique())
     bands = [
         band
         for style, norm in enumerate(norms)
-        for band in _band(norm, style, [point for point in points if point.norm == norm])
+        for band in _band(norm, style, points[points["norm"] == norm])
     ]
     if not any(band.x for band in bands):
         return []
-    references = {
-        point.name: point.value.mean for point in points if point.x is None and point.value
-    }
+    references = points.loc[points["x"].isna(), "mean"].dropna().to_dict()
     # A score of almost nothing is no scale.
     logarithmic = not quantity.higher_is_better and _spans_decades(bands, references)
     title, x_label = quantity.title, study["x_label"]
@@ -94,17 +91,14 @@ def _spans_decades(bands: Sequence[Band], references: Mapping[str, float]) -> bo
     return bool(values) and max(values) > LOGARITHMIC_FROM * min(values) > 0
 
 
-def _band(label: str, style: int, points: Sequence[StudyPoint]) -> list[Band]:
+def _band(label: str, style: int, points: DataFrame) -> list[Band]:
     """The line through points that have a place; empty where none has."""
-    placed = sorted(
-        ((point.x, point) for point in points if point.x is not None), key=lambda pair: pair[0]
-    )
-    known = [(x, point.value) for x, point in placed if point.value is not None]
-    lost = [x for x, point in placed if point.lost]
-    if not known and not lost:
+    placed = points.dropna(subset="x").sort_values("x", kind="stable")
+    known = placed.dropna(subset="mean")
+    lost = placed.loc[placed["lost"] != "", "x"].tolist()
+    if known.empty and not lost:
         return []
-    x = [x for x, _ in known]
-    mean, low, high = ([getattr(v, end) for _, v in known] for end in ("mean", "low", "high"))
+    x, mean, low, high = (known[name].tolist() for name in ("x", "mean", "low", "high"))
     return [Band(label, style, x, mean, low, high, lost)]
 
 
@@ -115,7 +109,7 @@ def lowest_layers(comparison: Comparison, study: StudyInfo) -> list[DrawnFigure]
     tids = points_of(comparison, tid_percent("var_last"))
     worse = "below" if score.higher_is_better else "above"
     caption = f"LayerNorm stands in the layers above; {worse} 0 is worse than LayerNorm."
-    if any(_WITHOUT_REFERENCE in point.lost for point in gaps):
+    if gaps["lost"].str.contains(_WITHOUT_REFERENCE, regex=False).any():
         caption += (
             " A cross also marks a run whose gap is unknown, for ln did not finish with its seed."
         )
@@ -210,18 +204,14 @@ def _grids(
     drawn = []
     for quantity in quantities:
         points = points_of(comparison, quantity.measure)
-        placed = {
-            (point.x, point.y): point
-            for point in points
-            if point.x is not None and point.y is not None
-        }
-        values = [point.value.mean for point in placed.values() if point.value]
+        placed = points.dropna(subset=["x", "y"])
+        values = placed["mean"].dropna()
         is_score = quantity.key in ("valid", "test")
-        if values or (is_score and any(point.lost for point in placed.values())):
+        if len(values) or (is_score and (placed["lost"] != "").any()):
             is_percent = quantity.unit.endswith("%")
             svg = maps.grid(
-                {place: _cell(point, quantity) for place, point in placed.items()},
-                (max if quantity.higher_is_better else min)(values, default=nan),
+                {(row.x, row.y): _cell(row, quantity) for row in placed.itertuples()},
+                float(values.max() if quantity.higher_is_better else values.min()),
                 # The words of a perplexity or BLEU say theirs.
                 title=f"{quantity.title}, %" if is_percent else quantity.title,
                 x_label=study["x_label"],
@@ -230,32 +220,27 @@ def _grids(
                 description=f"{quantity.title} by {study['x_label']} and "
                 f"{study.get('y_label', '')}",
             )
-            others = [point for point in points if point not in placed.values()]
-            caption = _grid_caption(quantity, list(placed.values()), others)
-            drawn.append(DrawnFigure(svg, caption))
+            drawn.append(DrawnFigure(svg, _grid_caption(quantity, points)))
     return drawn
 
 
-def _cell(point: StudyPoint, quantity: StudyQuantity) -> tuple[float, str]:
+def _cell(point: Any, quantity: StudyQuantity) -> tuple[float, str]:
     """The number with its text, or what became of the runs."""
-    if point.value is None:
-        return nan, "/".join(point.lost) or "–"
-    text = number(point.value.mean, quantity.decimals)
-    return point.value.mean, f"{text}*" if point.lost else text
+    if isnan(point.mean):
+        return nan, point.lost or "–"
+    text = number(point.mean, quantity.decimals)
+    return point.mean, f"{text}*" if point.lost else text
 
 
-def _grid_caption(
-    quantity: StudyQuantity, placed: Sequence[StudyPoint], others: Sequence[StudyPoint]
-) -> str:
+def _grid_caption(quantity: StudyQuantity, points: DataFrame) -> str:
     best = "highest" if quantity.higher_is_better else "lowest"
     percent = " in percent" if quantity.unit.endswith("%") else ""
     unit = f", {NATS}" if quantity.unit == NATS else percent
     notes = [f"{quantity.title}{unit}, mean over seeds. Framed: the {best}."]
-    for point in others:
-        if point.value is not None:
-            value = number(point.value.mean, quantity.decimals)
-            notes.append(f"{printable(point.name)} beside it: {value}.")
-    if any(point.lost for point in placed):
+    is_placed = points[["x", "y"]].notna().all(axis=1)
+    for name, value in points.loc[~is_placed, "mean"].dropna().items():
+        notes.append(f"{printable(name)} beside it: {number(value, quantity.decimals)}.")
+    if (points.loc[is_placed, "lost"] != "").any():
         notes.append("Grey: no run finished. An asterisk: not all seeds did.")
     return " ".join(notes)
 
@@ -278,34 +263,27 @@ def scores_of_variants(comparison: Comparison, study: StudyInfo) -> list[DrawnFi
     score = main_score(comparison)
     points = points_of(comparison, score.measure)
     return _dots(
-        [point.name for point in points],
+        list(points.index),
         {score.title: points},
-        notes=list(map(_note, points)),
+        notes=list(map(_note, points.itertuples())),
         title=score.title,
         x_label=score.unit,
         caption=f"Mean over seeds, and a bar from the lowest to the highest; {score.direction}.",
         prefix=f"{comparison.anchor}study-dots",
-        description=f"{score.title} of each variant",
     )
 
 
-def _dots(
-    names: Sequence[str], points: Mapping[str, Sequence[StudyPoint | None]], **texts: Any
-) -> list[DrawnFigure]:
+def _dots(names: Sequence[str], points: Mapping[str, DataFrame], **texts: Any) -> list[DrawnFigure]:
     """A dot of each quantity for each variant; the other arguments are those of `rows_figure`."""
-    quantities = []
-    for label, listed in points.items():
-        values = [None if point is None else point.value for point in listed]
-        mean, low, high = (
-            [None if value is None else getattr(value, end) for value in values]
-            for end in ("mean", "low", "high")
-        )
-        quantities.append(RowQuantity(label, mean, low, high))
+    quantities = [
+        RowQuantity(label, *(table.reindex(names)[end].tolist() for end in ("mean", "low", "high")))
+        for label, table in points.items()
+    ]
     return rows_figure(names, quantities, **texts)
 
 
-def _note(point: StudyPoint) -> str:
-    return "/".join(point.lost) + (" (some seeds)" if point.lost and point.value else "")
+def _note(point: Any) -> str:
+    return str(point.lost) + (" (some seeds)" if point.lost and not isnan(point.mean) else "")
 
 
 def future(comparison: Comparison, study: StudyInfo) -> list[DrawnFigure]:
@@ -327,11 +305,11 @@ def _both_forms(
     comparison: Comparison, quantity: StudyQuantity, *, logarithmic: bool = False
 ) -> list[DrawnFigure]:
     norms = list(dict.fromkeys(run.norm for run in comparison.runs))
-    points: dict[str, list[StudyPoint | None]] = {}
+    points = {}
     for remark in dict.fromkeys(run.remark for run in comparison.runs):
-        part = replace(comparison, runs=[run for run in comparison.runs if run.remark == remark])
-        found = {point.norm: point for point in points_of(part, quantity.measure)}
-        points[remark or "causal"] = [found.get(norm) for norm in norms]
+        runs = [run for run in comparison.runs if run.remark == remark]
+        found = points_of(replace(comparison, runs=runs), quantity.measure).set_index("norm")
+        points[remark or "causal"] = found[~found.index.duplicated(keep="last")]
     scale = ", logarithmic" if logarithmic else ""
     return _dots(
         norms,
@@ -342,23 +320,21 @@ def _both_forms(
         caption=f"{quantity.title}{scale}: mean over seeds, and a bar from the lowest to the "
         f"highest; {quantity.direction}.",
         prefix=f"{comparison.anchor}study-{quantity.key}",
-        description=f"{quantity.title} of each norm, with the causal mask and without",
     )
 
 
 def _fit_and_overfit(comparison: Comparison) -> list[DrawnFigure]:
     points = points_of(comparison, _train_loss)
     return _dots(
-        [point.name for point in points],
+        list(points.index),
         {"training loss": points, "validation loss": points_of(comparison, _last_valid_loss)},
-        notes=list(map(_note, points)),
+        notes=list(map(_note, points.itertuples())),
         title="Do γ and β overfit?",
         x_label="nats per target, at the end",
         caption="A part that overfits lies further left in training and further right in "
         f"validation: a longer line. Training loss: mean of the last {100 * TAIL:.0f} % of the "
         "steps, with dropout where there is some.",
         prefix=f"{comparison.anchor}study-overfit",
-        description="Training and validation loss of each variant at the end of training",
     )
 
 

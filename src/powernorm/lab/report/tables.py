@@ -117,7 +117,7 @@ class Table:
 
         Args:
             rows: all have the headings of the first.
-            texts: headings of the columns that stand to the left; without rows the only ones.
+            texts: headings of the columns that are aligned left; without rows the only ones.
             wide: heading of a column whose long texts are broken into lines.
         """
         lines, left = list(rows), list(texts)
