@@ -235,7 +235,7 @@ def test_rows_of_variants() -> None:
         RowQuantity("validation", [2.0, None, math.inf], [2.0, None, 3.0], [2.0, None, 4.0]),
     ]
     names = ["ln", "none", "a long name of a variant"]
-    options: dict[str, Any] = {"title": "t", "x_label": "loss", "prefix": "p", "description": "d"}
+    options: dict[str, Any] = {"title": "t", "x_label": "loss", "prefix": "p"}
     notes = ["", "NaN", ""]
     (shown,) = rows_figure(names, quantities, notes=notes, caption="c", logarithmic=True, **options)
     words = words_of(shown.svg)
@@ -263,7 +263,6 @@ def test_rows_of_layers() -> None:
         x_label="κ",
         caption="c",
         prefix="p",
-        description="d",
     )
     assert next(word for word in words_of(shown.svg) if "model" in word) == "model.0"
     (low, high, is_logarithmic) = frame_of(shown.svg)["x"]
