@@ -98,7 +98,8 @@ def _main(comparison: Comparison) -> Column:
     )
 
 
-def _tid(row: SummaryRow, layers: str) -> str:
+def tid_text(row: SummaryRow, layers: str) -> str:
+    """Return the TID of the `last` norm layer, or the average (`avg`): mean / deviation."""
     tid = row.tid or {}
     parts = [tid.get(f"mean_{layers}"), tid.get(f"var_{layers}")]
     if all(part is None for part in parts):
@@ -154,36 +155,47 @@ _DISCREPANCY: Final = (
         f"{TID_MEANING}; of the last norm layer, mean / variance, in percent, two passes over the "
         "data, mean over seeds. A norm that does not center has no mean part. Per-token norms have "
         "none.",
-        lambda row: _tid(row, "last"),
+        lambda row: tid_text(row, "last"),
     ),
     Column(
         "tid_avg",
         "TID average, %",
         "The same, averaged over the norm layers.",
-        lambda row: _tid(row, "avg"),
+        lambda row: tid_text(row, "avg"),
     ),
 )
-_TOKENS: Final = Column(
+
+
+def _speed(
+    key: str, heading: str, meaning: str, speed: Callable[[ReportedRun], float | None]
+) -> Column:
+    return Column(
+        key,
+        heading,
+        f"{meaning}, mean over seeds.",
+        lambda row: numerals.count(row.mean_of(speed)),
+        lambda run: numerals.count(speed(run)),
+    )
+
+
+_TOKENS: Final = _speed(
     "speed",
     "tokens/s",
-    "Training throughput on this machine, of a translation source and target, mean over seeds.",
-    lambda row: numerals.count(row.tokens_per_second),
-    lambda run: numerals.count(run.tokens_per_second),
+    "Training throughput on this machine, of a translation source and target",
+    lambda run: run.tokens_per_second,
 )
-_EXAMPLES: Final = Column(
+_EXAMPLES: Final = _speed(
     "examples",
     "examples/s",
     "Rows of the batches (images, texts, sentences, transitions) that the training took in a "
-    "second on this machine, mean over seeds.",
-    lambda row: numerals.count(row.examples_per_second),
-    lambda run: numerals.count(run.examples_per_second),
+    "second on this machine",
+    lambda run: run.examples_per_second,
 )
-_DECODING: Final = Column(
+_DECODING: Final = _speed(
     "decoding_speed",
     "decoding tokens/s",
-    "Target subwords that the beam search gave in a second on this machine, mean over seeds.",
-    lambda row: numerals.count(row.decoding_speed),
-    lambda run: numerals.count(run.metrics.get("decoding_tokens_per_second")),
+    "Target subwords that the beam search gave in a second on this machine",
+    lambda run: run.metrics.get("decoding_tokens_per_second"),
 )
 
 

@@ -1,7 +1,7 @@
 """The page of comparisons: what stands on it, of which folders, and where it goes."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -291,54 +291,41 @@ def read_translations(path: Path) -> list[Translation]:
                 f"{', '.join(TRANSLATIONS_COLUMNS)} with "
                 "tabs between; mend or remove the line"
             )
-        found.append(Translation(*cells))
+        source, reference, translation = cells
+        found.append((source, reference, translation))
     return found
 
 
 def sample_contents(comparison: Comparison) -> list[Markup]:
     """Ten sentences of the test text, evenly spaced; empty where no run has translations."""
     by_norm = {
-        run.name: found
-        for run in first_runs(comparison.runs)
-        if (found := _translations_of(comparison, run))
+        name: found
+        for name, (first, *_) in figures.runs_by_name(comparison.runs).items()
+        if (found := _translations_of(comparison, first))
     }
     if not by_norm:
         return []
     first = next(iter(by_norm.values()))
-    num_sentences = min(NUM_SENTENCES, len(first))
-    sentences = [first[index * len(first) // num_sentences] for index in range(num_sentences)]
+    number = min(NUM_SENTENCES, len(first))
     answers = {
-        name: {(one.source, one.reference): one.translation for one in found}
+        name: {(source, reference): text for source, reference, text in found}
         for name, found in by_norm.items()
     }
-    summary = f"{num_sentences} sentences of the test text, by the first run of each norm"
-    listed = [_sentence(one, answers) for one in sentences]
+    listed = []
+    for index in range(number):
+        source, reference, _ = first[index * len(first) // number]
+        said = {name: found.get((source, reference)) for name, found in answers.items()}
+        lines = {"source": source, "reference": reference}
+        listed.append(
+            [*lines.items(), *((n, text) for n, text in said.items() if text is not None)]
+        )
+    summary = f"{number} sentences of the test text, by the first run of each norm"
     return [part("folded", summary, [part("sentences", listed)])]
-
-
-def first_runs(runs: Sequence[ReportedRun]) -> list[ReportedRun]:
-    """The first run of each norm."""
-    found: dict[str, ReportedRun] = {}
-    for run in runs:
-        found.setdefault(run.name, run)
-    return list(found.values())
 
 
 def _translations_of(comparison: Comparison, run: ReportedRun) -> list[Translation]:
     path = comparison.folder / run.folder / TRANSLATIONS_FILE
     return read_translations(path) if path.exists() else []
-
-
-def _sentence(
-    sentence: Translation, answers: Mapping[str, Mapping[tuple[str, str], str]]
-) -> list[tuple[str, str]]:
-    """Source, reference and every norm's translation."""
-    lines = [("source", sentence.source), ("reference", sentence.reference)]
-    return lines + [
-        (name, found[sentence.source, sentence.reference])
-        for name, found in answers.items()
-        if (sentence.source, sentence.reference) in found
-    ]
 
 
 # Of several folders.

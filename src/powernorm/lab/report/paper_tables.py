@@ -10,7 +10,7 @@ from powernorm.lab.report import numerals
 from powernorm.lab.report.comparison_tables import difference_note
 from powernorm.lab.report.measures import MEASURES, heading_of
 from powernorm.lab.report.numerals import NOTHING, printable
-from powernorm.lab.report.records import Comparison, ReportedRun
+from powernorm.lab.report.records import Comparison, ReportedRun, runs_of
 from powernorm.lab.report.summary import average, spread, spread_of
 from powernorm.lab.report.tables import Table, copies
 from powernorm.runs import DiagnosisRecord, EvaluationRow, PaperRecord, PaperStatistic
@@ -102,7 +102,7 @@ def tid_lines(comparison: Comparison) -> list[list[str]]:
             printable(one["norm"]),
             one["placement"],
             f"{one['value']:.1f} ({printable(one['source'])})",
-            _measured_tid(comparison.runs_of(one["norm"], one["placement"]), one),
+            _measured_tid(runs_of(comparison.runs, one["norm"], one["placement"]), one),
             TID_HEADINGS[one["metric"]],
             printable(one["dataset"]),
         ]
@@ -288,7 +288,7 @@ def _lines(comparison: Comparison) -> Iterator[list[str]]:
             printable(norm),
             placement,
             "; ".join(printed_with_source(record, comparison.paper) for record in records),
-            _measured(comparison.runs_of(norm, placement), metric),
+            _measured(runs_of(comparison.runs, norm, placement), metric),
             printable(heading_of(metric)),
             printable(dataset),
         ]

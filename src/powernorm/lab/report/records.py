@@ -1,6 +1,6 @@
 """A comparison as the report sees it: plain values read from the run folders."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from math import isfinite
@@ -31,14 +31,8 @@ BEHIND: Final[Behind] = "worse than a baseline"
 ShownStatus = Status | Behind
 
 
-@dataclass(frozen=True, slots=True)
-class Translation:
-    """One line of `translations.tsv`."""
-
-    source: str
-    reference: str
-    translation: str
-
+Translation = tuple[str, str, str]
+"""One line of `translations.tsv`: source, reference and translation."""
 
 _NO_STEPS: Final = partial(DataFrame, columns=METRICS_COLUMNS, dtype=float)
 _NO_SAMPLES: Final = partial(DataFrame, columns=NORMS_COLUMNS, dtype=float)
@@ -166,6 +160,7 @@ class Comparison(ComparisonResults):
         """Short names of the norms, or labels, each once, in the order of the runs."""
         return list(dict.fromkeys(run.name for run in self.runs))
 
-    def runs_of(self, name: str, placement: str) -> list[ReportedRun]:
-        """The runs of a norm, or label, with its norms placed so."""
-        return [run for run in self.runs if (run.name, run.placement) == (name, placement)]
+
+def runs_of(runs: Iterable[ReportedRun], name: str, placement: str) -> list[ReportedRun]:
+    """Return the runs of a norm, or label, with its norms placed so."""
+    return [run for run in runs if (run.name, run.placement) == (name, placement)]

@@ -9,7 +9,7 @@ from typing import Any, Final, Literal, TypeGuard
 
 from powernorm.errors import InputError
 from powernorm.lab.report import numerals
-from powernorm.lab.report.columns import norm_columns
+from powernorm.lab.report.columns import norm_columns, tid_text
 from powernorm.lab.report.comparison_tables import (
     FOOTNOTE,
     any_partial,
@@ -20,7 +20,7 @@ from powernorm.lab.report.loading import read_comparison
 from powernorm.lab.report.measures import better_way, heading_of, measure_of
 from powernorm.lab.report.numerals import counted
 from powernorm.lab.report.paper_tables import printed_with_source
-from powernorm.lab.report.records import Comparison
+from powernorm.lab.report.records import Comparison, runs_of
 from powernorm.lab.report.seed_statistics import POWER, seed_records, tested_cells
 from powernorm.lab.report.summary import (
     LEAST_SEEDS,
@@ -202,7 +202,8 @@ def _claims(comparison: Comparison) -> Iterator[Claim]:
             if record["norm"] == against or not _is_number(value) or not _is_number(reference):
                 continue
             runs, theirs = (
-                comparison.runs_of(norm, record["placement"]) for norm in (record["norm"], against)
+                runs_of(comparison.runs, norm, record["placement"])
+                for norm in (record["norm"], against)
             )
             measured = paired_gap(runs, theirs, record["metric"])
             yield Claim(
@@ -358,7 +359,7 @@ def _lines(comparison: Comparison) -> Iterator[dict[str, str]]:
             "measured": _measured(row),
             "seeds": _num_seeds(row),
             **tested,
-            "TID, %": _tid(row),
+            "TID, %": tid_text(row, "avg"),
         }
     for (norm, placement), text in papers.items():
         if (norm, placement) not in seen:
@@ -408,14 +409,6 @@ def _measured(row: SummaryRow) -> str:
         return numerals.NOTHING if row.complete else numerals.mark(row.statuses)
     text = numerals.spread(row.test)
     return text if row.complete else f"{text}; {numerals.outcome(row.statuses)}"
-
-
-def _tid(row: SummaryRow) -> str:
-    tid = row.tid or {}
-    parts = [tid.get("mean_avg"), tid.get("var_avg")]
-    if all(part is None for part in parts):
-        return numerals.NOTHING
-    return " / ".join(numerals.percent(part) for part in parts)
 
 
 def _by_norm(records: Sequence[PaperRecord], metric: str) -> dict[tuple[str, str], str]:
