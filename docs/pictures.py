@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from powernorm.lab.report.loading import read_comparison
 from powernorm.lab.report.results_document import claims, joined
-from powernorm.lab.report.statistics import summarize
+from powernorm.lab.report.summary import summarize
 
 ROOT = Path(__file__).parents[1]
 STORED = ROOT / "benchmarks" / "results"

@@ -13,23 +13,32 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import isfinite
 from pathlib import Path
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, get_args
 
 import matplotlib as mpl
+import numpy as np
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from pandas import Series
 
 from powernorm.errors import InputError
 from powernorm.lab.report.drawing import add_legend
-from powernorm.lab.report.figures import Axis, metric_bands, own_columns
+from powernorm.lab.report.figures import (
+    FLUCTUATIONS,
+    Axis,
+    MonitoredPanel,
+    layer_column,
+    metric_bands,
+    own_columns,
+)
 from powernorm.lab.report.lines import Band, Panel, draw_panel, scale_x
 from powernorm.lab.report.loading import read_runs
 from powernorm.lab.report.measures import better_way, own_heading
 from powernorm.lab.report.page import read_selection
-from powernorm.lab.report.records import Comparison, NormSample, ReportedRun
+from powernorm.lab.report.records import Comparison, ReportedRun
 from powernorm.lab.report.results_document import joined
 from powernorm.runs import is_run_folder
 
@@ -93,7 +102,7 @@ def draw_training_curves(
         for title, y_label in [_title(comparison, column)]
         if (bands := _bands(comparison, chosen, column, against))
     ]
-    if not panels and against == "epoch" and any(run.curve for run in comparison.runs):
+    if not panels and against == "epoch" and any(len(run.curve) for run in comparison.runs):
         raise InputError(
             f"{comparison.folder} has no run that logged the end of an epoch: draw against step"
         )
@@ -128,13 +137,13 @@ def _columns(
 ) -> Sequence[str]:
     """The columns that are drawn, each with a value at least."""
     runs = [run for run in comparison.runs if run.name in norms]
-    logged = dict.fromkeys(
+    logged = [
         name
-        for run in runs
-        for row in run.curve
-        for name, value in row.items()
-        if value is not None and name not in _NOT_DRAWN
-    )
+        for name in dict.fromkeys(
+            name for run in runs for name in run.curve.dropna(axis=1, how="all")
+        )
+        if name not in _NOT_DRAWN
+    ]
     if not measures and comparison.function is not None:
         return own_columns(comparison)[:2]
     own_name = comparison.score_measure.metric.replace("test_", "valid_", 1)
@@ -178,22 +187,13 @@ def _are_wide(bands: Sequence[Band]) -> bool:
     return any(0 < _WIDE * min(mean) < max(mean) for mean in means if mean)
 
 
-@dataclass(frozen=True, slots=True)
-class _Panel:
-    column: str
-    layers: Literal["first", "average"]
-    title: str
-    y_label: str
-    scale: float = 1
-
-
-_FLUCTUATIONS: Final = (
-    _Panel("mean_distance", "first", "Mean, first norm layer", "‖batch - running‖ / d"),
-    _Panel("var_distance", "first", "Variance, first norm layer", "‖batch - running‖ / d"),
-    _Panel("mean_tid", "average", "Mean TID, average of layers", "TID, %", 100),
-    _Panel("var_tid", "average", "Deviation TID, average of layers", "TID, %", 100),
-)
-"""Shen et al. 2020, Fig. 2, and Wang et al. 2022, Fig. 2."""
+_FLUCTUATIONS: Final = {
+    "mean_distance": "Mean, first norm layer",
+    "var_distance": "Variance, first norm layer",
+    "mean_tid": "Mean TID, average of layers",
+    "var_tid": "Deviation TID, average of layers",
+}
+"""Shen et al. 2020, Fig. 2, and Wang et al. 2022, Fig. 2: title by the report's column."""
 
 
 def draw_fluctuation(runs: Mapping[str, Path], out: Path) -> Path:
@@ -212,7 +212,8 @@ def draw_fluctuation(runs: Mapping[str, Path], out: Path) -> Path:
             written.
     """
     read = {name: _recorded(folder) for name, folder in runs.items()}
-    panels = [_panel(panel, read) for panel in _FLUCTUATIONS]
+    known = {panel.column: panel for panel in FLUCTUATIONS}
+    panels = [_panel(known[column], title, read) for column, title in _FLUCTUATIONS.items()]
     return _save(_draw(panels, "part of the training, %"), out)
 
 
@@ -220,7 +221,7 @@ def _recorded(folder: Path) -> ReportedRun:
     if not is_run_folder(folder):
         raise InputError(f"{folder} is no run of `powernorm compare`: give a run's folder")
     (run,) = read_runs(folder.parent, [folder.name]).runs
-    if not any(sample.values.get("var_distance") is not None for sample in run.samples):
+    if run.samples["var_distance"].isna().all():
         raise InputError(
             f"{folder} has no statistics of batches in its norms.csv: give a run with a norm that "
             "has them, such as bn, and training.monitor_every above 0"
@@ -228,30 +229,25 @@ def _recorded(folder: Path) -> ReportedRun:
     return run
 
 
-def _panel(panel: _Panel, runs: Mapping[str, ReportedRun]) -> Panel:
-    points = {name: _points(run, panel) for name, run in runs.items()}
+def _panel(panel: MonitoredPanel, title: str, runs: Mapping[str, ReportedRun]) -> Panel:
     bands = [
-        Band(name, style, [x for x, _ in line], [y for _, y in line])
-        for style, (name, line) in enumerate(points.items())
+        Band(name, style, line.index.tolist(), line.tolist())
+        for style, (name, line) in enumerate(
+            (name, _points(run, panel)) for name, run in runs.items()
+        )
     ]
-    return Panel(panel.title, panel.y_label, bands, logarithmic=True)
+    return Panel(title, panel.y_label, bands, logarithmic=True)
 
 
-def _value(sample: NormSample, panel: _Panel) -> float | None:
-    """What a logarithmic axis can show of a sample."""
-    value = sample.values.get(panel.column)
-    return value if value is not None and isfinite(value) and value > 0 else None
-
-
-def _points(run: ReportedRun, panel: _Panel) -> Sequence[tuple[float, float]]:
-    steps: dict[int, list[float]] = {}
-    first = next((sample.layer for sample in run.samples if _value(sample, panel)), "")
-    for sample in run.samples:
-        value = _value(sample, panel)
-        if value is not None and (panel.layers == "average" or sample.layer == first):
-            steps.setdefault(sample.step, []).append(panel.scale * value)
-    last = max(steps, default=1)
-    return [(100 * step / last, sum(values) / len(values)) for step, values in steps.items()]
+def _points(run: ReportedRun, panel: MonitoredPanel) -> Series:
+    """What a logarithmic axis can show of a column, by the part of the training."""
+    values = run.samples[panel.column]
+    rows = run.samples[np.isfinite(values) & (values > 0)]
+    layers = list(rows["layer"].unique())
+    chosen = layers[:1] if panel.layers == "first" else layers
+    line = layer_column(panel, chosen, replace(run, samples=rows))
+    line.index = 100 * line.index / max(line.index, default=1)
+    return line
 
 
 def _draw(panels: Sequence[Panel], x_label: str) -> Figure:

@@ -14,7 +14,7 @@ from typing import Any
 from cost_tables import NOTHING, RESULTS, page, table
 
 from powernorm.lab.report import numerals
-from powernorm.lab.report.statistics import gap_of
+from powernorm.lab.report.summary import gap_of
 
 PAGE = Path(__file__).parents[1] / "docs" / "removal.md"
 CONTROL = "control"

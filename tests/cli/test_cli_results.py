@@ -46,7 +46,7 @@ def test_figures_as_files(tmp_path: Path) -> None:
     assert (outcome.code, outcome.err) == (0, "")
     page, first, second, *_ = outcome.out.splitlines()
     assert page == "report: demo/report.html"
-    what = "Training loss against training tokens for ln, bn"
+    what = "Training loss against tokens for ln, bn"
     assert [first, second] == [f"figures/curve-0.{form}: {what}" for form in ("svg", "pdf")]
     text = (tmp_path / "demo" / "report.html").read_text(encoding="utf-8")
     assert len(list((tmp_path / "figures").iterdir())) == 2 * text.count("<svg")

@@ -291,7 +291,7 @@ def _print_overlay(found: "Overlay", out: Path, csv: Path | None, *, wide: bool)
     from rich.console import Console
 
     from powernorm.lab.report import print_table
-    from powernorm.lab.report.overlay_page import (
+    from powernorm.lab.report.overlays import (
         overlay_table,
         write_overlay_csv,
         write_overlay_page,

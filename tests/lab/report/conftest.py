@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 from markupsafe import Markup
 from matplotlib.figure import Figure
+from pandas import isna
 
 from lab.report.synthetic import write_comparison
 from powernorm.lab.report.drawing import DrawnFigure
-from powernorm.lab.report.lines import Band, Panel
-from powernorm.lab.report.rows import RowQuantity
+from powernorm.lab.report.lines import Band, Panel, RowQuantity
 
 
 @pytest.fixture
@@ -43,7 +43,7 @@ class FigureData:
         self.rows: dict[str, tuple[Sequence[str], Sequence[RowQuantity]]] = {}
         self.lines: list[str] = []
         monkeypatch.setattr("powernorm.lab.report.lines.draw_panels", self._draw_panels)
-        for place in ("overlays.rows_figure", "study_figures.rows_figure"):
+        for place in ("overlays.rows_figure", "studies.rows_figure"):
             monkeypatch.setattr(f"powernorm.lab.report.{place}", self._draw_rows)
         monkeypatch.setattr("powernorm.lab.report.maps.grid", self._draw_grid)
 
@@ -59,7 +59,7 @@ class FigureData:
     def _draw_rows(
         self, names: Sequence[str], quantities: Sequence[RowQuantity], **options: Any
     ) -> list[DrawnFigure]:
-        if not any(value is not None for one in quantities for value in one.values):
+        if all(isna(value) for one in quantities for value in one.values):
             return []
         self.rows[options["title"]] = names, quantities
         caption = options.pop("caption")

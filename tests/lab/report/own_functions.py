@@ -1,13 +1,13 @@
 """A comparison of norms in somebody's own training function, as its folder looks: no training."""
 
-import csv
 import json
 import math
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from lab.report.synthetic import write_rows
 from powernorm.lab.schema import written
 from powernorm.runs import (
     COMPARISON_FILE,
@@ -123,33 +123,25 @@ def _write_logs(run: Path, norm: str, seed: int, logged: Mapping[str, float], *,
     run.mkdir()
     dice = random.Random(f"{norm}{seed}")
     columns = (*METRICS_COLUMNS, "gradient_norm", "accuracy", *logged)
-    with (run / METRICS_FILE).open("w", encoding="utf-8", newline="") as stream:
-        writer = csv.DictWriter(stream, columns, restval="", lineterminator="\n")
-        writer.writeheader()
-        for step in STEPS:
-            if step > last:
-                break
-            loss = 0.3 + 2 * math.exp(-step / 80) + dice.gauss(0, 0.02)
-            row = {"step": step, "seconds": 0.1 * step, "train_loss": loss, "gradient_norm": loss}
-            if step % 50 == 0:
-                final = ACCURACY.get(norm, 0.9)
-                row |= {"valid_loss": loss + 0.1, "accuracy": final - 0.6 * math.exp(-step / 60)}
-                row |= logged
-            writer.writerow(row)
+    rows = []
+    for step in (step for step in STEPS if step <= last):
+        loss = 0.3 + 2 * math.exp(-step / 80) + dice.gauss(0, 0.02)
+        row = {"step": step, "seconds": 0.1 * step, "train_loss": loss, "gradient_norm": loss}
+        if step % 50 == 0:
+            final = ACCURACY.get(norm, 0.9)
+            row |= {"valid_loss": loss + 0.1, "accuracy": final - 0.6 * math.exp(-step / 60)}
+            row |= logged
+        rows.append(row)
+    write_rows(run / METRICS_FILE, columns, rows)
     if norm in ("bn", "pn"):
-        _write_norms(run / NORMS_FILE, norm, dice, last)
+        write_rows(run / NORMS_FILE, NORMS_COLUMNS, _norm_rows(norm, dice, last))
 
 
-def _write_norms(path: Path, norm: str, dice: random.Random, last: int) -> None:
-    with path.open("w", encoding="utf-8", newline="") as stream:
-        writer = csv.DictWriter(stream, NORMS_COLUMNS, restval="", lineterminator="\n")
-        writer.writeheader()
-        for step in range(50, last + 1, 50):
-            for depth in range(4):
-                tid = 0.004 * (depth + 1) * dice.lognormvariate(0, 0.2)
-                mean = {"mean_tid": tid, "mean_distance": 0.1 * tid} if norm == "bn" else {}
-                writer.writerow(
-                    {"step": step, "layer": f"blocks.{depth}.norm", "norm": norm}
-                    | {"var_tid": 2.5 * tid, "var_distance": 0.2 * tid, "num_nonfinite_batches": 0}
-                    | mean
-                )
+def _norm_rows(norm: str, dice: random.Random, last: int) -> Iterator[dict[str, object]]:
+    for step in range(50, last + 1, 50):
+        for depth in range(4):
+            tid = 0.004 * (depth + 1) * dice.lognormvariate(0, 0.2)
+            mean = {"mean_tid": tid, "mean_distance": 0.1 * tid} if norm == "bn" else {}
+            row = {"step": step, "layer": f"blocks.{depth}.norm", "norm": norm}
+            row |= {"var_tid": 2.5 * tid, "var_distance": 0.2 * tid, "num_nonfinite_batches": 0}
+            yield row | mean

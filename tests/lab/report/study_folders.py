@@ -1,6 +1,5 @@
 """Study folders like real ones, without training."""
 
-import csv
 import json
 import math
 from collections.abc import Sequence
@@ -8,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from lab.report.synthetic import write_rows
 from powernorm.runs import (
     METRICS_COLUMNS,
     METRICS_FILE,
@@ -127,22 +127,15 @@ def _write_run(
         }
         for step in STEPS
     ]
-    _write_csv(run / METRICS_FILE, METRICS_COLUMNS, metrics)
+    write_rows(run / METRICS_FILE, METRICS_COLUMNS, metrics)
     norms = [
         {"step": step, "layer": f"layers.{layer}.norm", "norm": row.norm, "var_tid": 0.01 * layer}
         for step in STEPS
         for layer in (1, 2)
     ]
-    _write_csv(run / NORMS_FILE, NORMS_COLUMNS, norms if has_statistics else [])
+    write_rows(run / NORMS_FILE, NORMS_COLUMNS, norms if has_statistics else [])
     return result
 
 
 def write_scales(run: Path, layers: list[dict[str, Any]]) -> None:
     (run / SCALES_FILE).write_text(json.dumps({"format": 1, "layers": layers}), encoding="utf-8")
-
-
-def _write_csv(path: Path, columns: Sequence[str], rows: Sequence[dict[str, Any]]) -> None:
-    with path.open("w", encoding="utf-8", newline="") as stream:
-        writer = csv.DictWriter(stream, columns, restval="", lineterminator="\n")
-        writer.writeheader()
-        writer.writerows(rows)

@@ -5,6 +5,7 @@ import json
 import math
 import os
 import random
+from collections.abc import Iterable, Mapping, Sequence
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -129,10 +130,10 @@ def _write_run(folder: Path, norm: str, seed: int) -> dict[str, Any]:
     status = status_of(norm, seed)
     last = {"finished": 1000, "diverged": 700, "nonfinite": 430}[status]
     dice = random.Random(f"{norm}{seed}")
-    _write_rows(run / METRICS_FILE, METRICS_COLUMNS, _metric_rows(norm, seed, status, last, dice))
+    write_rows(run / METRICS_FILE, METRICS_COLUMNS, _metric_rows(norm, seed, status, last, dice))
     if norm in HAS_GRADIENTS:
         rows = _norm_rows(norm, last, dice, lost=status != "finished")
-        _write_rows(run / NORMS_FILE, NORMS_COLUMNS, rows)
+        write_rows(run / NORMS_FILE, NORMS_COLUMNS, rows)
     result = _result(norm, seed, status)
     (run / RESULT_FILE).write_text(json.dumps(result), encoding="utf-8")
     return result
@@ -238,7 +239,8 @@ def _statistics(tid: float, *, centered: bool, broken: bool) -> dict[str, object
     }
 
 
-def _write_rows(path: Path, columns: tuple[str, ...], rows: list[dict[str, object]]) -> None:
+def write_rows(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, object]]) -> None:
+    """Write a log as runs do: empty cells where a row has no value."""
     with path.open("w", encoding="utf-8", newline="") as stream:
         writer = csv.DictWriter(stream, columns, restval="", lineterminator="\n")
         writer.writeheader()

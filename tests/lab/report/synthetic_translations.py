@@ -1,11 +1,12 @@
 """A comparison of translations like a real one, without training: 4 norms × 3 seeds, one lost."""
 
-import csv
 import json
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from lab.report.synthetic import write_rows
 from powernorm.runs import (
     METRICS_COLUMNS,
     METRICS_FILE,
@@ -96,7 +97,7 @@ def _write_run(folder: Path, norm: str, seed: int) -> dict[str, Any]:
     run.mkdir()
     status = status_of(norm, seed)
     finished = status == "finished"
-    _write_curve(run / METRICS_FILE, BLEU[norm])
+    write_rows(run / METRICS_FILE, METRICS_COLUMNS, _curve_rows(BLEU[norm]))
     if finished:
         _write_sentences(run / TRANSLATIONS_FILE, norm)
     result: dict[str, Any] = {
@@ -134,21 +135,11 @@ def _metrics(bleu: float) -> dict[str, float | None]:
     }
 
 
-def _write_curve(path: Path, bleu: float) -> None:
-    with path.open("w", encoding="utf-8", newline="") as stream:
-        writer = csv.DictWriter(stream, METRICS_COLUMNS, restval="", lineterminator="\n")
-        writer.writeheader()
-        for step in range(100, 1100, 100):
-            loss = 2 + 4 * math.exp(-step / 300) - bleu / 100
-            writer.writerow(
-                {
-                    "step": step,
-                    "tokens": step * 4096,
-                    "train_loss": loss,
-                    "valid_loss": loss + 0.1,
-                    "valid_perplexity": math.exp(loss + 0.1),
-                }
-            )
+def _curve_rows(bleu: float) -> Iterator[dict[str, float]]:
+    for step in range(100, 1100, 100):
+        loss = 2 + 4 * math.exp(-step / 300) - bleu / 100
+        row = {"step": step, "tokens": step * 4096, "train_loss": loss, "valid_loss": loss + 0.1}
+        yield row | {"valid_perplexity": math.exp(loss + 0.1)}
 
 
 def _write_sentences(path: Path, norm: str) -> None:

@@ -27,14 +27,15 @@ from powernorm.lab.report.drawing import (
 from powernorm.lab.report.lines import (
     Band,
     Panel,
+    RowQuantity,
     SeedLine,
     UnfinishedLine,
     bands_over_seeds,
     draw_panel,
     draw_panels,
+    rows_figure,
 )
 from powernorm.lab.report.maps import grid
-from powernorm.lab.report.rows import RowQuantity, rows_figure
 from powernorm.lab.schema import LARGEST
 
 NAMES = ("ln", "bn-64", "rbn-0.01-0.1", "pn-0.9-0.99", "MWMWMWMWMW", "layers.11.attention")
@@ -42,7 +43,7 @@ LINE = Band("ln", 0, [1.0, 2.0, 3.0], [96.0, 98.5, 99.2])
 
 
 def drawn(*panels: Panel, prefix: str = "p") -> str:
-    return draw_panels(panels, x_label="step", prefix=prefix, description="d")
+    return draw_panels(panels, x_label="step", prefix=prefix)
 
 
 def words_of(svg: str) -> list[str]:
@@ -223,9 +224,7 @@ def test_ticks_say_where_the_points_are(
     x: list[float], logarithmic: bool, ticks: list[str]
 ) -> None:
     panel = Panel("t", "y", [Band("a", 0, x, [2000.0 + 1000 * one for one in range(len(x))])])
-    svg = draw_panels(
-        [panel], x_label="step", logarithmic_x=logarithmic, prefix="p", description="d"
-    )
+    svg = draw_panels([panel], x_label="step", logarithmic_x=logarithmic, prefix="p")
     assert set(ticks) <= set(words_of(svg))
     assert frame_of(svg)["x"][2] is logarithmic
 
@@ -236,7 +235,7 @@ def test_rows_of_variants() -> None:
         RowQuantity("validation", [2.0, None, math.inf], [2.0, None, 3.0], [2.0, None, 4.0]),
     ]
     names = ["ln", "none", "a long name of a variant"]
-    options: dict[str, Any] = {"title": "t", "x_label": "loss", "prefix": "p", "description": "d"}
+    options: dict[str, Any] = {"title": "t", "x_label": "loss", "prefix": "p"}
     notes = ["", "NaN", ""]
     (shown,) = rows_figure(names, quantities, notes=notes, caption="c", logarithmic=True, **options)
     words = words_of(shown.svg)
@@ -264,7 +263,6 @@ def test_rows_of_layers() -> None:
         x_label="κ",
         caption="c",
         prefix="p",
-        description="d",
     )
     assert next(word for word in words_of(shown.svg) if "model" in word) == "model.0"
     (low, high, is_logarithmic) = frame_of(shown.svg)["x"]
@@ -306,7 +304,7 @@ def test_figures_as_files(tmp_path: Path) -> None:
         with saved_figures(tmp_path / folder, ("svg", "pdf", "png")) as files:
             drawn(Panel("$t", "y", [LINE]), prefix="curve-0")
         written.append([file.read_bytes() for file in files])
-        assert list(files.values()) == ["d"] * 3
+        assert list(files.values()) == ["$t against step for ln"] * 3
     assert written[0] == written[1]
     svg, pdf, png = written[0]
     assert b'width="237.6pt"' in svg

@@ -10,7 +10,7 @@ from lab.report.study_folders import Row, write_study
 from powernorm.lab.report import read_comparison, summarize
 from powernorm.lab.report.comparison_tables import run_table, table_of
 from powernorm.lab.report.results_document import claims
-from powernorm.lab.report.statistics import best_rows
+from powernorm.lab.report.summary import best_rows
 from powernorm.runs import PaperRecord
 
 MARK = "sees the future"

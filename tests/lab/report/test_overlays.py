@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from pandas import DataFrame
 
 from lab.report.conftest import FigureData
 from lab.report.synthetic import made_run, write_comparison
@@ -15,10 +16,22 @@ from lab.report.test_page import Elements
 from powernorm.errors import InputError
 from powernorm.lab.report import overlays, read_comparison, render_page
 from powernorm.lab.report.loading import read_diagnoses
-from powernorm.lab.report.overlay_page import overlay_table, render_overlay
-from powernorm.lab.report.overlays import KAPPAS, TIDS, OverlayLine, lines_of
-from powernorm.lab.report.records import Comparison, NormSample, ReportedRun
-from powernorm.runs import DIAGNOSES_FILE, DIAGNOSIS_FILE, DiagnosisRecord, SpectrumRecord
+from powernorm.lab.report.overlays import (
+    KAPPAS,
+    TIDS,
+    OverlayLine,
+    lines_of,
+    overlay_table,
+    render_overlay,
+)
+from powernorm.lab.report.records import Comparison, ReportedRun
+from powernorm.runs import (
+    DIAGNOSES_FILE,
+    DIAGNOSIS_FILE,
+    NORMS_COLUMNS,
+    DiagnosisRecord,
+    SpectrumRecord,
+)
 
 NAMES = ("one", "two", "three", "four", "five", "six")
 
@@ -178,18 +191,14 @@ def test_columns_of_the_monitor_are_of_the_norms_that_are_compared(figure_data: 
 
     def run(norm: str) -> ReportedRun:
         layers = {"encoder.0": norm, "encoder.1": norm, "decoder.0": "ln"}
-        samples = [
-            NormSample(
-                step,
-                layer,
-                own,
-                dict.fromkeys(
-                    ("token_gradient_var", "gradient_norm"), 9.0 if layer == "decoder.0" else step
-                ),
-            )
+        rows = [
+            {"step": step, "layer": layer, "norm": own, "gradient_norm": value}
             for step in (1, 2)
             for layer, own in layers.items()
+            for value in [9.0 if layer == "decoder.0" else step]
         ]
+        samples = DataFrame(rows).reindex(columns=NORMS_COLUMNS)
+        samples["token_gradient_var"] = samples["gradient_norm"]
         return made_run(norm, 0, samples=samples)
 
     drawn = overlays.monitored(lines_of([run("ln"), run("bn")]), "")

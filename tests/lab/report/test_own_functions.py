@@ -29,7 +29,7 @@ from powernorm.lab.report.comparison_tables import run_table, table_of
 from powernorm.lab.report.figures import MAX_CURVES, learning_curves, own_columns
 from powernorm.lab.report.numerals import printable
 from powernorm.lab.report.results_document import joined, results_document
-from powernorm.lab.report.statistics import best_rows
+from powernorm.lab.report.summary import best_rows
 from powernorm.runs import COMPARISON_FILE, METRICS_FILE, RESULTS_FILE
 
 LONG = "m" * 1000
@@ -314,7 +314,7 @@ def test_a_goal_that_is_no_number_is_no_result(tmp_path: Path) -> None:
 
 def test_logs_may_have_columns_of_any_name(hostile: Comparison) -> None:
     """`layer` and `norm` are words in norms.csv only."""
-    last = hostile.runs[0].curve[-1]
+    last = hostile.runs[0].curve.iloc[-1]
     assert (last["layer"], last["norm"], last[LONG]) == (7.0, 3.0, 2.0)
 
 

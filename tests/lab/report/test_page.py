@@ -87,7 +87,7 @@ def test_curves_say_what_they_count(tmp_path: Path, task: str, unit: str) -> Non
     assert drawn
     for figure in drawn:
         assert f">{unit}</text>" in figure.svg
-        assert f"against training {unit} for ln" in figure.svg
+        assert f"against {unit} for ln" in figure.svg
 
 
 @pytest.mark.parametrize(("task", "unit"), [("tag", "tag"), ("mlm", "masked token")])

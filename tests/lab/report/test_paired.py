@@ -7,7 +7,7 @@ from scipy.stats import ttest_rel
 from lab.report.synthetic import made_comparison, made_run
 from powernorm.lab.report.records import Comparison, ReportedRun
 from powernorm.lab.report.results_document import claims
-from powernorm.lab.report.statistics import PairedGap, paired_gap
+from powernorm.lab.report.summary import PairedGap, paired_gap
 from powernorm.runs import PaperRecord
 
 METRIC = "test_accuracy"

@@ -10,8 +10,8 @@ from scipy.stats import t as student
 
 from lab.report.test_conclusion import compared
 from powernorm.lab.report import seed_records, summarize
-from powernorm.lab.report.seed_statistics import seed_rows, seed_table, seeds_needed
-from powernorm.lab.report.statistics import PairedGap, holm
+from powernorm.lab.report.seed_statistics import seed_table, seeds_needed
+from powernorm.lab.report.summary import PairedGap, holm
 
 
 def drawn(mean: float, count: int, number: int) -> list[float]:
@@ -42,19 +42,22 @@ def test_three_seeds_have_a_test_and_five_have_bootstrap_intervals() -> None:
 
 def test_the_middle_half_is_not_moved_by_a_seed_that_broke() -> None:
     comparison = compared({"ln": drawn(70, 8, 0), "bn": [*drawn(70, 7, 1), 0.0]})
-    base, broken = seed_rows(comparison)
-    assert abs(broken.middle.value - base.middle.value) < 1 < base.mean.value - broken.mean.value
+    base, broken = seed_records(comparison)
+    middles = [row["interquartile_mean"] for row in (base, broken)]
+    assert abs(middles[1] - middles[0]) < 1 < base["mean"] - broken["mean"]
     for row in (base, broken):
-        assert row.mean.low < row.mean.value < row.mean.high
-        assert row.middle.low <= row.middle.value <= row.middle.high
-    assert seed_rows(comparison) == [base, broken]
+        assert row["mean_interval"] is not None
+        assert row["interquartile_mean_interval"] is not None
+        assert row["mean_interval"][0] < row["mean"] < row["mean_interval"][1]
+        low, high = row["interquartile_mean_interval"]
+        assert low <= row["interquartile_mean"] <= high
+    assert seed_records(comparison) == [base, broken]
 
 
 def test_holm_is_for_all_norms_of_the_table() -> None:
     values = {"ln": drawn(70, 5, 0), "bn": drawn(71, 5, 1), "pn": drawn(73, 5, 2)}
-    rows = seed_rows(compared(values))[1:]
-    ps = [row.gap.p for row in rows if row.gap]
-    assert [row.gap.adjusted_p for row in rows if row.gap] == holm(ps)
+    rows = seed_records(compared(values))[1:]
+    assert [row["p_holm"] for row in rows] == holm([row["p"] or 0 for row in rows])
     assert holm([0.02, 0.9, 0.6]) == pytest.approx([0.06, 1.0, 1.0])
 
 

@@ -15,8 +15,7 @@ from lab.report.conftest import FigureData
 from lab.report.study_folders import STEPS, Row, write_scales, write_study
 from powernorm.errors import InputError
 from powernorm.lab.report import read_comparison, write_report
-from powernorm.lab.report.studies import study_contents
-from powernorm.lab.report.study_figures import layernorm_parts, lowest_layers, scales
+from powernorm.lab.report.studies import layernorm_parts, lowest_layers, scales, study_contents
 from powernorm.runs import METRICS_FILE
 
 SIZES = {"name": "micro-batches", "title": "Sizes", "x_label": "tokens", "logarithmic": True}

@@ -10,7 +10,7 @@ from lab.report.synthetic import made_comparison, made_run
 from powernorm.lab.report import Comparison, read_comparison, summarize
 from powernorm.lab.report.columns import norm_columns
 from powernorm.lab.report.comparison_tables import run_table, table_of
-from powernorm.lab.report.statistics import SummaryRow, best_rows
+from powernorm.lab.report.summary import SummaryRow, best_rows
 
 
 @pytest.fixture

@@ -28,7 +28,6 @@ from powernorm.lab.report.comparison_tables import scored_weights, signatures, t
 from powernorm.lab.report.measures import goal_of
 from powernorm.lab.report.page import read_translations
 from powernorm.lab.report.paper_tables import paper_table
-from powernorm.lab.report.records import Translation
 
 
 @pytest.fixture(scope="module")
@@ -113,7 +112,7 @@ def test_sentence_that_a_norm_did_not_translate(tmp_path: Path) -> None:
 def test_last_line_may_be_half_written(tmp_path: Path, text: str) -> None:
     path = tmp_path / "translations.tsv"
     path.write_text(text, encoding="utf-8", newline="")
-    assert read_translations(path) == [Translation("a", "b", "c")]
+    assert read_translations(path) == [("a", "b", "c")]
 
 
 @pytest.mark.usefixtures("blank_figures")

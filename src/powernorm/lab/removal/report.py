@@ -1,17 +1,18 @@
 """The page of a removal: what it cost, the course of it, and what became of each norm."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from math import isfinite
 from pathlib import Path
 from typing import Any, Final
 
+import numpy as np
 from markupsafe import Markup
+from pandas import DataFrame, Series
 
 from powernorm.json_reading import read_json_object
 from powernorm.lab.report.comparison_tables import settings_table
 from powernorm.lab.report.document import Article, SectionParts, document, part, write_page
 from powernorm.lab.report.drawing import DrawnFigure
-from powernorm.lab.report.lines import Band, Panel, draw_panels
+from powernorm.lab.report.lines import Band, Panel, panels_figure
 from powernorm.lab.report.loading import read_metrics
 from powernorm.lab.report.numerals import counted, duration, printable
 from powernorm.lab.report.tables import Table, copies
@@ -119,7 +120,7 @@ def _conclusion(result: Mapping[str, Any]) -> list[str]:
 
 
 def _sections(
-    settings: Mapping[str, Any], result: Mapping[str, Any], curve: Sequence[Mapping[str, Any]]
+    settings: Mapping[str, Any], result: Mapping[str, Any], curve: DataFrame
 ) -> Iterator[SectionParts]:
     table = removal_table(result["metrics"])
     if table.lines:
@@ -169,7 +170,7 @@ def _cell(value: float | None, form: str) -> str:
     return "" if value is None else format(value, form)
 
 
-def _figures(curve: Sequence[Mapping[str, Any]]) -> Iterator[DrawnFigure]:
+def _figures(curve: DataFrame) -> Iterator[DrawnFigure]:
     shown = (
         ("train_loss", "Training loss", "what is minimized", "Mean since the row before."),
         ("valid_loss", "Loss on the valid split", "nats per target", _VALID),
@@ -178,21 +179,19 @@ def _figures(curve: Sequence[Mapping[str, Any]]) -> Iterator[DrawnFigure]:
         ("valid_cosine", "Cosine to the original's embeddings", "mean over rows", _VALID),
     )
     for number, (column, title, label, caption) in enumerate(shown):
-        points = [
-            (float(row["step"]), float(value))
-            for row in curve
-            if (value := row.get(column)) is not None and isfinite(value)
-        ]
+        points = curve.set_index("step")[column] if column in curve else Series(dtype=float)
+        points = points[np.isfinite(points)]
         if len(points) < 2:
             continue
-        before = [v for row in curve if (v := row.get(f"original_{column}")) is not None]
+        before = curve.get(f"original_{column}", Series(dtype=float)).dropna().tolist()
         references = {"original": before[0]} if before else {}
-        band = Band("without norms", 0, [x for x, _ in points], [y for _, y in points])
-        panel = Panel(title, label, [band], references)
-        svg = draw_panels(
-            [panel], x_label="step", prefix=f"curve-{number}", description=f"{title} by step"
+        band = Band("without norms", 0, points.index.tolist(), points.tolist())
+        yield from panels_figure(
+            [Panel(title, label, [band], references)],
+            caption=caption,
+            x_label="step",
+            prefix=f"curve-{number}",
         )
-        yield DrawnFigure(svg, caption)
 
 
 _VALID: Final = "Step 0 is what was fitted and not yet trained; a part of the split."

@@ -12,7 +12,7 @@ from powernorm.lab.report.page import (
 )
 from powernorm.lab.report.records import Comparison, ReportedRun
 from powernorm.lab.report.seed_statistics import seed_records
-from powernorm.lab.report.statistics import SummaryRow, summarize
+from powernorm.lab.report.summary import SummaryRow, summarize
 from powernorm.lab.report.terminal import (
     print_comparison,
     print_evaluation,

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Final
 
 from powernorm.lab.report import numerals
-from powernorm.lab.report.magnitudes import significant_decimals
 from powernorm.lab.report.measures import (
     COMPOUND_BLEU,
     MEASURES,
@@ -17,11 +16,13 @@ from powernorm.lab.report.measures import (
     VALID_PERPLEXITY,
     Measure,
     better_way,
+    measure_of,
     own_measure,
+    significant_decimals,
 )
 from powernorm.lab.report.numerals import NOTHING
 from powernorm.lab.report.records import Comparison, ReportedRun
-from powernorm.lab.report.statistics import REFERENCE, Spread, SummaryRow, is_better
+from powernorm.lab.report.summary import REFERENCE, Spread, SummaryRow, is_better
 from powernorm.runs import Goal
 
 MAX_METRICS: Final = 8
@@ -97,7 +98,8 @@ def _main(comparison: Comparison) -> Column:
     )
 
 
-def _tid(row: SummaryRow, layers: str) -> str:
+def tid_text(row: SummaryRow, layers: str) -> str:
+    """Return the TID of the `last` norm layer, or the average (`avg`): mean / deviation."""
     tid = row.tid or {}
     parts = [tid.get(f"mean_{layers}"), tid.get(f"var_{layers}")]
     if all(part is None for part in parts):
@@ -153,36 +155,47 @@ _DISCREPANCY: Final = (
         f"{TID_MEANING}; of the last norm layer, mean / variance, in percent, two passes over the "
         "data, mean over seeds. A norm that does not center has no mean part. Per-token norms have "
         "none.",
-        lambda row: _tid(row, "last"),
+        lambda row: tid_text(row, "last"),
     ),
     Column(
         "tid_avg",
         "TID average, %",
         "The same, averaged over the norm layers.",
-        lambda row: _tid(row, "avg"),
+        lambda row: tid_text(row, "avg"),
     ),
 )
-_TOKENS: Final = Column(
+
+
+def _speed(
+    key: str, heading: str, meaning: str, speed: Callable[[ReportedRun], float | None]
+) -> Column:
+    return Column(
+        key,
+        heading,
+        f"{meaning}, mean over seeds.",
+        lambda row: numerals.count(row.mean_of(speed)),
+        lambda run: numerals.count(speed(run)),
+    )
+
+
+_TOKENS: Final = _speed(
     "speed",
     "tokens/s",
-    "Training throughput on this machine, of a translation source and target, mean over seeds.",
-    lambda row: numerals.count(row.tokens_per_second),
-    lambda run: numerals.count(run.tokens_per_second),
+    "Training throughput on this machine, of a translation source and target",
+    lambda run: run.tokens_per_second,
 )
-_EXAMPLES: Final = Column(
+_EXAMPLES: Final = _speed(
     "examples",
     "examples/s",
     "Rows of the batches (images, texts, sentences, transitions) that the training took in a "
-    "second on this machine, mean over seeds.",
-    lambda row: numerals.count(row.examples_per_second),
-    lambda run: numerals.count(run.examples_per_second),
+    "second on this machine",
+    lambda run: run.examples_per_second,
 )
-_DECODING: Final = Column(
+_DECODING: Final = _speed(
     "decoding_speed",
     "decoding tokens/s",
-    "Target subwords that the beam search gave in a second on this machine, mean over seeds.",
-    lambda row: numerals.count(row.decoding_speed),
-    lambda run: numerals.count(run.metrics.get("decoding_tokens_per_second")),
+    "Target subwords that the beam search gave in a second on this machine",
+    lambda run: run.metrics.get("decoding_tokens_per_second"),
 )
 
 
@@ -208,9 +221,8 @@ def _others(comparison: Comparison) -> list[Column]:
 
 def own_metric(comparison: Comparison, name: str) -> Column:
     """Return the column of a metric that a user's function, or an older version, returned."""
-    is_known = comparison.function is None and name in MEASURES
-    measure = MEASURES[name] if is_known else own_measure(Goal(metric=name, direction="min"))
-    return _metric(measure, f"metric {name}", -1)
+    own = own_measure(Goal(metric=name, direction="min"))
+    return _metric(measure_of(name) if comparison.function is None else own, f"metric {name}", -1)
 
 
 def _status_meaning(comparison: Comparison) -> str:
@@ -230,7 +242,7 @@ def _status_meaning(comparison: Comparison) -> str:
 
 def _note(run: ReportedRun) -> str:
     place = run.first_nonfinite
-    seen = "" if place is None else f"first not finite in {place.layer}, step {place.step}"
+    seen = "" if place is None else f"first not finite in {place[0]}, step {place[1]}"
     return "; ".join(filter(None, (run.remark, run.message, seen)))
 
 

@@ -12,7 +12,7 @@ from powernorm.lab.report import numerals
 from powernorm.lab.report.document import part
 from powernorm.lab.report.measures import heading_of
 from powernorm.lab.report.records import Comparison
-from powernorm.lab.report.statistics import (
+from powernorm.lab.report.summary import (
     CONFIDENCE,
     LEAST_SEEDS,
     REFERENCE,
@@ -239,16 +239,25 @@ def _table(comparison: Comparison, standing: RaceRecord) -> Table:
     )
     for name in places:
         drop = dropped.get(name)
-        finished = sum(run.name == name and run.finished for run in comparison.runs)
-        if drop is None:
-            word = "leads" if name == standing["leader"] else "still in"
-            lines.append([name, str(finished), word, "", "", ""])
-            continue
-        numbers = [
-            numerals.NOTHING if value is None else f"{value:.3g}"
-            for value in (drop["difference"], drop["at_least"])
-        ]
-        word = f"out after {numerals.counted(drop['after'], 'seed')}"
-        lines.append([name, str(finished), word, drop["behind"], *numbers])
-    headings = ("norm", "seeds finished", "race", "leader then", "behind by", "at least by")
-    return Table(headings, [False, True, False, False, True, True], lines)
+        word = "leads" if name == standing["leader"] else "still in"
+        behind, by = "", ["", ""]
+        if drop is not None:
+            word = f"out after {numerals.counted(drop['after'], 'seed')}"
+            behind = drop["behind"]
+            by = [
+                numerals.NOTHING if value is None else f"{value:.3g}"
+                for value in (drop["difference"], drop["at_least"])
+            ]
+        lines.append(
+            {
+                "norm": name,
+                "seeds finished": str(
+                    sum(run.name == name and run.finished for run in comparison.runs)
+                ),
+                "race": word,
+                "leader then": behind,
+                "behind by": by[0],
+                "at least by": by[1],
+            }
+        )
+    return Table.of(lines, ("norm", "race", "leader then"))

@@ -4,7 +4,9 @@ from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import Any, Final, cast
 
+import numpy as np
 from markupsafe import Markup
+from pandas import DataFrame, Series
 
 from powernorm.lab.report import overlays
 from powernorm.lab.report.drawing import (
@@ -17,11 +19,17 @@ from powernorm.lab.report.drawing import (
     plain_axes,
     short_names,
 )
-from powernorm.lab.report.lines import Panel, SeedLine, bands_over_seeds, panels_figure
+from powernorm.lab.report.lines import (
+    Panel,
+    RowQuantity,
+    SeedLine,
+    bands_over_seeds,
+    panels_figure,
+    rows_figure,
+)
 from powernorm.lab.report.numerals import counted, percent, printable
 from powernorm.lab.report.overlays import KAPPAS, LAMBDA, OverlayLine
-from powernorm.lab.report.rows import RowQuantity, rows_figure
-from powernorm.runs import BatchSizeRow, DiagnosisRecord, ScaleRecord
+from powernorm.runs import DiagnosisRecord, ScaleRecord
 
 MAX_LINES: Final = 8
 """Layers that have a line each; of more, the average and the last are drawn."""
@@ -141,7 +149,6 @@ def _profile_figure(
         logarithmic=True,
         caption=caption,
         prefix=prefix,
-        description=f"{title}: {', '.join(line.label for line in lines)}",
     )
 
 
@@ -153,28 +160,26 @@ def _value(layer: Mapping[str, Any], key: str, scale: float) -> float | None:
 
 def batch_sizes(record: DiagnosisRecord, prefix: str) -> list[DrawnFigure]:
     """TID against the number of tokens in a batch."""
-    rows = record["batch_sizes"]
-    layers = list(dict.fromkeys(row["layer"] for row in rows))
-    if len({row["tokens"] for row in rows}) < 2:
+    rows = DataFrame(record["batch_sizes"], columns=["layer", "tokens", *_TIDS])
+    layers = list(rows["layer"].unique())
+    if rows["tokens"].nunique() < 2:
         return []
+    by_layer = {layer: rows[rows["layer"] == layer] for layer in layers}
     if len(layers) <= MAX_LINES:
-        names = dict(zip(short_names(layers), layers, strict=True))
+        names = dict(zip(short_names(layers), by_layer.values(), strict=True))
         frames = [
             (
                 key.replace("_", "-"),
                 title,
-                {
-                    name: _by_size([row for row in rows if row["layer"] == layer], key)
-                    for name, layer in names.items()
-                },
+                {name: _by_size(part, key) for name, part in names.items()},
             )
             for key, title in _TIDS.items()
         ]
     else:
-        last = [row for row in rows if row["layer"] == layers[-1]]
+        parts = (("average", "average", rows), ("last", "last layer", by_layer[layers[-1]]))
         frames = [
             (name, title, {label: _by_size(part, key) for key, label in _TIDS.items()})
-            for name, title, part in (("average", "average", rows), ("last", "last layer", last))
+            for name, title, part in parts
         ]
     return [
         drawn
@@ -192,20 +197,14 @@ def batch_sizes(record: DiagnosisRecord, prefix: str) -> list[DrawnFigure]:
             x_label="tokens in a batch",
             logarithmic_x=True,
             prefix=f"{prefix}sizes-{name}",
-            description=f"TID by batch size: {title}: TID against tokens in a batch",
         )
     ]
 
 
-def _by_size(rows: Sequence[BatchSizeRow], key: str) -> dict[float, float]:
+def _by_size(rows: DataFrame, key: str) -> Series:
     """Mean over the rows of each size, in percent."""
-    sizes: dict[float, list[float]] = {}
-    for row in rows:
-        # A TypedDict takes literal keys only.
-        value = dict[str, Any](row)[key]
-        if value is not None and isfinite(value):
-            sizes.setdefault(row["tokens"], []).append(100 * value)
-    return {size: sum(values) / len(values) for size, values in sizes.items()}
+    known = rows[np.isfinite(rows[key].astype(float))]
+    return 100 * known.astype({key: float}).groupby("tokens")[key].mean()
 
 
 def spectra(record: DiagnosisRecord, prefix: str) -> list[DrawnFigure]:
@@ -235,8 +234,6 @@ def evaluation(record: DiagnosisRecord, prefix: str) -> list[DrawnFigure]:
         x_label="tokens in a batch",
         logarithmic_x=True,
         prefix=f"{prefix}evaluation",
-        description="Loss with batch statistics against the batch's size, and with the running and "
-        "re-estimated statistics",
     )
 
 

@@ -1,6 +1,6 @@
 """The page of a diagnosis, its tables and its words; also inside the page of a comparison."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import isnan
 from pathlib import Path
@@ -10,13 +10,12 @@ from markupsafe import Markup
 
 from powernorm.lab.report import diagnosis_figures, numerals
 from powernorm.lab.report.columns import TID_MEANING
-from powernorm.lab.report.document import Article, SectionParts, document, part, write_page
-from powernorm.lab.report.drawing import DrawnFigure
+from powernorm.lab.report.document import Article, SectionParts, document, gallery, part, write_page
 from powernorm.lab.report.loading import read_diagnosis
 from powernorm.lab.report.numerals import printable
 from powernorm.lab.report.paper_tables import evaluation_table, tid_table
 from powernorm.lab.report.records import Comparison
-from powernorm.lab.report.statistics import average
+from powernorm.lab.report.summary import average
 from powernorm.lab.report.tables import Table, copies
 from powernorm.runs import (
     SMALLEST_GAP,
@@ -282,7 +281,9 @@ def _size_of(limit: ThresholdRecord) -> str:
 
 
 def layer_contents(layers: Sequence[Layer]) -> list[Markup]:
-    """The table of the layers, to read and to copy."""
+    """The table of the layers, to read and to copy; empty without a layer."""
+    if not layers:
+        return []
     columns = [column for column in COLUMNS if _has_values(column, layers)]
     caption = f"{TID_MEANING}, in percent."
     if any(column.heading.startswith("κ") for column in columns):
@@ -324,9 +325,11 @@ def _average(column: LayerColumn, layers: Sequence[Layer]) -> str:
     return numerals.percent(average(layers, column.keys[0]))
 
 
-def evaluation_contents(record: DiagnosisRecord) -> list[Markup]:
+def evaluation_contents(record: DiagnosisRecord, prefix: str) -> list[Markup]:
     """The losses and scores by kind of statistics, and what re-estimation does about the gap."""
     rows = record["evaluation"]
+    if not rows:
+        return []
     caption = "Loss of the same weights, by the statistics that the norms evaluate with."
     if any("scores" in row for row in rows):
         caption = (
@@ -334,8 +337,11 @@ def evaluation_contents(record: DiagnosisRecord) -> list[Markup]:
             "norms evaluate with. The number behind batch is the most positions of a batch, "
             "padding included, where batches are cut by tokens, else about its number of tokens."
         )
-    table = evaluation_table(record)
-    return [part("paragraph", evaluation_words(rows)), table.html("Evaluation", caption)]
+    return [
+        part("paragraph", evaluation_words(rows)),
+        evaluation_table(record).html("Evaluation", caption),
+        *gallery(diagnosis_figures.evaluation(record, prefix)),
+    ]
 
 
 def paper_contents(record: DiagnosisRecord) -> list[Markup]:
@@ -349,64 +355,43 @@ MAX_DRAWN: Final = 12
 """Runs whose diagnosis has its figures on the page of a comparison: each has about ten."""
 
 
-def diagnosis_sections(record: DiagnosisRecord, prefix: str) -> Iterator[SectionParts]:
-    """What a diagnosis has to show; a section without contents is left out.
+def diagnosis_sections(record: DiagnosisRecord, prefix: str) -> list[SectionParts]:
+    """What a diagnosis has to show.
 
     Args:
         record: the diagnosis.
         prefix: of the ids of its figures.
     """
-    yield from _tables(record)
     padding = padding_words(record)
-    parts: Sequence[tuple[str, str, Sequence[Markup]]] = (
-        (
-            "tid",
-            "TID by layer",
-            [
-                *([part("paragraph", padding)] if padding else []),
-                *_galleries(diagnosis_figures.tid_by_layer(record, prefix)),
-            ],
-        ),
-        (
-            "batch-sizes",
-            "Sensitivity to the batch's size",
-            _galleries(diagnosis_figures.batch_sizes(record, prefix)),
-        ),
-        (
-            "evaluation",
-            "Running, re-estimated and batch statistics",
-            [
-                *evaluation_contents(record),
-                *_galleries(diagnosis_figures.evaluation(record, prefix)),
-            ]
-            if record["evaluation"]
-            else [],
-        ),
-        ("spectra", "Spectrum and conditioning", _spectra(record, prefix)),
-        ("scales", "γ against the deviation", _scales(record, prefix)),
-        ("notes", "Notes", _notes(record["notes"])),
-    )
-    for name, heading, contents in parts:
-        if contents:
-            yield name, heading, contents
-
-
-def _tables(record: DiagnosisRecord) -> Iterator[SectionParts]:
-    yield "verdict", "Verdict", verdict_contents(record["verdict"])
-    if record["layers"]:
-        yield "layers", "Layers", [*layer_contents(record["layers"]), *paper_contents(record)]
-
-
-def _galleries(drawn: Sequence[DrawnFigure]) -> list[Markup]:
-    return [part("gallery", drawn)] if drawn else []
-
-
-def _spectra(record: DiagnosisRecord, prefix: str) -> list[Markup]:
-    drawn = [
+    tid = [
+        *([part("paragraph", padding)] if padding else []),
+        *gallery(diagnosis_figures.tid_by_layer(record, prefix)),
+    ]
+    spectra = [
         *diagnosis_figures.spectra(record, prefix),
         *diagnosis_figures.conditioning(record, prefix),
     ]
-    return _galleries(drawn)
+    sizes = gallery(diagnosis_figures.batch_sizes(record, prefix))
+    return [
+        *_tables(record),
+        ("tid", "TID by layer", tid),
+        ("batch-sizes", "Sensitivity to the batch's size", sizes),
+        (
+            "evaluation",
+            "Running, re-estimated and batch statistics",
+            evaluation_contents(record, prefix),
+        ),
+        ("spectra", "Spectrum and conditioning", gallery(spectra)),
+        ("scales", "γ against the deviation", _scales(record, prefix)),
+        ("notes", "Notes", [part("bullets", record["notes"])] if record["notes"] else []),
+    ]
+
+
+def _tables(record: DiagnosisRecord) -> list[SectionParts]:
+    return [
+        ("verdict", "Verdict", verdict_contents(record["verdict"])),
+        ("layers", "Layers", [*layer_contents(record["layers"]), *paper_contents(record)]),
+    ]
 
 
 def _scales(record: DiagnosisRecord, prefix: str) -> list[Markup]:
@@ -416,12 +401,6 @@ def _scales(record: DiagnosisRecord, prefix: str) -> list[Markup]:
         "App. B.1)."
     )
     return [part("paragraph", words, kind="soft"), part("gallery", drawn)] if drawn else []
-
-
-def _notes(notes: Sequence[str]) -> list[Markup]:
-    if not notes:
-        return []
-    return [part("bullets", notes)]
 
 
 def comparison_contents(comparison: Comparison) -> list[Markup]:
@@ -437,7 +416,7 @@ def comparison_contents(comparison: Comparison) -> list[Markup]:
         for _, heading, parts in (
             diagnosis_sections(record, prefix) if is_drawn else _tables(record)
         ):
-            contents += [part("heading", heading), *parts]
+            contents += [part("heading", heading), *parts] if parts else []
         if not is_drawn:
             contents.append(
                 part(
@@ -471,4 +450,4 @@ def render_diagnosis(record: DiagnosisRecord) -> str:
     """The page of one diagnosis."""
     heading = f"Diagnosis: {printable(record['model'])}"
     lead = lead_words(record)
-    return document(heading, [Article(heading, lead, list(diagnosis_sections(record, "")))])
+    return document(heading, [Article(heading, lead, diagnosis_sections(record, ""))])

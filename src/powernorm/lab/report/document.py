@@ -16,7 +16,7 @@ from powernorm.files import package_folder, write
 from powernorm.lab.report.numerals import printable
 
 SectionParts = tuple[str, str, Sequence[Markup]]
-"""Id, heading and contents."""
+"""Id, heading and contents; a section without contents is left out."""
 
 
 @dataclass(frozen=True)
@@ -70,6 +70,11 @@ def part(name: str, *values: object, **named: object) -> Markup:
     """
     macro = getattr(_environment().get_template("parts.html").module, name)
     return Markup(macro(*values, **named))
+
+
+def gallery(drawn: Sequence[object]) -> list[Markup]:
+    """Return figures with their captions side by side; empty without one."""
+    return [part("gallery", drawn)] if drawn else []
 
 
 def document(title: str, articles: Sequence[Article]) -> str:

@@ -4,8 +4,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import partial
-from math import inf, isfinite
+from math import isfinite, nan
 from typing import Final, Literal
+
+import numpy as np
+from pandas import DataFrame, Series, concat
 
 from powernorm.lab.report import maps
 from powernorm.lab.report.drawing import DrawnFigure
@@ -17,11 +20,10 @@ from powernorm.lab.report.lines import (
     bands_over_seeds,
     panels_figure,
 )
-from powernorm.lab.report.magnitudes import mean
 from powernorm.lab.report.measures import better_way, own_heading
 from powernorm.lab.report.numerals import printable
 from powernorm.lab.report.records import Comparison, ReportedRun
-from powernorm.runs import METRICS_COLUMNS
+from powernorm.runs import METRICS_COLUMNS, NORMS_COLUMNS
 
 Axis = Literal["tokens", "step", "epoch"]
 """What curves are drawn against."""
@@ -29,16 +31,13 @@ Axis = Literal["tokens", "step", "epoch"]
 
 def learning_curves(comparison: Comparison) -> list[DrawnFigure]:
     """Losses and scores over the training; empty where nothing was logged."""
+    columns: Sequence[str] = SCORED if _has_scores(comparison) else LIKELY
     if comparison.function is not None:
-        return [
-            drawn
-            for number, column in enumerate(own_columns(comparison)[:MAX_CURVES])
-            for drawn in _own_curve(comparison, column, f"{comparison.anchor}curve-{number}")
-        ]
+        columns = own_columns(comparison)[:MAX_CURVES]
     return [
         drawn
-        for number, known in enumerate(SCORED if _has_scores(comparison) else LIKELY)
-        for drawn in _known_curve(comparison, known, f"{comparison.anchor}curve-{number}")
+        for number, column in enumerate(columns)
+        for drawn in _curve(comparison, column, f"{comparison.anchor}curve-{number}")
     ]
 
 
@@ -47,23 +46,19 @@ def own_columns(comparison: Comparison) -> list[str]:
 
     Losses first, then the goal's, then the others in their order.
     """
-    found = dict.fromkeys(
+    found = [
         name
-        for run in comparison.runs
-        for row in run.curve
-        for name, value in row.items()
-        if value is not None
-        and isfinite(value)
-        and (name in OWN_FIRST or name not in METRICS_COLUMNS)
-    )
+        for name in dict.fromkeys(name for run in comparison.runs for name in run.curve)
+        if (name in OWN_FIRST or name not in METRICS_COLUMNS)
+        and any(np.isfinite(run.curve.get(name, nan)).any() for run in comparison.runs)
+    ]
     goal = comparison.metric
     first = (*OWN_FIRST, goal, goal.replace("test_", "valid_", 1))
     return [name for name in dict.fromkeys([*first, *found]) if name in found]
 
 
-_Column = Literal["train_loss", "valid_loss", "valid_perplexity", "valid_score"]
-LIKELY: Final[tuple[_Column, ...]] = ("train_loss", "valid_perplexity")
-SCORED: Final[tuple[_Column, ...]] = ("train_loss", "valid_loss", "valid_score")
+LIKELY: Final = ("train_loss", "valid_perplexity")
+SCORED: Final = ("train_loss", "valid_loss", "valid_score")
 """Curves of tasks whose checkpoints are chosen by a score: where the loss rises while the training
 loss falls, the model overfits (Xu et al. 2019, Figures 1 and 3)."""
 OWN_FIRST: Final = ("train_loss", "valid_loss", "valid_perplexity", "valid_score")
@@ -76,22 +71,14 @@ _DECADES: Final = 1000
 """A curve whose highest value is so many times its lowest is drawn on a logarithmic axis."""
 
 
-def _own_curve(comparison: Comparison, column: str, prefix: str) -> list[DrawnFigure]:
-    heading = own_heading(column)
-    caption = f"The {heading} as the function logged it."
-    return _draw_curve(
-        comparison, column, prefix, title=heading, caption=caption, metric=column, against="step"
-    )
-
-
-_CAPTIONS: Final[dict[_Column, tuple[str, str]]] = {
+_CAPTIONS: Final = {
     "train_loss": ("Training loss", "Training loss, nats per target, each point a mean of steps."),
     "valid_loss": (
         "Validation loss",
         "Loss on the validation data, nats per target. Where it rises while the training loss "
         "falls, the model overfits.",
     ),
-    "valid_score": ("Validation {heading}", "{heading} on the validation data{sample}; {better}."),
+    "valid_score": ("Validation", ""),
     "valid_perplexity": (
         "Validation perplexity",
         "Perplexity on the validation text, logarithmic.",
@@ -99,28 +86,46 @@ _CAPTIONS: Final[dict[_Column, tuple[str, str]]] = {
 }
 
 
-def _known_curve(comparison: Comparison, column: _Column, prefix: str) -> list[DrawnFigure]:
-    title, caption = _CAPTIONS[column]
-    score = comparison.score_measure
-    heading = score.heading.removeprefix("test ")
-    metric = score.metric.replace("test_", "valid_") if column == "valid_score" else column
-    return _draw_curve(
-        comparison,
-        column,
-        prefix,
-        title=title.format(heading=heading),
-        caption=caption.format(
-            heading=heading[:1].upper() + heading[1:],
-            sample=_sample(comparison),
-            better=f"{better_way(score)} is better",
-        ),
-        y_label={
-            "valid_perplexity": perplexity_label(comparison),
-            "valid_score": ", ".join(filter(None, (heading, score.unit))),
-        }.get(column, "nats per target"),
-        logarithmic=column == "valid_perplexity",
-        metric=metric if column.startswith("valid") else "",
-        against="epoch" if _is_by_epoch(comparison) else "tokens",
+def _curve(comparison: Comparison, column: str, prefix: str) -> list[DrawnFigure]:
+    """A column of `metrics.csv`, with the metric of the baselines where they have it."""
+    is_own = comparison.function is not None
+    heading, metric, y_label = own_heading(column), column, ""
+    title, caption = heading, f"The {heading} as the function logged it."
+    against: Axis = "step"
+    if not is_own:
+        against = "epoch" if _is_by_epoch(comparison) else "tokens"
+        y_label = "nats per target"
+        title, caption = _CAPTIONS[column]
+    if not is_own and column == "valid_perplexity":
+        y_label = perplexity_label(comparison)
+    elif not is_own and column == "valid_score":
+        score = comparison.score_measure
+        heading = score.heading.removeprefix("test ")
+        metric = score.metric.replace("test_", "valid_")
+        y_label = ", ".join(filter(None, (heading, score.unit)))
+        title = f"{title} {heading}"
+        caption = (
+            f"{heading[:1].upper()}{heading[1:]} on the validation data{_sample(comparison)}; "
+            f"{better_way(score)} is better."
+        )
+    bands = metric_bands(comparison.runs, column, against, comparison.names)
+    values = [y for band in bands for y in (*band.mean, *(y for t in band.traces for y in t.y))]
+    baselines = {
+        baseline["name"]: value
+        for baseline in comparison.baselines
+        if (value := baseline["metrics"].get(metric)) is not None
+        and (is_own or column.startswith("valid"))
+    }
+    if baselines:
+        caption += f" Dotted: {'baselines' if is_own else 'models without a network'}."
+    logarithmic = _is_wide(values) if is_own else column == "valid_perplexity"
+    # What the x axis counts, in the words of the task's data.
+    units = {"image": "images", "parse": "transitions", "lm-char": "bytes", "sequences": "frames"}
+    return panels_figure(
+        [Panel(title, y_label, bands, baselines, logarithmic=logarithmic)],
+        caption=caption,
+        x_label=units.get(comparison.task, "tokens") if against == "tokens" else against,
+        prefix=prefix,
     )
 
 
@@ -138,59 +143,16 @@ def perplexity_label(comparison: Comparison) -> str:
 
 def _is_by_epoch(comparison: Comparison) -> bool:
     """Whether runs with scores all went through their data several times."""
-    runs = [run for run in comparison.runs if run.curve]
+    runs = [run for run in comparison.runs if len(run.curve)]
     return _has_scores(comparison) and all(_num_epochs(run) >= FEWEST_EPOCHS for run in runs)
 
 
 def _has_scores(comparison: Comparison) -> bool:
-    return any(row.get("valid_score") is not None for run in comparison.runs for row in run.curve)
+    return any(run.curve["valid_score"].notna().any() for run in comparison.runs)
 
 
 FEWEST_EPOCHS: Final = 2
 """Of a training whose curves are drawn against them, as Wang et al. 2022 draw theirs (Figure 1)."""
-
-
-def _x_label(comparison: Comparison, axis: Axis) -> str:
-    """What the x axis counts, in the words of the task's data."""
-    units = {"image": "images", "parse": "transitions", "lm-char": "bytes", "sequences": "frames"}
-    return units.get(comparison.task, "tokens") if axis == "tokens" else axis
-
-
-def _draw_curve(
-    comparison: Comparison,
-    column: str,
-    prefix: str,
-    *,
-    title: str,
-    caption: str,
-    y_label: str = "",
-    logarithmic: bool | None = None,
-    metric: str,
-    against: Axis,
-) -> list[DrawnFigure]:
-    """A column of `metrics.csv`, with the metric of the baselines where they have it.
-
-    Where `logarithmic` is None the values decide.
-    """
-    bands = metric_bands(comparison.runs, column, against, comparison.names)
-    values = [y for band in bands for y in (*band.mean, *(y for t in band.traces for y in t.y))]
-    baselines = {
-        baseline["name"]: value
-        for baseline in comparison.baselines
-        if (value := baseline["metrics"].get(metric)) is not None
-    }
-    if logarithmic is None:
-        logarithmic = _is_wide(values)
-    names = ", ".join(dict.fromkeys(printable(band.label) for band in bands))
-    kind = "models without a network" if comparison.function is None else "baselines"
-    x_label = _x_label(comparison, against)
-    return panels_figure(
-        [Panel(title, y_label, bands, baselines, logarithmic=logarithmic)],
-        caption=f"{caption} Dotted: {kind}." if baselines else caption,
-        x_label=x_label,
-        prefix=prefix,
-        description=f"{title} against training {x_label} for {names}",
-    )
 
 
 def metric_bands(
@@ -218,7 +180,7 @@ def metric_bands(
 
 def bands_of(
     groups: Mapping[str, Sequence[ReportedRun]],
-    measure: Callable[[ReportedRun], Mapping[float, float]],
+    measure: Callable[[ReportedRun], Series | Mapping[float, float]],
     most: int = MAX_POINTS,
 ) -> list[Band]:
     """A quantity of runs over their training, one band a name; see `bands_over_seeds`."""
@@ -241,15 +203,13 @@ def runs_by_name(runs: Iterable[ReportedRun]) -> dict[str, list[ReportedRun]]:
 
 def run_column(
     run: ReportedRun, column: str, axis: str = "step", length: float | None = 1.0
-) -> dict[float, float]:
+) -> Series:
     """The values of a run's column by position, in units of so much; empty without a unit."""
-    return {
-        place / length: value
-        for row in run.curve
-        if length is not None
-        and (place := row.get(axis)) is not None
-        and (value := row.get(column)) is not None
-    }
+    if length is None or column not in run.curve:
+        return Series(dtype=float)
+    rows = run.curve[[axis, column]].dropna()
+    found = Series(rows[column].to_numpy(), rows[axis].to_numpy() / length).sort_index()
+    return found[~found.index.duplicated(keep="last")]
 
 
 def _steps_per_epoch(runs: Iterable[ReportedRun]) -> float | None:
@@ -258,23 +218,20 @@ def _steps_per_epoch(runs: Iterable[ReportedRun]) -> float | None:
     By the steps at which one epoch ends and the next begins, to the steps between two rows of the
     log.
     """
-    longest, shortest = inf, 0.0
-    for row in (row for run in runs for row in run.curve):
-        step, epoch = row.get("step"), row.get("epoch")
-        if step is None or epoch is None:
-            continue
-        # The epoch is that of the step's last micro-batch.
-        shortest = max(shortest, step / (epoch + 1))
-        if epoch > 0:
-            longest = min(longest, (step - 1) / epoch)
-    return (shortest + max(shortest, longest)) / 2 if isfinite(longest) else None
+    rows = concat([*(run.curve[["step", "epoch"]] for run in runs), DataFrame()]).dropna()
+    later = rows[rows["epoch"] > 0]
+    if later.empty:
+        return None
+    # The epoch is that of the step's last micro-batch.
+    shortest = float((rows["step"] / (rows["epoch"] + 1)).max())
+    longest = float(((later["step"] - 1) / later["epoch"]).min())
+    return (shortest + max(shortest, longest)) / 2
 
 
 def _num_epochs(run: ReportedRun) -> float:
     """How often a run has gone through its data; 0 where that is less than once."""
     length = _steps_per_epoch([run])
-    steps = [step for row in run.curve if (step := row.get("step")) is not None]
-    return max(steps, default=0.0) / length if length else 0.0
+    return float(run.curve["step"].max()) / length if length else 0.0
 
 
 def _is_wide(values: Sequence[float]) -> bool:
@@ -385,15 +342,19 @@ def tid_over_time(comparison: Comparison) -> list[DrawnFigure]:
     panel = Panel("Running against batch statistics", unit, bands_of(groups, _gap), zero=True)
     return [
         *monitored(groups, FLUCTUATIONS, prefix),
-        *_monitored_figure(panel, f"{prefix}gap", caption),
+        *panels_figure([panel], caption=caption, x_label="step", prefix=f"{prefix}gap"),
     ]
 
 
-def _gap(run: ReportedRun) -> dict[float, float]:
+def _gap(run: ReportedRun) -> Series:
     """Loss by running statistics minus loss by each batch's own, by step."""
-    own = run_column(run, "gap_batch_loss")
-    running = run_column(run, "gap_running_loss")
-    return {step: value - own[step] for step, value in running.items() if step in own}
+    return difference(run_column(run, "gap_running_loss"), run_column(run, "gap_batch_loss"))
+
+
+def difference(ours: Series, theirs: Series) -> Series:
+    """One quantity minus another at the positions that both have."""
+    common = ours.index.intersection(theirs.index)
+    return ours[common] - theirs[common]
 
 
 def gradients_over_time(comparison: Comparison) -> list[DrawnFigure]:
@@ -407,19 +368,15 @@ def monitored(
     """Columns of `norms.csv` over the training, a line a norm; empty where none was recorded."""
     drawn: list[DrawnFigure] = []
     # The seeds of a norm have the same layers.
-    seen = [run for group in runs.values() for run in [r for r in group if r.samples][:1]]
-    everywhere = list(dict.fromkeys(sample.layer for run in seen for sample in run.samples))
+    seen = [run for group in runs.values() for run in [r for r in group if len(r.samples)][:1]]
+    rows = concat([run.samples for run in seen]) if seen else DataFrame(columns=NORMS_COLUMNS)
+    everywhere = list(rows["layer"].unique())
     compared = shared_layers(
         everywhere,
-        ({one.layer for one in run.samples if one.norm == run.norm} for run in seen),
+        (set(run.samples.loc[run.samples["norm"] == run.norm, "layer"]) for run in seen),
     )
     for panel in panels:
-        having = {
-            sample.layer
-            for run in seen
-            for sample in run.samples
-            if sample.values.get(panel.column) is not None
-        }
+        having = set(rows.loc[rows[panel.column].notna(), "layer"])
         layers = [layer for layer in compared if layer in having]
         note = f"Over {len(layers)} of {len(everywhere)} norm layers, those that are compared."
         if panel.layers == "first":
@@ -427,13 +384,15 @@ def monitored(
             note = f"The layer: {''.join(map(printable, layers))}."
         elif set(everywhere) <= set(compared):
             note = ""
-        bands = bands_of(runs, partial(_layer_column, panel, layers))
+        bands = bands_of(runs, partial(layer_column, panel, layers))
         lines = [line for band in bands for line in (band.mean, *(t.y for t in band.traces))]
         if any(value > 0 for line in lines for value in line):
             frame = Panel(panel.title, panel.y_label, bands, logarithmic=True)
             name = panel.column.replace("_", "-")
             caption = f"{panel.caption} {note}".rstrip()
-            drawn += _monitored_figure(frame, f"{prefix}{name}", caption)
+            drawn += panels_figure(
+                [frame], caption=caption, x_label="step", prefix=f"{prefix}{name}"
+            )
     return drawn
 
 
@@ -453,27 +412,14 @@ def shared_layers(layers: Sequence[str], compared: Iterable[AbstractSet[str]]) -
     return [layer for layer in layers if layer in shared] or list(layers)
 
 
-def _monitored_figure(panel: Panel, prefix: str, caption: str) -> list[DrawnFigure]:
-    names = ", ".join(printable(band.label) for band in panel.bands)
-    return panels_figure(
-        [panel],
-        caption=caption,
-        x_label="step",
-        prefix=prefix,
-        description=f"{panel.title} against steps for {names}",
-    )
-
-
-def _layer_column(
-    panel: MonitoredPanel, layers: Sequence[str], run: ReportedRun
-) -> dict[float, float]:
+def layer_column(panel: MonitoredPanel, layers: Sequence[str], run: ReportedRun) -> Series:
     """The mean of a column of `norms.csv` over layers by step."""
-    steps: dict[float, list[float]] = {}
-    for sample in run.samples:
-        value = sample.values.get(panel.column)
-        if value is not None and sample.layer in layers:
-            steps.setdefault(sample.step, []).append(panel.scale * value)
-    return {step: mean(values) for step, values in steps.items()}
+    # Not by groupby: a page of 500 runs has thousands of these.
+    values = run.samples[panel.column].to_numpy()
+    known = run.samples["layer"].isin(layers).to_numpy() & ~np.isnan(values)
+    steps, place = np.unique(run.samples["step"].to_numpy()[known], return_inverse=True)
+    means = np.bincount(place, values[known]) / np.bincount(place)
+    return Series(panel.scale * means, steps)
 
 
 def tid_heat_maps(comparison: Comparison) -> list[tuple[ReportedRun, DrawnFigure]]:

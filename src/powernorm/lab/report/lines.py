@@ -1,4 +1,4 @@
-"""The one way to draw lines: with bands over seeds, in frames that share the x axis."""
+"""The two ways to draw lines: over an x axis with bands over seeds, and through named rows."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,8 +16,10 @@ from matplotlib.ticker import (
     StrMethodFormatter,
 )
 from numpy.typing import NDArray
+from pandas import Series, concat
 
 from powernorm.lab.report.drawing import (
+    NO_NUMBER,
     REFERENCE,
     DrawnFigure,
     add_legend,
@@ -28,9 +30,13 @@ from powernorm.lab.report.drawing import (
     legend_label,
     line_style,
     logarithmic_scale,
+    name_rows,
     plain_axes,
+    short_names,
+    shorten,
 )
 from powernorm.lab.report.numerals import printable
+from powernorm.lab.schema import LARGEST
 
 MAX_POINTS: Final = 300
 """Points of a drawn line; longer logs are averaged in blocks."""
@@ -97,12 +103,12 @@ class SeedLine:
     """A quantity of one run.
 
     Attributes:
-        points: its values by position.
+        points: its values by position, a Series or a mapping.
         finished: whether the run did, so that it is part of the mean over seeds.
         lost: whether it broke down.
     """
 
-    points: Mapping[float, float]
+    points: Series | Mapping[float, float]
     finished: bool = True
     lost: bool = False
 
@@ -118,14 +124,14 @@ def bands_over_seeds(lines: Mapping[str, Sequence[SeedLine]], most: int = MAX_PO
             the same in all figures of a comparison: also norms without a run belong here.
         most: points of a line; longer ones are averaged in blocks.
     """
-    drawn = sum(bool(seed.points) for seeds in lines.values() for seed in seeds)
+    drawn = sum(len(seed.points) > 0 for seeds in lines.values() for seed in seeds)
     most = min(most, max(FEWEST_POINTS, MAX_DRAWN // max(drawn, 1)))
     bands = (_over_seeds(label, place, lines[label], most) for place, label in enumerate(lines))
     return [band for band in bands if band.x or band.traces]
 
 
 def _over_seeds(label: str, style: int, seeds: Sequence[SeedLine], most: int) -> Band:
-    seeds = [seed for seed in seeds if seed.points]
+    seeds = [seed for seed in seeds if len(seed.points)]
     sound = [seed for seed in seeds if seed.finished] or [seed for seed in seeds if not seed.lost]
     x, values = _in_blocks(sound, most)
     several = len(sound) > 1
@@ -152,16 +158,16 @@ def _in_blocks(
 
     A block with a value that is no number is NaN.
     """
-    x = sorted(set[float]().union(*(seed.points for seed in seeds[:1])))
-    x = [place for place in x if all(place in seed.points for seed in seeds)]
-    if not x:
+    columns = [Series(seed.points, dtype=float) for seed in seeds] or [Series(dtype=float)]
+    table = concat(columns, axis=1, join="inner").sort_index()
+    if table.empty:
         return np.empty(0), np.empty((0, 1))
-    values = np.array([drawable(seed.points[place] for seed in seeds) for place in x])
-    size = -(-len(x) // most)
-    starts = np.arange(0, len(x), size)
-    lengths = np.diff([*starts, len(x)])
-    means = np.add.reduceat(values, starts) / lengths[:, None]
-    return np.add.reduceat(np.array(x, dtype=float), starts) / lengths, means
+    values = table.where(table.abs() <= LARGEST).to_numpy()
+    size = -(-len(table) // most)
+    starts = np.arange(0, len(table), size)
+    lengths = np.diff([*starts, len(table)])
+    x = np.add.reduceat(table.index.to_numpy(dtype=float), starts) / lengths
+    return x, np.add.reduceat(values, starts) / lengths[:, None]
 
 
 @dataclass(frozen=True)
@@ -191,7 +197,6 @@ def draw_panels(
     x_label: str,
     logarithmic_x: bool = False,
     prefix: str,
-    description: str,
 ) -> Markup:
     """Panels below each other, with one legend.
 
@@ -200,9 +205,10 @@ def draw_panels(
         x_label: of the x axis.
         logarithmic_x: whether it is logarithmic.
         prefix: of the ids in the SVG.
-        description: for readers who cannot see the figure.
     """
     height = 2.2 if len(panels) == 1 else 1.5
+    titles = ", ".join(panel.title for panel in panels)
+    labels = ", ".join(dict.fromkeys(band.label for panel in panels for band in panel.bands))
     with figure(0.3 + height * len(panels)) as drawn:
         frames = list(drawn.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0])
         for axes, panel in zip(frames, panels, strict=True):
@@ -212,17 +218,12 @@ def draw_panels(
         # The titles of several frames with one line each say what that is.
         if len(panels) == 1 or any(len(panel.bands) > 1 for panel in panels):
             add_legend(drawn, frames)
+        description = printable(f"{titles} against {x_label} for {labels}")
         return inline_svg(drawn, prefix, description, unit=x_label)
 
 
 def panels_figure(
-    panels: Sequence[Panel],
-    *,
-    caption: str,
-    x_label: str,
-    logarithmic_x: bool = False,
-    prefix: str,
-    description: str,
+    panels: Sequence[Panel], *, caption: str, x_label: str, **options: Any
 ) -> list[DrawnFigure]:
     """`draw_panels` with a caption that also says how seeds are drawn; empty without a line."""
     panels = [panel for panel in panels if panel.bands]
@@ -235,13 +236,7 @@ def panels_figure(
         _LOST if any(band.lost for band in bands) else "",
         _THIN if any(band.traces for band in bands) else "",
     ]
-    svg = draw_panels(
-        panels,
-        x_label=x_label,
-        logarithmic_x=logarithmic_x,
-        prefix=prefix,
-        description=description,
-    )
+    svg = draw_panels(panels, x_label=x_label, **options)
     return [DrawnFigure(svg, " ".join(filter(None, notes)))]
 
 
@@ -348,3 +343,117 @@ def scale_x(axes: Axes, panels: Sequence[Panel], *, logarithmic: bool = False) -
         EngFormatter(sep="") if is_large else StrMethodFormatter("{x:g}")
     )
     axes.xaxis.set_minor_locator(NullLocator())
+
+
+# Rows -------------------------------------------------------------------------------------------
+
+_MARKERS: Final = ("o", "s", "^", "D")
+_ROW_NAME: Final = 22
+
+
+@dataclass(frozen=True)
+class RowQuantity:
+    """One quantity, a value a row; None or NaN where it does not exist.
+
+    Attributes:
+        label: in the legend.
+        values: by row.
+        low: smallest over seeds, where the values are their mean; else empty.
+        high: largest over seeds.
+    """
+
+    label: str
+    values: Sequence[float | None]
+    low: Sequence[float | None] = ()
+    high: Sequence[float | None] = ()
+
+
+def rows_figure(
+    names: Sequence[str],
+    quantities: Sequence[RowQuantity],
+    *,
+    layers: bool = False,
+    notes: Sequence[str] = (),
+    limits: Sequence[float] = (),
+    title: str,
+    x_label: str,
+    logarithmic: bool = False,
+    caption: str,
+    prefix: str,
+) -> list[DrawnFigure]:
+    """All quantities in one frame: lines through layers, or dots of variants joined in each row.
+
+    Args:
+        names: of the rows, from the top.
+        quantities: with a legend where there are several.
+        layers: whether rows are layers, of which there are many with long names.
+        notes: below a name, such as what became of its runs.
+        limits: where dotted vertical lines stand.
+        title: of the frame.
+        x_label: quantity and unit.
+        logarithmic: whether the x axis is; of variants where all values are above 0.
+        caption: of the figure.
+        prefix: of the ids in the SVG.
+
+    Returns:
+        Nothing where there is no value that the axis can show.
+    """
+    lows = [value for one in quantities for value in drawable(one.low or one.values)]
+    logarithmic = logarithmic and (layers or not any(value <= 0 for value in lows))
+    table = np.array([drawable(one.values, positive=logarithmic) for one in quantities])
+    if not np.isfinite(table).any():
+        return []
+    height = 0.14 if layers else 0.3 if any(notes) else 0.22
+    with figure(0.8 + height * max(len(names), 4 if layers else 3)) as drawn:
+        axes = drawn.subplots()
+        plain_axes(axes, title, x_label, "")
+        for index, one in enumerate(quantities):
+            _draw_quantity(axes, index, one, layers=layers, logarithmic=logarithmic)
+        for limit in limits:
+            if limit > 0:
+                axes.axvline(limit, **REFERENCE)
+        if layers:
+            name_rows(axes, short_names(names), size=6)
+        else:
+            axes.grid(visible=False, axis="y")
+            rows = [row for row in range(len(names)) if np.isfinite(table[:, row]).any()]
+            ends = np.nanmin(table[:, rows], axis=0), np.nanmax(table[:, rows], axis=0)
+            axes.hlines(rows, *ends, color=NO_NUMBER, linewidth=1.2, zorder=1)
+            labels = [shorten(name, _ROW_NAME) for name in names]
+            for row, note in enumerate(notes):
+                if note:
+                    labels[row] += f"\n{printable(note)}"
+            name_rows(axes, labels, size=7)
+        if logarithmic:
+            logarithmic_scale(axes.xaxis)
+        else:
+            axes.xaxis.set_major_locator(MaxNLocator(5))
+        if len(quantities) > 1:
+            add_legend(drawn, [axes])
+        shown = ", ".join(one.label for one in quantities)
+        svg = inline_svg(drawn, prefix, printable(f"{title}: {shown}"), unit=x_label, rows=names)
+        return [DrawnFigure(svg, caption)]
+
+
+def _draw_quantity(
+    axes: Axes, index: int, one: RowQuantity, *, layers: bool, logarithmic: bool
+) -> None:
+    color, dashes = line_style(index)
+    rows = range(len(one.values))
+    low, high = (drawable(end, positive=logarithmic) for end in (one.low, one.high))
+    if layers and low:
+        axes.fill_betweenx(rows, low, high, color=color, alpha=0.18, linewidth=0)
+    elif low:
+        axes.hlines(rows, low, high, color=color, linewidth=2.4, alpha=0.35)
+    axes.plot(
+        drawable(one.values, positive=logarithmic),
+        rows,
+        color=color,
+        linestyle=dashes,
+        # Not a line of no kind: that would have no point under the pointer.
+        linewidth=0.8 if layers else 0,
+        marker=_MARKERS[index % len(_MARKERS)],
+        markersize=2.8 if layers else 4.8,
+        label=legend_label(one.label),
+        gid=hover_name(one.label),
+    )

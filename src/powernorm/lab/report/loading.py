@@ -2,19 +2,20 @@
 
 import csv
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from math import isfinite
+from math import inf, isfinite, isinf, isnan, nan
 from pathlib import Path
 from typing import Any, Final, NotRequired, cast
 
+from pandas import DataFrame
 from typing_extensions import TypedDict
 
 from powernorm.errors import InputError
 from powernorm.files import read_text
 from powernorm.json_reading import parse_json, read_json_object
 from powernorm.lab.report.measures import MAIN, PERPLEXITY, goal_of
-from powernorm.lab.report.records import Comparison, MetricRow, NormSample, ReportedRun
+from powernorm.lab.report.records import Comparison, ReportedRun
 from powernorm.lab.schema import bounded, read_record, record_of
 from powernorm.runs import (
     COMPARISON_FILE,
@@ -242,7 +243,7 @@ def _with_logs(comparison: Path, result: RunResult, floor: float | None) -> Repo
     )
 
 
-def _is_behind(result: RunResult, curve: Sequence[MetricRow], floor: float | None) -> bool:
+def _is_behind(result: RunResult, curve: DataFrame, floor: float | None) -> bool:
     """Whether a run that is called diverged never rose: it came to its end behind a baseline.
 
     The engine says so of a function's run by its message. Of a built-in task's run its valid loss
@@ -250,7 +251,7 @@ def _is_behind(result: RunResult, curve: Sequence[MetricRow], floor: float | Non
     """
     if " is worse than that of " in (result.message or ""):
         return True
-    losses = [loss for row in curve if (loss := row.get("valid_loss")) is not None]
+    losses = curve["valid_loss"].dropna().tolist()
     return bool(losses) and floor is not None and floor < min(losses) <= losses[-1] <= losses[0]
 
 
@@ -315,96 +316,85 @@ _FIRST_METRICS_COLUMNS: Final = METRICS_COLUMNS[: METRICS_COLUMNS.index("valid_p
 _FIRST_NORMS_COLUMNS: Final = NORMS_COLUMNS[: NORMS_COLUMNS.index("num_nonfinite_batches") + 1]
 """Those that the first version wrote; a file without the later ones has empty cells there."""
 
-_TEXT_COLUMNS: Final = frozenset({"layer", "norm"})
-"""Of `norms.csv`."""
+_Rule = tuple[Callable[[float], bool], str]
+_FINITE: Final[_Rule] = (lambda value: not isinf(value), "expected a finite number")
+_WHOLE: Final[_Rule] = (lambda value: value % 1 == 0, "not a whole number")
+_COUNT: Final[_Rule] = (lambda value: isnan(value) or value % 1 == 0, "not a whole number")
+_ANY: Final[_Rule] = (lambda _: True, "")
 
 
-def read_metrics(path: Path) -> list[MetricRow]:
-    """The rows of a `metrics.csv`; an empty list where the file does not exist.
+def read_metrics(path: Path) -> DataFrame:
+    """Return a `metrics.csv`: METRICS_COLUMNS, then the run's own columns, a row a line.
 
-    Raises:
-        InputError: a line is damaged; the message names file and line.
-    """
-    rows: list[MetricRow] = []
-    for line, cells in _rows(path, _FIRST_METRICS_COLUMNS):
-        values = {column: _number(path, line, column, cell) for column, cell in cells.items()}
-        for column in ("step", "tokens"):
-            value = values.get(column)
-            if value is not None and not isfinite(value):
-                raise InputError(
-                    f"{path}, line {line}: {column} is {cells[column]!r}, expected a finite "
-                    "number; mend or remove the line"
-                )
-        rows.append(values)
-    return rows
-
-
-def read_norms(path: Path) -> list[NormSample]:
-    """The rows of a `norms.csv`; an empty list where the file does not exist.
+    An empty cell is NaN; a number that is not finite, or that nothing can hold, is infinite. The
+    frame has no row where the file does not exist.
 
     Raises:
         InputError: a line is damaged; the message names file and line.
     """
-    samples = []
-    for line, cells in _rows(path, _FIRST_NORMS_COLUMNS):
-        values = {
-            column: _number(path, line, column, cell)
-            for column, cell in cells.items()
-            if column not in _TEXT_COLUMNS
-        }
-        step = values.get("step")
-        if step is None or step != step // 1:
-            raise InputError(f"{path}, line {line}: step is {cells['step']!r}, not a whole number")
-        batches = values.get("num_nonfinite_batches")
-        if batches is not None and batches != batches // 1:
-            raise InputError(
-                f"{path}, line {line}: num_nonfinite_batches is "
-                f"{cells['num_nonfinite_batches']!r}, not a whole number; mend or remove the line"
-            )
-        samples.append(NormSample(int(step), cells["layer"], cells["norm"], values))
-    return samples
+    rules = {"step": _FINITE, "tokens": _FINITE}
+    return _read_log(path, _FIRST_METRICS_COLUMNS, METRICS_COLUMNS, rules)
 
 
-def _rows(path: Path, columns: Sequence[str]) -> Iterator[tuple[int, Mapping[str, str]]]:
-    """Line number and cells by column name."""
-    if not path.exists():
-        return
-    text = read_text(path)
+def read_norms(path: Path) -> DataFrame:
+    """Return a `norms.csv`: a row a layer and monitored step, cells as of `read_metrics`.
+
+    Raises:
+        InputError: a line is damaged; the message names file and line.
+    """
+    rules = {"step": _WHOLE, "num_nonfinite_batches": _COUNT}
+    return _read_log(path, _FIRST_NORMS_COLUMNS, NORMS_COLUMNS, rules, texts=("layer", "norm"))
+
+
+def _read_log(
+    path: Path,
+    first: Sequence[str],
+    known: Sequence[str],
+    rules: Mapping[str, _Rule],
+    texts: Sequence[str] = (),
+) -> DataFrame:
+    header, rows = list(first), []
+    text = read_text(path) if path.exists() else ""
     # A last line without its line end is still being written, or its writer was killed.
     complete = text[: text.rfind("\n") + 1]
     reader = csv.reader(complete.splitlines(keepends=True), strict=True)
-    header: list[str] | None = None
     try:
+        header = next(reader, header)
+        missing = [column for column in first if column not in header]
+        if missing:
+            raise InputError(
+                f"{path}, line 1: the header lacks {', '.join(missing)}; expected {','.join(first)}"
+            )
         for cells in reader:
-            if header is None:
-                header = _checked_header(path, cells, columns)
-            elif len(cells) != len(header):
+            line = f"{path}, line {reader.line_num}"
+            if len(cells) != len(header):
                 raise InputError(
-                    f"{path}, line {reader.line_num}: {len(cells)} cells, expected {len(header)}; "
-                    "mend or remove the line"
+                    f"{line}: {len(cells)} cells, expected {len(header)}; mend or remove the line"
                 )
-            else:
-                yield reader.line_num, dict(zip(header, cells, strict=True))
+            rows.append(
+                [
+                    cell if column in texts else _number(line, column, cell, rules)
+                    for column, cell in zip(header, cells, strict=True)
+                ]
+            )
     except csv.Error as error:
         raise InputError(f"{path}, line {reader.line_num}: not CSV ({error})") from error
+    table = DataFrame(rows, columns=header)
+    table = table.loc[:, ~table.columns.duplicated(keep="last")]
+    columns = dict.fromkeys([*known, *header])
+    types = {column: float for column in columns if column not in texts}
+    return table.reindex(columns=list(columns)).astype(types)
 
 
-def _checked_header(path: Path, cells: list[str], columns: Sequence[str]) -> list[str]:
-    missing = [column for column in columns if column not in cells]
-    if missing:
-        raise InputError(
-            f"{path}, line 1: the header lacks {', '.join(missing)}; expected {','.join(columns)}"
-        )
-    return cells
-
-
-def _number(path: Path, line: int, column: str, cell: str) -> float | None:
-    if not cell:
-        return None
+def _number(line: str, column: str, cell: str, rules: Mapping[str, _Rule]) -> float:
+    expected = "expected a number or nothing"
     try:
-        return bounded(float(cell))
+        number = bounded(float(cell)) if cell else nan
     except ValueError:
-        raise InputError(
-            f"{path}, line {line}: {column} is {cell!r}, expected a number or nothing; "
-            "mend or remove the line"
-        ) from None
+        pass
+    else:
+        number = inf if cell and isnan(number) else number
+        is_valid, expected = rules.get(column, _ANY)
+        if is_valid(number):
+            return number
+    raise InputError(f"{line}: {column} is {cell!r}, {expected}; mend or remove the line")

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite, log10, nan
-from statistics import quantiles
 from typing import Final
 
 import numpy as np
@@ -24,7 +23,7 @@ from powernorm.lab.report.drawing import (
     short_names,
 )
 from powernorm.lab.report.numerals import printable
-from powernorm.lab.report.records import NormSample, ReportedRun
+from powernorm.lab.report.records import ReportedRun
 
 MAX_COLUMNS: Final = 120
 """Columns of a heat map; longer logs are averaged in blocks of steps."""
@@ -34,27 +33,17 @@ _KINDS: Final = {"mean_tid": "mean", "var_tid": "variance"}
 
 def kinds_of(run: ReportedRun) -> list[str]:
     """The TID columns that the run's norm has: without a mean where it does not center."""
-    return [
-        kind
-        for kind in _KINDS
-        if any(sample.values.get(kind) is not None for sample in run.samples)
-    ]
+    return [kind for kind in _KINDS if run.samples[kind].notna().any()]
 
 
 def color_scale(runs: Iterable[ReportedRun]) -> LogNorm | None:
     """One logarithmic scale in percent for all runs, from their 2nd to their 98th percentile."""
-    values = [
-        100 * value
-        for run in runs
-        for sample in run.samples
-        for kind in _KINDS
-        if (value := sample.values.get(kind)) is not None and isfinite(value) and value > 0
-    ]
-    if not values:
+    parts = [100 * run.samples[list(_KINDS)].to_numpy(dtype=float).ravel() for run in runs]
+    values = np.concatenate([*parts, []])
+    values = values[np.isfinite(values) & (values > 0)]
+    if not values.size:
         return None
-    # Inclusive: the other way would extrapolate below 0 from a few values.
-    parts = quantiles(values, n=50, method="inclusive") if len(values) > 1 else values * 2
-    low, high = parts[0], parts[-1]
+    low, high = np.quantile(values, [0.02, 0.98])
     if log10(high) - log10(low) < 0.5:
         low, high = low / 2, high * 2
     return LogNorm(low, high, clip=True)
@@ -72,8 +61,8 @@ def heat_map(run: ReportedRun, scale: LogNorm, *, prefix: str) -> DrawnFigure:
     if len(titles) == 1:
         titles = dict.fromkeys(titles, "quadratic mean")
     # A norm without batch statistics has rows, too, for its gradients.
-    samples = [one for one in run.samples if any(one.values.get(k) is not None for k in titles)]
-    layers = list(dict.fromkeys(sample.layer for sample in samples))
+    samples = run.samples.dropna(subset=list(titles), how="all")
+    layers = list(samples["layer"].unique())
     name = f"{printable(run.name)}, seed {run.seed}"
     with figure(len(titles) * (0.35 + 0.14 * max(len(layers), 3)) + 0.7) as drawn:
         frames = list(drawn.subplots(len(titles), 1, sharex=True, squeeze=False)[:, 0])
@@ -94,15 +83,13 @@ def heat_map(run: ReportedRun, scale: LogNorm, *, prefix: str) -> DrawnFigure:
 
 
 def _paint_kind(
-    axes: Axes, samples: Sequence[NormSample], layers: Sequence[str], kind: str, scale: LogNorm
+    axes: Axes, samples: DataFrame, layers: Sequence[str], kind: str, scale: LogNorm
 ) -> None:
     """Percent by layer and block of steps."""
-    steps = sorted({sample.step for sample in samples})
-    size = -(-len(steps) // MAX_COLUMNS)
-    block = {step: index // size for index, step in enumerate(steps)}
-    rows = [(sample.layer, block[sample.step], sample.values.get(kind)) for sample in samples]
-    table = DataFrame(rows, columns=["layer", "block", "tid"]).astype({"tid": float})
-    means = 100 * table.pivot_table("tid", "layer", "block", dropna=False).reindex(layers)
+    steps = sorted(samples["step"].astype(int).unique())
+    block = np.searchsorted(steps, samples["step"]) // -(-len(steps) // MAX_COLUMNS)
+    table = samples.assign(block=block)
+    means = 100 * table.pivot_table(kind, "layer", "block", dropna=False).reindex(layers)
     extent = (steps[0], max(steps[-1], steps[0] + 1), len(layers) - 0.5, -0.5)
     paint(axes, means.to_numpy(), scale, extent)
     name_rows(axes, short_names(layers), size=6)

@@ -2,12 +2,11 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from math import isfinite
+from math import floor, isfinite, log10
 from statistics import median
 from types import MappingProxyType
 from typing import Final
 
-from powernorm.lab.report.magnitudes import significant_decimals
 from powernorm.runs import Goal
 
 PERPLEXITY: Final = "test_perplexity"
@@ -296,11 +295,22 @@ def better_way(measure: Measure) -> str:
     return "higher" if measure.higher_is_better else "lower"
 
 
+def measure_of(metric: str) -> Measure:
+    """The measure of a metric, of an unknown one by its name; lower is better there."""
+    return MEASURES.get(metric) or own_measure(Goal(metric=metric, direction="min"))
+
+
 def heading_of(metric: str) -> str:
-    """What a metric is called; after its own name where it is none of `MEASURES`."""
-    return MEASURES[metric].heading if metric in MEASURES else own_heading(metric)
+    """What a metric is called."""
+    return measure_of(metric).heading
 
 
-def decimals_of(metric: str) -> int:
-    """Decimals of a difference in a metric."""
-    return MEASURES[metric].decimals if metric in MEASURES else 2
+def significant_decimals(value: float) -> int:
+    """How many decimals show a number in four digits, whatever its size.
+
+    >>> [significant_decimals(value) for value in (7251.0, 72.51, 0.9132, 0.002143, 0.0)]
+    [0, 2, 4, 6, 2]
+    """
+    if not value or not isfinite(value):
+        return 2
+    return max(0, 3 - floor(log10(abs(value))))

@@ -6,7 +6,7 @@ from typing import Final
 
 from powernorm.errors import printable as printable
 from powernorm.lab.report.records import BEHIND, ShownStatus
-from powernorm.lab.report.statistics import PairedGap, Spread
+from powernorm.lab.report.summary import PairedGap, Spread
 
 MOST_DECIMALS: Final = 6
 """A number that needs more is written with an exponent."""

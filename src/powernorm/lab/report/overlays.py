@@ -1,15 +1,18 @@
-"""Diagnoses of several models in one picture: a line a norm, its seeds as mean and range."""
+"""The page of several diagnoses side by side: a line a norm, its seeds as mean and range."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 from math import ceil, isfinite
+from pathlib import Path
 from typing import Any, Final
 
+from markupsafe import Markup
 from pandas import DataFrame
 
-from powernorm.lab.report import figures
+from powernorm.lab.report import figures, numerals
+from powernorm.lab.report.document import Article, SectionParts, document, gallery, part, write_page
 from powernorm.lab.report.drawing import DrawnFigure, short_names
 from powernorm.lab.report.figures import (
     FLUCTUATIONS,
@@ -18,12 +21,20 @@ from powernorm.lab.report.figures import (
     runs_by_name,
     shared_layers,
 )
-from powernorm.lab.report.lines import Band, Panel, SeedLine, bands_over_seeds, panels_figure
-from powernorm.lab.report.magnitudes import mean
-from powernorm.lab.report.numerals import printable
+from powernorm.lab.report.lines import (
+    Band,
+    Panel,
+    RowQuantity,
+    SeedLine,
+    bands_over_seeds,
+    panels_figure,
+    rows_figure,
+)
+from powernorm.lab.report.numerals import counted, printable
 from powernorm.lab.report.records import ReportedRun
-from powernorm.lab.report.rows import RowQuantity, rows_figure
-from powernorm.runs import DiagnosisRecord, SpectrumRecord
+from powernorm.lab.report.summary import average, mean
+from powernorm.lab.report.tables import Table, copies
+from powernorm.runs import DIAGNOSIS_COLUMNS, DiagnosisRecord, SpectrumRecord
 
 MAX_LAYERS: Final = 24
 """Layers that have a figure each over the training; of more, that many evenly spaced ones."""
@@ -142,7 +153,6 @@ def by_layer(lines: Sequence[OverlayLine], prefix: str) -> list[DrawnFigure]:
             logarithmic=True,
             caption=f"{quantity.source} Top: first layer.",
             prefix=f"{prefix}layers-{quantity.key.replace('_', '-')}",
-            description=f"{quantity.name} by layer for {_names(lines)}",
         )
     ]
 
@@ -213,7 +223,6 @@ def over_training(lines: Sequence[OverlayLine], prefix: str) -> list[DrawnFigure
             caption=" ".join([quantity.source, *source, *notes]),
             x_label="step",
             prefix=f"{prefix}training-{quantity.key.replace('_', '-')}",
-            description=f"{quantity.name} over training for {_names(lines)}",
         )
     for number, name in enumerate(_embeddings(lines)):
         drawn += _spectrum_over_training(lines, name, f"{prefix}spectrum-training-{number}")
@@ -237,7 +246,6 @@ def every_layer(lines: Sequence[OverlayLine], prefix: str) -> list[DrawnFigure]:
             caption=f"{printable(layer)}, logarithmic.",
             x_label="step",
             prefix=f"{prefix}layer-{number}",
-            description=f"TID, κ and λ₁ of {layer} over training for {_names(lines)}",
         )
     ]
 
@@ -337,7 +345,6 @@ def _spectrum(lines: Sequence[OverlayLine], name: str, prefix: str) -> list[Draw
         "embedding uses its dimensions evenly.",
         x_label="index",
         prefix=prefix,
-        description=f"Singular values of the embedding by index for {_names(lines)}",
     )
 
 
@@ -363,7 +370,6 @@ def _spectrum_over_training(
         caption="The singular value in the middle over the largest. 1: all dimensions alike.",
         x_label="step",
         prefix=prefix,
-        description=f"Middle singular value of the embedding over training for {_names(lines)}",
     )
 
 
@@ -384,3 +390,101 @@ def failures(lines: Sequence[OverlayLine]) -> list[str]:
 
 def _names(lines: Sequence[OverlayLine]) -> str:
     return ", ".join(printable(line.name) for line in lines)
+
+
+# The page ---------------------------------------------------------------------------------------
+
+_COUNTS: Final = ("num_outliers", "outlier_feature", "top_position")
+
+
+def write_overlay_page(lines: Sequence[OverlayLine], target: Path) -> Path:
+    """Writes the page of several diagnoses; returns its path.
+
+    Raises:
+        InputError: it cannot be written there.
+    """
+    return write_page(render_overlay(lines), target)
+
+
+def render_overlay(lines: Sequence[OverlayLine]) -> str:
+    """The page of several diagnoses."""
+    heading = f"Diagnoses: {', '.join(printable(line.name) for line in lines)}"
+    return document(heading, [Article(heading, _lead(lines), _sections(lines))])
+
+
+def overlay_table(lines: Iterable[OverlayLine]) -> Table:
+    """The models in numbers, a row each."""
+    rows = [_row(line, record) for line in lines for record in line.diagnoses]
+    return Table.of(rows, ("model", "norm", "verdict"), wide="verdict")
+
+
+def write_overlay_csv(lines: Iterable[OverlayLine], target: Path) -> None:
+    """Writes the layers of all models as CSV, with the model first.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    rows = [
+        {"model": record["model"], **row}
+        for line in lines
+        for record in line.diagnoses
+        for row in record["layers"]
+    ]
+    # As `powernorm diagnose --csv` writes them: counts and places without a fraction.
+    table = DataFrame(rows, columns=["model", *DIAGNOSIS_COLUMNS])
+    table = table.astype(dict.fromkeys(_COUNTS, "Int64"))
+    write_page(table.to_csv(index=False, lineterminator="\r\n"), target)
+
+
+def training_contents(lines: Sequence[OverlayLine], prefix: str) -> list[Markup]:
+    """What runs recorded of their diagnoses over the training; empty where none did."""
+    contents = _noted(over_training(lines, prefix))
+    layers = every_layer(lines, prefix)
+    if layers:
+        summary = f"Layer by layer: {counted(len(layers), 'figure')}"
+        contents.append(part("folded", summary, gallery(layers)))
+    missing = failures(lines)
+    if missing:
+        contents += [part("heading", "Without a diagnosis"), part("bullets", missing)]
+    return contents
+
+
+def _sections(lines: Sequence[OverlayLine]) -> list[SectionParts]:
+    table = overlay_table(lines)
+    models = [table.html("Models", "TID: mean / deviation. Last: the last norm."), copies(table)]
+    return [
+        ("models", "Models", models),
+        ("training", "Through training", training_contents(lines, "")),
+        ("layers", "By layer", _noted(by_layer(lines, ""))),
+        ("gradients", "Gradients and fluctuations", gallery(monitored(lines, ""))),
+        ("spectra", "Spectra of the embeddings", gallery(spectra(lines, ""))),
+    ]
+
+
+def _lead(lines: Sequence[OverlayLine]) -> str:
+    records = [record for line in lines for record in line.diagnoses]
+    batches = sorted({record["num_batches"] for record in records})
+    return f"{counted(len(records), 'model')}, {' or '.join(map(str, batches))} batches each."
+
+
+def _noted(drawn: Sequence[DrawnFigure]) -> list[Markup]:
+    return [part("paragraph", NOTE, kind="soft"), *gallery(drawn)] if drawn else []
+
+
+def _row(line: OverlayLine, record: DiagnosisRecord) -> dict[str, str]:
+    last = record["layers"][-1] if record["layers"] else {}
+    tids = ("mean_tid", "var_tid")
+    return {
+        "model": printable(record["model"]),
+        "norm": printable(line.name),
+        "step": numerals.NOTHING if record["step"] is None else str(record["step"]),
+        "TID last, %": _pair(last.get(key) for key in tids),
+        "TID average, %": _pair(average(record["layers"], key) for key in tids),
+        "κ 50 % last": numerals.number(last.get("kappa_50")),
+        "λ₁ last": numerals.number(last.get("lambda_1")),
+        "verdict": " ".join(filter(None, (record["verdict"]["action"], record["verdict"]["norm"]))),
+    }
+
+
+def _pair(values: Iterable[float | None]) -> str:
+    return " / ".join(map(numerals.percent, values))

@@ -1,7 +1,7 @@
 """The page of comparisons: what stands on it, of which folders, and where it goes."""
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Final
@@ -11,11 +11,13 @@ from markupsafe import Markup
 from powernorm.errors import InputError
 from powernorm.files import read_text
 from powernorm.lab.report import figures
-from powernorm.lab.report.changes import changes_table, difference_note, preset_values
 from powernorm.lab.report.columns import MAX_METRICS, own_metric
 from powernorm.lab.report.comparison_tables import (
+    changes_table,
+    difference_note,
     glossary,
     headline,
+    preset_values,
     run_table,
     scoring_notes,
     settings_table,
@@ -24,17 +26,16 @@ from powernorm.lab.report.comparison_tables import (
 )
 from powernorm.lab.report.conclusion import conclusion, race_contents
 from powernorm.lab.report.diagnosis_page import comparison_contents
-from powernorm.lab.report.document import Article, SectionParts, document, part, write_page
+from powernorm.lab.report.document import Article, SectionParts, document, gallery, part, write_page
 from powernorm.lab.report.loading import read_comparison, read_runs
 from powernorm.lab.report.measures import own_heading
 from powernorm.lab.report.numerals import counted, printable
-from powernorm.lab.report.overlay_page import training_contents
-from powernorm.lab.report.overlays import lines_of
+from powernorm.lab.report.overlays import lines_of, training_contents
 from powernorm.lab.report.paper_tables import paper_contents, paper_table, score_contents
 from powernorm.lab.report.records import Comparison, ReportedRun, Translation
 from powernorm.lab.report.seed_statistics import seed_contents, seed_table
-from powernorm.lab.report.statistics import SummaryRow, summarize
 from powernorm.lab.report.studies import study_contents
+from powernorm.lab.report.summary import SummaryRow, summarize
 from powernorm.lab.report.tables import Table, copies
 from powernorm.lab.report.tuning import tuning_contents, tuning_sentence
 from powernorm.runs import (
@@ -96,7 +97,7 @@ def _article(comparison: Comparison) -> Article:
     return Article(
         heading=f"{_subject(comparison)}: {headline(comparison)}{_place(comparison)}",
         lead=_lead(comparison),
-        sections=list(_sections(comparison)),
+        sections=_sections(comparison),
         anchor=comparison.anchor,
         conclusion=conclusion(comparison),
     )
@@ -109,76 +110,41 @@ def _place(comparison: Comparison) -> str:
     return f" ({printable('/'.join(comparison.folder.resolve().parts[-2:]))})"
 
 
-def _sections(comparison: Comparison) -> Iterator[SectionParts]:
+def _sections(comparison: Comparison) -> list[SectionParts]:
     rows = summarize(comparison)
     results = table_of(comparison, rows)
-    study = study_contents(comparison)
-    if study:
-        yield "study", "The study", study
     paper = paper_contents(comparison)
-    yield (
-        "results",
-        "Results",
-        [
-            *([] if paper else difference_note(comparison)),
-            summary_table(comparison, rows),
-            *_more_metrics(comparison, rows),
-            *scoring_notes(comparison),
-            copies(results),
-        ],
-    )
-    tuning = tuning_contents(comparison)
-    if tuning:
-        yield "tuning", "How the settings were chosen", tuning
-    race = race_contents(comparison)
-    if race:
-        yield "race", "The race", race
-    seeds = seed_contents(comparison, rows)
-    if seeds:
-        yield "seeds", "What the seeds say", seeds
-    if paper:
-        yield "paper", "Paper and measured", paper
-    curves = figures.learning_curves(comparison)
-    if curves:
-        yield "curves", "Learning curves", [part("gallery", curves), *_more_curves(comparison)]
-    tid = _tid_contents(comparison)
-    if tid:
-        yield "tid", "Training inference discrepancy", tid
-    yield from _found_in_runs(comparison)
-    yield (
-        "runs",
-        "Every run",
-        [run_table(comparison).html("Every run", "One row a run, nothing averaged.")],
-    )
-    yield "columns", "What the columns mean", [glossary(results)]
-    if comparison.data:
-        yield "data", "Data", [settings_table(comparison.data, "Corpus of the comparison")]
-    if comparison.settings or comparison.function:
-        yield "settings", "Settings and environment", _settings(comparison)
-
-
-def _found_in_runs(comparison: Comparison) -> Iterator[SectionParts]:
-    """What only some comparisons have."""
-    gradients = figures.gradients_over_time(comparison)
-    prefix = f"{comparison.anchor}diagnosed-"
-    sections: Sequence[SectionParts] = (
-        (
-            "gradients",
-            "Gradients of the norms' inputs",
-            [part("gallery", gradients)] if gradients else [],
-        ),
-        (
-            "diagnosed",
-            "Diagnoses through training",
-            training_contents(lines_of(comparison.runs), prefix),
-        ),
+    result_contents = [
+        *([] if paper else difference_note(comparison)),
+        summary_table(comparison, rows),
+        *_more_metrics(comparison, rows),
+        *scoring_notes(comparison),
+        copies(results),
+    ]
+    curves = [*gallery(figures.learning_curves(comparison)), *_more_curves(comparison)]
+    gradients = gallery(figures.gradients_over_time(comparison))
+    diagnosed = training_contents(lines_of(comparison.runs), f"{comparison.anchor}diagnosed-")
+    every_run = run_table(comparison).html("Every run", "One row a run, nothing averaged.")
+    data = settings_table(comparison.data, "Corpus of the comparison")
+    return [
+        ("study", "The study", study_contents(comparison)),
+        ("results", "Results", result_contents),
+        ("tuning", "How the settings were chosen", tuning_contents(comparison)),
+        ("race", "The race", race_contents(comparison)),
+        ("seeds", "What the seeds say", seed_contents(comparison, rows)),
+        ("paper", "Paper and measured", paper),
+        ("curves", "Learning curves", curves),
+        ("tid", "Training inference discrepancy", _tid_contents(comparison)),
+        ("gradients", "Gradients of the norms' inputs", gradients),
+        ("diagnosed", "Diagnoses through training", diagnosed),
         ("statistics", "Scores by kind of statistics", score_contents(comparison)),
         ("diagnoses", "Diagnoses", comparison_contents(comparison)),
         ("translations", "Translations", sample_contents(comparison)),
-    )
-    for name, heading, contents in sections:
-        if contents:
-            yield name, heading, contents
+        ("runs", "Every run", [every_run]),
+        ("columns", "What the columns mean", [glossary(results)]),
+        ("data", "Data", [data] if comparison.data else []),
+        ("settings", "Settings and environment", _settings(comparison)),
+    ]
 
 
 def _lead(comparison: Comparison) -> str:
@@ -241,10 +207,7 @@ def _more_curves(comparison: Comparison) -> list[Markup]:
 
 
 def _tid_contents(comparison: Comparison) -> list[Markup]:
-    contents = []
-    lines = figures.tid_over_time(comparison)
-    if lines:
-        contents.append(part("gallery", lines))
+    contents = gallery(figures.tid_over_time(comparison))
     maps = figures.tid_heat_maps(comparison)
     if maps:
         first_seed = {run.name: run.seed for run, _ in reversed(maps)}
@@ -279,6 +242,8 @@ def _tid_contents(comparison: Comparison) -> list[Markup]:
 def _settings(comparison: Comparison) -> list[Markup]:
     """Versions and machine apart from the configuration of the experiment."""
     settings = comparison.settings
+    if not settings and not comparison.function:
+        return []
     of_run = printable(comparison.settings_of)
     title = f"Configuration of the run {of_run}" if of_run else "Configuration of the comparison"
     environment = {
@@ -326,54 +291,41 @@ def read_translations(path: Path) -> list[Translation]:
                 f"{', '.join(TRANSLATIONS_COLUMNS)} with "
                 "tabs between; mend or remove the line"
             )
-        found.append(Translation(*cells))
+        source, reference, translation = cells
+        found.append((source, reference, translation))
     return found
 
 
 def sample_contents(comparison: Comparison) -> list[Markup]:
     """Ten sentences of the test text, evenly spaced; empty where no run has translations."""
     by_norm = {
-        run.name: found
-        for run in first_runs(comparison.runs)
-        if (found := _translations_of(comparison, run))
+        name: found
+        for name, (first, *_) in figures.runs_by_name(comparison.runs).items()
+        if (found := _translations_of(comparison, first))
     }
     if not by_norm:
         return []
     first = next(iter(by_norm.values()))
-    num_sentences = min(NUM_SENTENCES, len(first))
-    sentences = [first[index * len(first) // num_sentences] for index in range(num_sentences)]
+    number = min(NUM_SENTENCES, len(first))
     answers = {
-        name: {(one.source, one.reference): one.translation for one in found}
+        name: {(source, reference): text for source, reference, text in found}
         for name, found in by_norm.items()
     }
-    summary = f"{num_sentences} sentences of the test text, by the first run of each norm"
-    listed = [_sentence(one, answers) for one in sentences]
+    listed = []
+    for index in range(number):
+        source, reference, _ = first[index * len(first) // number]
+        said = {name: found.get((source, reference)) for name, found in answers.items()}
+        lines = {"source": source, "reference": reference}
+        listed.append(
+            [*lines.items(), *((n, text) for n, text in said.items() if text is not None)]
+        )
+    summary = f"{number} sentences of the test text, by the first run of each norm"
     return [part("folded", summary, [part("sentences", listed)])]
-
-
-def first_runs(runs: Sequence[ReportedRun]) -> list[ReportedRun]:
-    """The first run of each norm."""
-    found: dict[str, ReportedRun] = {}
-    for run in runs:
-        found.setdefault(run.name, run)
-    return list(found.values())
 
 
 def _translations_of(comparison: Comparison, run: ReportedRun) -> list[Translation]:
     path = comparison.folder / run.folder / TRANSLATIONS_FILE
     return read_translations(path) if path.exists() else []
-
-
-def _sentence(
-    sentence: Translation, answers: Mapping[str, Mapping[tuple[str, str], str]]
-) -> list[tuple[str, str]]:
-    """Source, reference and every norm's translation."""
-    lines = [("source", sentence.source), ("reference", sentence.reference)]
-    return lines + [
-        (name, found[sentence.source, sentence.reference])
-        for name, found in answers.items()
-        if (sentence.source, sentence.reference) in found
-    ]
 
 
 # Of several folders.

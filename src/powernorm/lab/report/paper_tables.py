@@ -1,18 +1,17 @@
 """What papers print beside what was measured: results, TID and scores by kind of statistics."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from math import isinf
 from typing import Final
 
 from markupsafe import Markup
 
 from powernorm.lab.report import numerals
-from powernorm.lab.report.changes import difference_note
+from powernorm.lab.report.comparison_tables import difference_note
 from powernorm.lab.report.measures import MEASURES, heading_of
 from powernorm.lab.report.numerals import NOTHING, printable
-from powernorm.lab.report.records import Comparison, ReportedRun
-from powernorm.lab.report.statistics import average, spread, spread_of
+from powernorm.lab.report.records import Comparison, ReportedRun, runs_of
+from powernorm.lab.report.summary import average, spread, spread_of
 from powernorm.lab.report.tables import Table, copies
 from powernorm.runs import DiagnosisRecord, EvaluationRow, PaperRecord, PaperStatistic
 
@@ -82,15 +81,15 @@ def tid_table(record: DiagnosisRecord) -> Table | None:
         "var_avg": average(layers, "var_tid"),
     }
     lines = [
-        [
-            TID_HEADINGS[one["metric"]],
-            numerals.percent(own[one["metric"]]),
-            f"{one['value']:.1f} ({printable(one['source'])})",
-            printable(one["dataset"]),
-        ]
+        {
+            "measure": TID_HEADINGS[one["metric"]],
+            "here": numerals.percent(own[one["metric"]]),
+            "paper": f"{one['value']:.1f} ({printable(one['source'])})",
+            "paper's data": printable(one["dataset"]),
+        }
         for one in printed
     ]
-    return Table(["measure", "here", "paper", "paper's data"], [False, True, False, False], lines)
+    return Table.of(lines, ("measure", "paper", "paper's data"))
 
 
 def tid_lines(comparison: Comparison) -> list[list[str]]:
@@ -103,7 +102,7 @@ def tid_lines(comparison: Comparison) -> list[list[str]]:
             printable(one["norm"]),
             one["placement"],
             f"{one['value']:.1f} ({printable(one['source'])})",
-            _measured_tid(comparison.runs, one),
+            _measured_tid(runs_of(comparison.runs, one["norm"], one["placement"]), one),
             TID_HEADINGS[one["metric"]],
             printable(one["dataset"]),
         ]
@@ -215,8 +214,7 @@ def _of_scores(paper: Iterable[PaperStatistic], names: Sequence[str]) -> list[Pa
     return [one for one in paper if "statistics" in one and one["metric"] in known]
 
 
-def _measured_tid(runs: Iterable[ReportedRun], printed: PaperStatistic) -> str:
-    ours = [r for r in runs if (r.name, r.placement) == (printed["norm"], printed["placement"])]
+def _measured_tid(ours: Sequence[ReportedRun], printed: PaperStatistic) -> str:
     values = [
         100 * value
         for run in ours
@@ -273,16 +271,6 @@ CAPTION: Final = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class _Key:
-    """What a row is about; a paper's measures are kept apart."""
-
-    norm: str
-    placement: str
-    dataset: str
-    metric: str
-
-
 def paper_table(comparison: Comparison) -> Table:
     """The papers' numbers in their order, beside what was measured, then the TID of the norms."""
     is_number = [heading == "measured" for heading in HEADINGS]
@@ -290,18 +278,19 @@ def paper_table(comparison: Comparison) -> Table:
 
 
 def _lines(comparison: Comparison) -> Iterator[list[str]]:
-    rows: dict[_Key, list[PaperRecord]] = {}
+    # A paper's measures are kept apart; two papers may print the same.
+    rows: dict[tuple[str, str, str, str], list[PaperRecord]] = {}
     for record in comparison.paper:
-        key = _Key(record["norm"], record["placement"], record["dataset"], record["metric"])
+        key = record["norm"], record["placement"], record["dataset"], record["metric"]
         rows.setdefault(key, []).append(record)
-    for key, records in rows.items():
+    for (norm, placement, dataset, metric), records in rows.items():
         yield [
-            printable(key.norm),
-            key.placement,
+            printable(norm),
+            placement,
             "; ".join(printed_with_source(record, comparison.paper) for record in records),
-            _measured(comparison.runs, key),
-            printable(heading_of(key.metric)),
-            printable(key.dataset),
+            _measured(runs_of(comparison.runs, norm, placement), metric),
+            printable(heading_of(metric)),
+            printable(dataset),
         ]
 
 
@@ -344,11 +333,10 @@ def _decimals(value: float | None) -> int:
     return 1 if value is None or isinf(value) else max(1, len(repr(value).partition(".")[2]))
 
 
-def _measured(runs: Sequence[ReportedRun], key: _Key) -> str:
-    ours = [run for run in runs if (run.name, run.placement) == (key.norm, key.placement)]
+def _measured(ours: Sequence[ReportedRun], metric: str) -> str:
     if not ours:
         return NOT_RUN
-    value = spread_of(ours, key.metric)
+    value = spread_of(ours, metric)
     if value is None:
         broken = {run.shown_status: (run.seed,) for run in ours if not run.finished}
         return numerals.mark(broken)

@@ -1,15 +1,19 @@
 """A comparison as the report sees it: plain values read from the run folders."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
 from math import isfinite
 from pathlib import Path
 from typing import Final, Literal
 
+from pandas import DataFrame
+
 from powernorm.lab.report.measures import MAIN, MEASURES, PERPLEXITY, Measure, goal_of, own_measure
 from powernorm.runs import (
     LOST,
+    METRICS_COLUMNS,
+    NORMS_COLUMNS,
     ComparisonResults,
     DiagnosisRecord,
     RunResult,
@@ -26,35 +30,22 @@ BEHIND: Final[Behind] = "worse than a baseline"
 """A run that came to its end, and is no better than the first model without a network."""
 ShownStatus = Status | Behind
 
-MetricRow = Mapping[str, float | None]
-"""One line of `metrics.csv` by column; None where the cell is empty."""
 
+Translation = tuple[str, str, str]
+"""One line of `translations.tsv`: source, reference and translation."""
 
-@dataclass(frozen=True, slots=True)
-class NormSample:
-    """One line of `norms.csv`: one layer at one monitored step."""
-
-    step: int
-    layer: str
-    norm: str
-    values: Mapping[str, float | None]
-
-
-@dataclass(frozen=True, slots=True)
-class Translation:
-    """One line of `translations.tsv`."""
-
-    source: str
-    reference: str
-    translation: str
+_NO_STEPS: Final = partial(DataFrame, columns=METRICS_COLUMNS, dtype=float)
+_NO_SAMPLES: Final = partial(DataFrame, columns=NORMS_COLUMNS, dtype=float)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReportedRun(RunResult):
     """One run: its result as far as there is one, and its logged rows."""
 
-    curve: Sequence[MetricRow] = ()
-    samples: Sequence[NormSample] = ()
+    curve: DataFrame = field(default_factory=_NO_STEPS, repr=False, compare=False)
+    """`metrics.csv`, see `powernorm.lab.report.loading.read_metrics`."""
+    samples: DataFrame = field(default_factory=_NO_SAMPLES, repr=False, compare=False)
+    """`norms.csv`: a row a layer and monitored step."""
     diagnosis: DiagnosisRecord | None = None
     diagnoses: Sequence[DiagnosisRecord] = ()
     """Those that were made while it trained, by step."""
@@ -90,14 +81,14 @@ class ReportedRun(RunResult):
     @property
     def nonfinite_batches(self) -> int | None:
         """Batches whose statistics were not finite, in the layer that met most of them."""
-        counts = [sample.values.get("num_nonfinite_batches") for sample in self.samples]
-        known = [int(count) for count in counts if count is not None]
-        return max(known) if known else None
+        counts = self.samples["num_nonfinite_batches"].dropna()
+        return int(counts.max()) if len(counts) else None
 
     @property
-    def first_nonfinite(self) -> NormSample | None:
+    def first_nonfinite(self) -> tuple[str, int] | None:
         """Where a number that is not finite was seen first: layer and step."""
-        return next((one for one in self.samples if one.values.get("first_nonfinite")), None)
+        found = self.samples[self.samples["first_nonfinite"].fillna(0) != 0]
+        return None if found.empty else (found["layer"].iloc[0], int(found["step"].iloc[0]))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -154,7 +145,7 @@ class Comparison(ComparisonResults):
         """
         if self.score is not None:
             metric = self.score["metric"].replace("valid_", "test_", 1)
-            return MEASURES[metric] if metric in MEASURES else own_measure(self.score)
+            return MEASURES.get(metric) or own_measure(self.score)
         known = [MEASURES[name] for name in MAIN if name in (self.metric, *self.other_metrics)]
         return known[0] if known else self.measure
 
@@ -168,3 +159,8 @@ class Comparison(ComparisonResults):
     def names(self) -> list[str]:
         """Short names of the norms, or labels, each once, in the order of the runs."""
         return list(dict.fromkeys(run.name for run in self.runs))
+
+
+def runs_of(runs: Iterable[ReportedRun], name: str, placement: str) -> list[ReportedRun]:
+    """Return the runs of a norm, or label, with its norms placed so."""
+    return [run for run in runs if (run.name, run.placement) == (name, placement)]

@@ -9,16 +9,20 @@ from typing import Any, Final, Literal, TypeGuard
 
 from powernorm.errors import InputError
 from powernorm.lab.report import numerals
-from powernorm.lab.report.changes import changes_sentence, changes_table
-from powernorm.lab.report.columns import norm_columns
-from powernorm.lab.report.comparison_tables import FOOTNOTE, any_partial
+from powernorm.lab.report.columns import norm_columns, tid_text
+from powernorm.lab.report.comparison_tables import (
+    FOOTNOTE,
+    any_partial,
+    changes_sentence,
+    changes_table,
+)
 from powernorm.lab.report.loading import read_comparison
-from powernorm.lab.report.measures import better_way, decimals_of, heading_of
+from powernorm.lab.report.measures import better_way, heading_of, measure_of
 from powernorm.lab.report.numerals import counted
 from powernorm.lab.report.paper_tables import printed_with_source
-from powernorm.lab.report.records import Comparison, ReportedRun
-from powernorm.lab.report.seed_statistics import POWER, SeedRow, needed, seed_rows
-from powernorm.lab.report.statistics import (
+from powernorm.lab.report.records import Comparison, runs_of
+from powernorm.lab.report.seed_statistics import POWER, seed_records, tested_cells
+from powernorm.lab.report.summary import (
     LEAST_SEEDS,
     REFERENCE,
     PairedGap,
@@ -198,7 +202,7 @@ def _claims(comparison: Comparison) -> Iterator[Claim]:
             if record["norm"] == against or not _is_number(value) or not _is_number(reference):
                 continue
             runs, theirs = (
-                _runs_of(comparison, norm, record["placement"])
+                runs_of(comparison.runs, norm, record["placement"])
                 for norm in (record["norm"], against)
             )
             measured = paired_gap(runs, theirs, record["metric"])
@@ -223,10 +227,6 @@ def _is_number(value: float | None) -> TypeGuard[float]:
     return value is not None and isfinite(value)
 
 
-def _runs_of(comparison: Comparison, name: str, placement: str) -> list[ReportedRun]:
-    return [run for run in comparison.runs if (run.name, run.placement) == (name, placement)]
-
-
 _EXPLANATION: Final = (
     "Measured: mean ± sample standard deviation over the seeds that finished. The gap to `ln` "
     "(with the same remark, where there is one) is the mean of the seeds' differences, with its "
@@ -240,29 +240,9 @@ _SPLIT: Final = (
     "nothing of how other test data would. "
 )
 
-_HEADINGS: Final = (
-    "norm",
-    "paper",
-    "measured",
-    "seeds",
-    "gap to ln",
-    "p",
-    "p (Holm)",
-    "seeds needed",
-    "TID, %",
-)
-_NUMERIC: Final = (False, False, *(True for _ in _HEADINGS[2:]))
-_CLAIM_HEADINGS: Final = (
-    "norm",
-    "against",
-    "measure",
-    "paper",
-    "measured",
-    "p",
-    "the paper's sign is",
-    "from",
-)
-_CLAIM_NUMERIC: Final = (False, False, False, True, True, True, False, False)
+_GAP: Final = f"gap to {REFERENCE}"
+_EMPTY: Final = (_GAP, "p", "p (Holm)", "seeds needed", "TID, %")
+"""Columns in which a norm that was not run has nothing."""
 
 
 def results_document(folders: Sequence[Path]) -> str:
@@ -284,7 +264,7 @@ def _explanation(comparisons: Sequence[Comparison]) -> str:
 
 def _section(comparison: Comparison) -> str:
     table = (
-        Table(_HEADINGS, _NUMERIC, list(_lines(comparison))).markdown()
+        Table.of(_lines(comparison), ("norm", "paper")).markdown()
         if comparison.has_known_measure
         else _own_table(comparison)
     )
@@ -298,9 +278,8 @@ def _section(comparison: Comparison) -> str:
     measured = [claim for claim in found if claim.measured is not None]
     if measured:
         parts.append("\nDifferences, the paper's and ours:\n")
-        parts.append(
-            Table(_CLAIM_HEADINGS, _CLAIM_NUMERIC, list(map(_claim_line, measured))).markdown()
-        )
+        texts = ("norm", "against", "measure", "the paper's sign is", "from")
+        parts.append(Table.of(map(_claim_line, measured), texts).markdown())
     if comparison.changes is not None:
         parts.append("\nSettings, ours and the preset's:\n")
         parts.append(changes_table(comparison.changes).markdown())
@@ -365,80 +344,64 @@ def _environment(settings: Mapping[str, Any]) -> Iterator[str]:
         yield f"On {escaped(str(device))}, torch {escaped(str(torch))}{date}."
 
 
-def _lines(comparison: Comparison) -> Iterator[list[str]]:
+def _lines(comparison: Comparison) -> Iterator[dict[str, str]]:
     papers = _by_norm(comparison.paper, comparison.metric)
     seen = set()
-    rows = summarize(comparison)
-    of_seeds = {row.label: row for row in seed_rows(comparison, rows)}
-    for row in rows:
+    for row, tested in _with_tests(comparison):
         if row.is_baseline and row.test is None:
             # The measure means nothing to it, such as arcs to the frequencies of transitions.
             continue
         keys = {(run.name, run.placement) for run in row.runs}
         seen |= keys
-        gap = row.gap
-        yield [
-            f"{row.label}{' (baseline)' * row.is_baseline}",
-            next((papers[key] for key in keys if key in papers), numerals.NOTHING),
-            _measured(row),
-            "" if row.is_baseline else str(_num_seeds(row)),
-            numerals.interval(gap, comparison.measure.decimals),
-            *_tested(gap, None if row.is_baseline else of_seeds.get(row.label)),
-            _tid(row),
-        ]
+        yield {
+            "norm": f"{row.label}{' (baseline)' * row.is_baseline}",
+            "paper": next((papers[key] for key in keys if key in papers), numerals.NOTHING),
+            "measured": _measured(row),
+            "seeds": _num_seeds(row),
+            **tested,
+            "TID, %": tid_text(row, "avg"),
+        }
     for (norm, placement), text in papers.items():
         if (norm, placement) not in seen:
-            yield [norm, text, "not run", "", *[numerals.NOTHING] * len(_HEADINGS[4:])]
+            empty = dict.fromkeys(_EMPTY, numerals.NOTHING)
+            yield {"norm": norm, "paper": text, "measured": "not run", "seeds": "", **empty}
 
 
-def _tested(gap: PairedGap | None, seeds: SeedRow | None) -> list[str]:
-    """The p of a norm, alone and corrected, and the seeds that its gap would need."""
-    return [
-        numerals.probability(None if gap is None else gap.p),
-        numerals.probability(None if gap is None else gap.adjusted_p),
-        numerals.NOTHING if seeds is None else needed(seeds),
-    ]
+def _with_tests(comparison: Comparison) -> Iterator[tuple[SummaryRow, dict[str, str]]]:
+    """The rows of the table of norms, each with the cells of its paired test."""
+    rows = summarize(comparison)
+    of_seeds = {record["label"]: record for record in seed_records(comparison, rows)}
+    for row in rows:
+        record = None if row.is_baseline else of_seeds.get(row.label)
+        yield row, tested_cells(row.gap, record, comparison.measure.decimals, _GAP)
 
 
 def _own_table(comparison: Comparison) -> str:
     """The columns of the report, with the paired test beside the gap and the number of seeds."""
-    rows = summarize(comparison)
+    found = list(_with_tests(comparison))
+    rows = [row for row, _ in found]
     columns = [one for one in norm_columns(comparison, rows) if one.key != "interval"]
-    of_seeds = {row.label: row for row in seed_rows(comparison, rows)}
-    headings: list[str] = []
-    numeric: list[bool] = []
+    headings: list[tuple[str, bool]] = []
     lines: list[list[str]] = [[] for _ in rows]
-
-    def add(heading: str, texts: Iterable[str], *, is_number: bool = True) -> None:
-        headings.append(heading)
-        numeric.append(is_number)
-        for line, text in zip(lines, texts, strict=True):
-            line.append(text)
-
     for column in columns:
-        if column.key == "gap":
-            gaps = [row.gap for row in rows]
-            add(
-                column.heading,
-                [numerals.interval(gap, comparison.measure.decimals) for gap in gaps],
-            )
-            tested = [
-                _tested(gap, None if row.is_baseline else of_seeds.get(row.label))
-                for gap, row in zip(gaps, rows, strict=True)
-            ]
-            for heading, texts in zip(_HEADINGS[5:8], zip(*tested, strict=True), strict=True):
-                add(heading, texts)
-        elif column.of_norm:
-            add(column.heading, map(column.of_norm, rows), is_number=column.numeric)
-        if column.key == "test":
-            add("seeds", ["" if row.is_baseline else str(_num_seeds(row)) for row in rows])
+        is_gap, is_test = column.key == "gap", column.key == "test"
+        headings += [(name, True) for name in _EMPTY[:-1]] if is_gap else []
+        headings += [] if is_gap else [(column.heading, column.numeric)]
+        headings += [("seeds", True)] * is_test
+        for line, (row, tested) in zip(lines, found, strict=True):
+            if is_gap:
+                line += tested.values()
+            elif column.of_norm:
+                line.append(column.of_norm(row))
+            line += [_num_seeds(row)] * is_test
+    names, numeric = zip(*headings, strict=True)
     # An asterisk at the beginning of a line would begin a list.
     note = f"\n\\{FOOTNOTE}\n" if any_partial(rows) else ""
-    return Table(headings, numeric, lines).markdown() + note
+    return Table(names, numeric, lines).markdown() + note
 
 
-def _num_seeds(row: SummaryRow) -> int:
-    return 0 if row.test is None else row.test.count
+def _num_seeds(row: SummaryRow) -> str:
+    return "" if row.is_baseline else str(0 if row.test is None else row.test.count)
 
 
 def _measured(row: SummaryRow) -> str:
@@ -446,14 +409,6 @@ def _measured(row: SummaryRow) -> str:
         return numerals.NOTHING if row.complete else numerals.mark(row.statuses)
     text = numerals.spread(row.test)
     return text if row.complete else f"{text}; {numerals.outcome(row.statuses)}"
-
-
-def _tid(row: SummaryRow) -> str:
-    tid = row.tid or {}
-    parts = [tid.get("mean_avg"), tid.get("var_avg")]
-    if all(part is None for part in parts):
-        return numerals.NOTHING
-    return " / ".join(numerals.percent(part) for part in parts)
 
 
 def _by_norm(records: Sequence[PaperRecord], metric: str) -> dict[tuple[str, str], str]:
@@ -466,14 +421,14 @@ def _by_norm(records: Sequence[PaperRecord], metric: str) -> dict[tuple[str, str
     return {key: "; ".join(texts) for key, texts in found.items()}
 
 
-def _claim_line(claim: Claim) -> list[str]:
-    return [
-        claim.norm,
-        claim.against,
-        heading_of(claim.metric),
-        f"{claim.printed:+.2f}",
-        numerals.interval(claim.measured, decimals_of(claim.metric)),
-        numerals.probability(None if claim.measured is None else claim.measured.p),
-        WORDS[claim.outcome],
-        claim.source,
-    ]
+def _claim_line(claim: Claim) -> dict[str, str]:
+    return {
+        "norm": claim.norm,
+        "against": claim.against,
+        "measure": heading_of(claim.metric),
+        "paper": f"{claim.printed:+.2f}",
+        "measured": numerals.interval(claim.measured, measure_of(claim.metric).decimals),
+        "p": numerals.probability(None if claim.measured is None else claim.measured.p),
+        "the paper's sign is": WORDS[claim.outcome],
+        "from": claim.source,
+    }

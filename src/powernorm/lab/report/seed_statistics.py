@@ -1,15 +1,15 @@
 """What the seeds of a comparison say: averages with intervals, paired tests, seeds needed."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from math import isnan, nan, sqrt
+from math import isnan, sqrt
 from typing import Any, Final
 
+import numpy as np
 from markupsafe import Markup
 
 from powernorm.lab.report import numerals
 from powernorm.lab.report.records import Comparison
-from powernorm.lab.report.statistics import (
+from powernorm.lab.report.summary import (
     CONFIDENCE,
     LEAST_SEEDS,
     REFERENCE,
@@ -30,70 +30,50 @@ POWER: Final = 0.8
 """Chance that the paired test shows a gap of the measured size and scatter."""
 MOST_SEEDS: Final = 1000
 """More than so many are not counted."""
-_HEADINGS: Final = ("norm", "seeds", "mean (95 %)", "middle half (95 %)")
-_TESTS: Final = ("gap (95 %)", "p", "p (Holm)", "seeds needed")
 
 
-@dataclass(frozen=True, slots=True)
-class Estimate:
-    """An average over seeds with its bootstrap interval; NaN ends of too few seeds."""
-
-    value: float
-    low: float
-    high: float
-
-
-@dataclass(frozen=True)
-class SeedRow:
-    """What the seeds say of one norm.
-
-    Attributes:
-        label: as in the table of results.
-        count: seeds that finished with a number.
-        mean: of them.
-        middle: interquartile mean.
-        gap: to the reference norm, seed by seed; None for itself.
-        num_needed: seeds by which a test of POWER shows a gap of this size; None where that is not
-            known, or more than MOST_SEEDS.
-    """
-
-    label: str
-    count: int
-    mean: Estimate
-    middle: Estimate
-    gap: PairedGap | None = None
-    num_needed: int | None = None
-
-
-def seed_rows(comparison: Comparison, rows: Sequence[SummaryRow] | None = None) -> list[SeedRow]:
-    """Return a row for each norm with a result, in the order of the table.
+def seed_records(
+    comparison: Comparison, rows: Sequence[SummaryRow] | None = None
+) -> list[SeedStatistics]:
+    """Return what the seeds say of each norm with a result, in the order of the table.
 
     Args:
         comparison: what was compared.
         rows: of `summarize`; made where they are not given.
+
+    Returns:
+        A record a norm, as in results.json; None for numbers that the seeds are too few for.
     """
     rows = summarize(comparison) if rows is None else rows
     num_tests = sum(row.gap is not None and not isnan(row.gap.p) for row in rows)
     found = []
     for row in rows:
         values = list(values_by_seed(row.runs, comparison.metric).values())
-        if values:
-            is_tested = row.gap is not None and not isnan(row.gap.p)
-            found.append(
-                SeedRow(
-                    row.label,
-                    len(values),
-                    _bootstrapped(values, _mean),
-                    _bootstrapped(values, _interquartile_mean),
-                    row.gap,
-                    seeds_needed(row.gap, num_tests) if row.gap and is_tested else None,
-                )
-            )
+        if not values:
+            continue
+        mean, middle = _mean(values), _interquartile_mean(values)
+        record = SeedStatistics(
+            label=row.label,
+            seeds=len(values),
+            mean=float(mean),
+            mean_interval=_bootstrapped(values, _mean),
+            interquartile_mean=float(middle),
+            interquartile_mean_interval=_bootstrapped(values, _interquartile_mean),
+        )
+        if (gap := row.gap) is not None:
+            is_tested = not isnan(gap.p)
+            record["against"] = REFERENCE
+            record["difference"] = gap.difference
+            record["difference_interval"] = None if isnan(gap.low) else [gap.low, gap.high]
+            record["p"] = gap.p if is_tested else None
+            record["p_holm"] = None if isnan(gap.adjusted_p) else gap.adjusted_p
+            record["seeds_needed"] = seeds_needed(gap, num_tests) if is_tested else None
+        found.append(record)
     return found
 
 
-def _bootstrapped(values: Sequence[float], average: Callable[..., Any]) -> Estimate:
-    """Return an average over seeds with its percentile interval.
+def _bootstrapped(values: Sequence[float], average: Callable[..., Any]) -> list[float] | None:
+    """Return the percentile interval of an average over seeds; None of too few.
 
     The runs of one norm on one task are a stratum: what is drawn, with replacement, are its seeds
     (Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the Statistical Precipice",
@@ -103,12 +83,10 @@ def _bootstrapped(values: Sequence[float], average: Callable[..., Any]) -> Estim
         values: one a seed.
         average: of an array along `axis`.
     """
-    import numpy as np
+    if len(values) < LEAST_RESAMPLED:
+        return None
     from scipy.stats import bootstrap
 
-    value = float(average(np.array(values), axis=0))
-    if len(values) < LEAST_RESAMPLED:
-        return Estimate(value, nan, nan)
     result = bootstrap(
         (values,),
         average,
@@ -119,14 +97,14 @@ def _bootstrapped(values: Sequence[float], average: Callable[..., Any]) -> Estim
         rng=np.random.default_rng(0),  # the same interval every time
     )
     ends = result.confidence_interval
-    return Estimate(value, float(ends.low), float(ends.high))
+    return [float(ends.low), float(ends.high)]
 
 
-def _mean(values: Any, axis: int) -> Any:
-    return values.mean(axis=axis)
+def _mean(values: Any, axis: int = 0) -> Any:
+    return np.mean(values, axis=axis)
 
 
-def _interquartile_mean(values: Any, axis: int) -> Any:
+def _interquartile_mean(values: Any, axis: int = 0) -> Any:
     from scipy.stats import trim_mean
 
     return trim_mean(values, TRIMMED, axis=axis)
@@ -167,38 +145,6 @@ def seeds_needed(gap: PairedGap, num_tests: int) -> int | None:
     return next((count for count in counts if is_enough(count)), None)
 
 
-def seed_records(comparison: Comparison) -> list[SeedStatistics]:
-    """Return what results.json says of the seeds; None for numbers that they are too few for."""
-    return [_record(row) for row in seed_rows(comparison)]
-
-
-def _record(row: SeedRow) -> SeedStatistics:
-    record = SeedStatistics(
-        label=row.label,
-        seeds=row.count,
-        mean=row.mean.value,
-        mean_interval=_ends(row.mean),
-        interquartile_mean=row.middle.value,
-        interquartile_mean_interval=_ends(row.middle),
-    )
-    if row.gap is not None:
-        record["against"] = REFERENCE
-        record["difference"] = row.gap.difference
-        record["difference_interval"] = _ends(row.gap)
-        record["p"] = _number(row.gap.p)
-        record["p_holm"] = _number(row.gap.adjusted_p)
-        record["seeds_needed"] = row.num_needed
-    return record
-
-
-def _ends(value: Estimate | PairedGap) -> list[float] | None:
-    return None if isnan(value.low) else [value.low, value.high]
-
-
-def _number(value: float) -> float | None:
-    return None if isnan(value) else value
-
-
 def seed_table(comparison: Comparison, rows: Sequence[SummaryRow]) -> Table | None:
     """Return the table of the seeds; None where they are too few to say anything.
 
@@ -206,45 +152,48 @@ def seed_table(comparison: Comparison, rows: Sequence[SummaryRow]) -> Table | No
         comparison: what was compared.
         rows: of `summarize`.
     """
-    found = seed_rows(comparison, rows)
-    is_tested = any(row.gap is not None and not isnan(row.gap.p) for row in found)
-    if not is_tested and all(isnan(row.mean.low) for row in found):
+    found = seed_records(comparison, rows)
+    is_tested = any(record.get("p") is not None for record in found)
+    if not is_tested and all(record["mean_interval"] is None for record in found):
         return None
     decimals = comparison.measure.decimals
-    return Table(
-        [*_HEADINGS, *(_TESTS if is_tested else ())],
-        [False, *(True for _ in (*_HEADINGS[1:], *(_TESTS if is_tested else ())))],
-        [_line(row, decimals)[: None if is_tested else len(_HEADINGS)] for row in found],
-    )
-
-
-def _line(row: SeedRow, decimals: int) -> list[str]:
-    gap = row.gap
-    return [
-        row.label,
-        str(row.count),
-        _estimate(row.mean, decimals),
-        _estimate(row.middle, decimals),
-        numerals.interval(gap, decimals),
-        numerals.probability(None if gap is None else gap.p),
-        numerals.probability(None if gap is None else gap.adjusted_p),
-        needed(row),
+    gaps = {row.label: row.gap for row in rows}
+    lines = [
+        {
+            "norm": record["label"],
+            "seeds": str(record["seeds"]),
+            "mean (95 %)": _estimate(record["mean"], record["mean_interval"], decimals),
+            "middle half (95 %)": _estimate(
+                record["interquartile_mean"], record["interquartile_mean_interval"], decimals
+            ),
+        }
+        | (tested_cells(gaps[record["label"]], record, decimals, "gap (95 %)") if is_tested else {})
+        for record in found
     ]
+    return Table.of(lines, texts=["norm"])
 
 
-def _estimate(value: Estimate, decimals: int) -> str:
-    text = numerals.number(value.value, decimals)
-    if isnan(value.low):
+def tested_cells(
+    gap: PairedGap | None, record: SeedStatistics | None, decimals: int, heading: str
+) -> dict[str, str]:
+    """Return the gap of a norm, its p, alone and corrected, and the seeds that it would need."""
+    needed = numerals.NOTHING
+    if record is not None and record.get("p_holm") is not None:
+        number = record.get("seeds_needed")
+        needed = f"> {MOST_SEEDS:,}" if number is None else str(number)
+    return {
+        heading: numerals.interval(gap, decimals),
+        "p": numerals.probability(None if gap is None else gap.p),
+        "p (Holm)": numerals.probability(None if gap is None else gap.adjusted_p),
+        "seeds needed": needed,
+    }
+
+
+def _estimate(value: float, interval: Sequence[float] | None, decimals: int) -> str:
+    text = numerals.number(value, decimals)
+    if interval is None:
         return text
-    ends = (numerals.number(end, decimals) for end in (value.low, value.high))
-    return f"{text} ({' to '.join(ends)})"
-
-
-def needed(row: SeedRow) -> str:
-    """Return in words how many seeds would decide a gap of this size."""
-    if row.gap is None or isnan(row.gap.adjusted_p):
-        return numerals.NOTHING
-    return f"> {MOST_SEEDS:,}" if row.num_needed is None else str(row.num_needed)
+    return f"{text} ({' to '.join(numerals.number(end, decimals) for end in interval)})"
 
 
 def seed_contents(comparison: Comparison, rows: Sequence[SummaryRow]) -> list[Markup]:

@@ -1,88 +1,49 @@
 """What a study's figure shows of each variant: the mean over seeds, the extremes, lost runs."""
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from math import isfinite
+from math import isfinite, nan
 from typing import Final
 
+from pandas import DataFrame
+
 from powernorm.lab.report.figures import perplexity_label, runs_by_name
-from powernorm.lab.report.magnitudes import mean
 from powernorm.lab.report.measures import PERPLEXITY
 from powernorm.lab.report.numerals import STATUS_WORDS
 from powernorm.lab.report.records import Comparison, ReportedRun
+from powernorm.lab.report.summary import mean
 
 Measure = Callable[[ReportedRun], float | None]
 """A quantity of a run; None where it has none."""
 
 
-@dataclass(frozen=True)
-class SeedRange:
-    """Mean and extremes over seeds."""
-
-    mean: float
-    low: float
-    high: float
-
-    @classmethod
-    def of(cls, values: Iterable[float]) -> "SeedRange | None":
-        """None without a finite value."""
-        known = [value for value in values if isfinite(value)]
-        return cls(mean(known), min(known), max(known)) if known else None
+_NUMBERS: Final = ("x", "y", "mean", "low", "high")
 
 
-@dataclass(frozen=True)
-class StudyPoint:
-    """One variant.
-
-    Attributes:
-        name: its label.
-        norm: short name.
-        x: on the study's axis.
-        y: on the second axis of a grid.
-        value: over the runs that finished; None where none did, or none has the quantity.
-        lost: what became of the others: words, each once.
-    """
-
-    name: str
-    norm: str
-    x: float | None
-    y: float | None
-    value: SeedRange | None
-    lost: Sequence[str]
-
-
-def points_of(comparison: Comparison, measure: Measure, missing: str = "") -> list[StudyPoint]:
-    """One point a variant, in the order of the runs.
+def points_of(comparison: Comparison, measure: Measure, missing: str = "") -> DataFrame:
+    """Return a row a variant by its label, in the order of the runs.
 
     Args:
         comparison: has the runs.
         measure: the quantity.
         missing: what to say of a finished run that lacks it; empty where that is no loss.
+
+    Returns:
+        `norm`; `x` and `y` on the study's axes; `mean`, `low` and `high` over the runs that
+        finished, NaN where none did, or none has the quantity; `lost`, what became of the others.
     """
-    groups = runs_by_name(comparison.runs).values()
-    return [_point(runs, measure, missing) for runs in groups]
-
-
-def _point(runs: Sequence[ReportedRun], measure: Measure, missing: str) -> StudyPoint:
-    values: list[float] = []
-    lost = []
-    for run in runs:
-        if not run.finished:
-            lost.append(STATUS_WORDS[run.shown_status])
-        elif (value := measure(run)) is not None:
-            values.append(value)
-        elif missing:
-            lost.append(missing)
-    # A run without a result does not know its place; its seeds may.
-    placed = next((run for run in runs if run.x is not None), runs[0])
-    return StudyPoint(
-        placed.name,
-        placed.norm,
-        placed.x,
-        placed.y,
-        SeedRange.of(values),
-        tuple(dict.fromkeys(lost)),
-    )
+    rows = {}
+    for name, runs in runs_by_name(comparison.runs).items():
+        lost = [STATUS_WORDS[run.shown_status] for run in runs if not run.finished]
+        found = [measure(run) for run in runs if run.finished]
+        lost += [missing] if missing and None in found else []
+        known = [value for value in found if value is not None and isfinite(value)]
+        # A run without a result does not know its place; its seeds may.
+        placed = next((run for run in runs if run.x is not None), runs[0])
+        ends = (mean(known), min(known), max(known)) if known else (nan, nan, nan)
+        rows[name] = [placed.norm, "/".join(dict.fromkeys(lost)), placed.x, placed.y, *ends]
+    table = DataFrame.from_dict(rows, orient="index", columns=["norm", "lost", *_NUMBERS])
+    return table.astype(dict.fromkeys(_NUMBERS, float))
 
 
 @dataclass(frozen=True)

@@ -111,6 +111,20 @@ class Table:
     num_foot: int = 0
     has_head: bool = True
 
+    @classmethod
+    def of(cls, rows: Iterable[Mapping[str, str]], texts: Iterable[str], wide: str = "") -> "Table":
+        """Return a table of rows that have a cell by each heading.
+
+        Args:
+            rows: all have the headings of the first.
+            texts: headings of the columns that are aligned left; without rows the only ones.
+            wide: heading of a column whose long texts are broken into lines.
+        """
+        lines, left = list(rows), list(texts)
+        headings = list(lines[0]) if lines else left
+        numeric = [name not in left for name in headings]
+        return cls(headings, numeric, [list(line.values()) for line in lines], wide=wide)
+
     @cached_property
     def frame(self) -> DataFrame:
         """The texts; two columns may have one heading."""

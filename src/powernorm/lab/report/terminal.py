@@ -10,11 +10,12 @@ from rich.console import Console
 from rich.table import Table as RichTable
 from rich.text import Text
 
-from powernorm.lab.report.changes import changes_sentence, changes_table
 from powernorm.lab.report.columns import MAX_METRICS
 from powernorm.lab.report.comparison_tables import (
     FOOTNOTE,
     any_partial,
+    changes_sentence,
+    changes_table,
     headline,
     scored_weights,
     signatures,
@@ -25,7 +26,7 @@ from powernorm.lab.report.numerals import counted, printable
 from powernorm.lab.report.paper_tables import evaluation_table, paper_table, score_tables, tid_table
 from powernorm.lab.report.records import Comparison
 from powernorm.lab.report.seed_statistics import seed_table
-from powernorm.lab.report.statistics import best_rows, summarize
+from powernorm.lab.report.summary import best_rows, summarize
 from powernorm.lab.report.tables import Table
 from powernorm.lab.report.tuning import budget_table, tuning_sentence
 from powernorm.runs import REPORT_FILE, RESULTS_FILE, DiagnosisRecord

@@ -1,13 +1,14 @@
 """How each number was tuned: budgets, ranges, what was chosen, and what the trials say."""
 
-import csv
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from math import isfinite, nan
+from collections.abc import Iterator
+from io import StringIO
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 from markupsafe import Markup
 from matplotlib.axes import Axes
+from pandas import DataFrame, Series, read_csv, to_numeric
 
 from powernorm.files import read_text
 from powernorm.lab.report.document import part
@@ -23,25 +24,12 @@ from powernorm.lab.report.drawing import (
     name_rows,
     plain_axes,
 )
-from powernorm.lab.report.lines import Band, Panel, draw_panels
+from powernorm.lab.report.lines import Band, Panel, panels_figure
 from powernorm.lab.report.measures import own_heading
 from powernorm.lab.report.numerals import NOTHING, STATUS_WORDS, counted, printable
 from powernorm.lab.report.records import Comparison
 from powernorm.lab.report.tables import Table
-from powernorm.runs import TRIALS_COLUMNS, TRIALS_FILE, NormTuning, TuningRecord
-
-
-@dataclass(frozen=True)
-class _Trial:
-    """One line of `trials.csv`."""
-
-    norm: str
-    number: str
-    status: str
-    value: float | None
-    """What it is judged by; None where it did not come to its end."""
-    settings: Mapping[str, str]
-    """By dotted key, those that were searched."""
+from powernorm.runs import TRIALS_COLUMNS, TRIALS_FILE, ChosenTrial, TuningRecord
 
 
 def tuning_sentence(tuning: TuningRecord) -> str:
@@ -58,30 +46,24 @@ def tuning_sentence(tuning: TuningRecord) -> str:
 def budget_table(tuning: TuningRecord) -> Table:
     """What the trials of each norm came to."""
     name = own_heading(tuning["select_by"]["metric"])
-    headings = ["norm", "trials", f"{name}, untuned", f"{name}, best", "trial", "chosen settings"]
-    return Table(
-        headings,
-        [False, False, True, True, True, False],
-        [list(_budget_line(norm, one)) for norm, one in tuning["norms"].items()],
-        wide="chosen settings",
-    )
-
-
-def _budget_line(norm: str, one: NormTuning) -> Iterator[str]:
-    best = one["best"]
     words: dict[str, str] = {str(status): word for status, word in STATUS_WORDS.items()}
-    yield printable(norm)
-    yield ", ".join(f"{number} {words.get(key, key)}" for key, number in one["trials"].items())
-    yield _number(one["untuned"])
-    yield _number(None if best is None else best["value"])
-    yield NOTHING if best is None else str(best["trial"])
-    yield (
-        NOTHING
-        if best is None
-        else ", ".join(
-            f"{_short(key, norm)} {_setting(value)}" for key, value in best["settings"].items()
+    lines = []
+    for norm, one in tuning["norms"].items():
+        best = one["best"]
+        settings = {} if best is None else best["settings"]
+        chosen = [f"{_short(key, norm)} {_setting(value)}" for key, value in settings.items()]
+        trials = [f"{number} {words.get(key, key)}" for key, number in one["trials"].items()]
+        lines.append(
+            {
+                "norm": printable(norm),
+                "trials": ", ".join(trials),
+                f"{name}, untuned": _number(one["untuned"]),
+                f"{name}, best": _number(None if best is None else best["value"]),
+                "trial": NOTHING if best is None else str(best["trial"]),
+                "chosen settings": NOTHING if best is None else ", ".join(chosen),
+            }
         )
-    )
+    return Table.of(lines, texts=["norm", "trials", "chosen settings"], wide="chosen settings")
 
 
 def ranges_table(tuning: TuningRecord) -> Table:
@@ -90,18 +72,17 @@ def ranges_table(tuning: TuningRecord) -> Table:
     for norm, one in tuning["norms"].items():
         chosen = {} if one["best"] is None else one["best"]["settings"]
         for key, text in one["search"].items():
-            part_of_one = one["importance"].get(key)
+            share = one["importance"].get(key)
             lines.append(
-                [
-                    printable(norm),
-                    printable(_short(key, norm)),
-                    printable(text),
-                    _setting(chosen[key]) if key in chosen else NOTHING,
-                    NOTHING if part_of_one is None else f"{100 * part_of_one:.0f} %",
-                ]
+                {
+                    "norm": printable(norm),
+                    "setting": printable(_short(key, norm)),
+                    "range": printable(text),
+                    "chosen": _setting(chosen[key]) if key in chosen else NOTHING,
+                    "importance": NOTHING if share is None else f"{100 * share:.0f} %",
+                }
             )
-    headings = ["norm", "setting", "range", "chosen", "importance"]
-    return Table(headings, [False, False, False, True, True], lines)
+    return Table.of(lines, texts=["norm", "setting", "range"])
 
 
 def tuning_contents(comparison: Comparison) -> list[Markup]:
@@ -137,24 +118,19 @@ def tuning_contents(comparison: Comparison) -> list[Markup]:
 
 def _curves(tuning: TuningRecord, prefix: str) -> Iterator[DrawnFigure]:
     """The best value after 1 … T trials."""
-    bands = []
-    for style, (norm, one) in enumerate(tuning["norms"].items()):
-        points = [(n, v) for n, v in enumerate(one["curve"], start=1) if v is not None]
-        if points:
-            bands.append(Band(norm, style, [n for n, _ in points], [v for _, v in points]))
-    if not bands:
-        return
     name = own_heading(tuning["select_by"]["metric"])
-    svg = draw_panels(
+    curves = {norm: Series(one["curve"], dtype=float) for norm, one in tuning["norms"].items()}
+    bands = [
+        Band(norm, style, (known.index + 1).tolist(), known.tolist())
+        for style, (norm, curve) in enumerate(curves.items())
+        if len(known := curve.dropna())
+    ]
+    yield from panels_figure(
         [Panel("Budget", f"best {name}", bands)],
+        caption=f"Best {name} after so many trials of a norm. A line that still moves at its end "
+        "wants more trials.",
         x_label="trials",
         prefix=f"{prefix}-budget",
-        description=f"Best {name} after so many trials, by norm",
-    )
-    yield DrawnFigure(
-        svg,
-        f"Best {name} after so many trials of a norm. A line that still moves at its end wants "
-        "more trials.",
     )
 
 
@@ -179,66 +155,48 @@ def _importances(tuning: TuningRecord, prefix: str) -> Iterator[DrawnFigure]:
     yield DrawnFigure(svg, "How much of what told trials apart goes with a setting.")
 
 
-def _slices(tuning: TuningRecord, trials: Sequence[_Trial], prefix: str) -> Iterator[DrawnFigure]:
+def _slices(tuning: TuningRecord, trials: DataFrame, prefix: str) -> Iterator[DrawnFigure]:
     """Value against setting, a figure a setting, a point a trial."""
-    keys = dict.fromkeys(key for one in tuning["norms"].values() for key in one["search"])
+    norms = tuning["norms"]
+    keys = dict.fromkeys(key for one in norms.values() for key in one["search"])
     name = own_heading(tuning["select_by"]["metric"])
     for index, key in enumerate(keys):
-        points = {
-            norm: [
-                (place, row.value)
-                for row in trials
-                if row.norm == norm
-                and row.value is not None
-                and (place := _as_number(row.settings.get(key))) is not None
-            ]
-            for norm in tuning["norms"]
-        }
-        known = {norm: pairs for norm, pairs in points.items() if len(pairs) > 1}
-        if known:
-            is_log = any(
-                one["search"].get(key, "").startswith("log:") for one in tuning["norms"].values()
+        if key not in trials:
+            continue
+        rows = trials.assign(x=_finite(trials[key])).dropna(subset="x")
+        # Of one trial nothing can be seen.
+        rows = rows[rows.groupby("norm")["x"].transform("size") > 1]
+        if not rows["norm"].isin(list(norms)).any():
+            continue
+        with figure(2.2) as drawn:
+            axes = drawn.subplots()
+            plain_axes(axes, _last(key), "", name)
+            for style, (norm, one) in enumerate(norms.items()):
+                of_norm = rows[rows["norm"] == norm]
+                if not of_norm.empty:
+                    _draw_slice(axes, of_norm, norm, style, one["best"], key)
+            is_log = any(one["search"].get(key, "").startswith("log:") for one in norms.values())
+            if is_log and rows["x"].min() > 0:
+                logarithmic_scale(axes.xaxis)
+            add_legend(drawn, [axes])
+            svg = inline_svg(
+                drawn, f"{prefix}-slice-{index}", f"{name} against {key}", unit=_last(key)
             )
-            svg = _slice(tuning, known, key, name, is_log=is_log, prefix=f"{prefix}-slice-{index}")
-            yield DrawnFigure(svg, f"The {name} of trials that came to their end, by {key}.")
+        yield DrawnFigure(svg, f"The {name} of trials that came to their end, by {key}.")
 
 
-def _slice(
-    tuning: TuningRecord,
-    known: Mapping[str, Sequence[tuple[float, float]]],
-    key: str,
-    name: str,
-    *,
-    is_log: bool,
-    prefix: str,
-) -> Markup:
-    styles = {norm: style for style, norm in enumerate(tuning["norms"])}
-    with figure(2.2) as drawn:
-        axes: Axes = drawn.subplots()
-        plain_axes(axes, _last(key), "", name)
-        for norm, pairs in known.items():
-            best = tuning["norms"][norm]["best"]
-            color = line_style(styles[norm])[0]
-            (line,) = axes.plot(
-                [x for x, _ in pairs],
-                [y for _, y in pairs],
-                "o",
-                markersize=4,
-                color=color,
-                alpha=0.8,
-                label=legend_label(norm),
-            )
-            line.set_gid(hover_name(norm))
-            chosen = nan if best is None else _as_number(str(best["settings"].get(key)))
-            if best is not None and chosen is not None and isfinite(chosen):
-                axes.plot(
-                    [chosen], [best["value"]], "o", markersize=9, color=color, fillstyle="none"
-                )
-        places = [x for pairs in known.values() for x, _ in pairs]
-        if is_log and min(places) > 0:
-            logarithmic_scale(axes.xaxis)
-        add_legend(drawn, [axes])
-        return inline_svg(drawn, prefix, f"{name} against {key}", unit=_last(key))
+def _draw_slice(
+    axes: Axes, rows: DataFrame, norm: str, style: int, best: ChosenTrial | None, key: str
+) -> None:
+    """The trials of a norm as dots, the chosen one with a ring."""
+    look: dict[str, Any] = {"marker": "o", "linestyle": "", "color": line_style(style)[0]}
+    (line,) = axes.plot(
+        rows["x"], rows["value"], markersize=4, alpha=0.8, label=legend_label(norm), **look
+    )
+    line.set_gid(hover_name(norm))
+    chosen = _finite(Series([None if best is None else best["settings"].get(key)]))
+    if best is not None and chosen.notna().all():
+        axes.plot(chosen, [best["value"]], markersize=9, fillstyle="none", **look)
 
 
 def _short(key: str, norm: str) -> str:
@@ -258,34 +216,24 @@ def _setting(value: object) -> str:
     return f"{value:.3g}" if isinstance(value, float) else printable(str(value))
 
 
-def _read_trials(path: Path) -> list[_Trial]:
-    """The rows of a `trials.csv`; an empty list where the file does not exist, or is another's.
+def _read_trials(path: Path) -> DataFrame:
+    """The finished trials of a `trials.csv`; no row where the file does not exist, or is another's.
 
     Raises:
         InputError: it is not UTF-8 or cannot be read.
     """
-    if not path.exists():
-        return []
-    reader = csv.DictReader(read_text(path).splitlines())
-    if not set(TRIALS_COLUMNS) <= set(reader.fieldnames or ()):
-        return []
-    return [
-        _Trial(
-            norm=row["norm"],
-            number=row["trial"],
-            status=row["status"],
-            value=_as_number(row["value"]),
-            settings={k: v for k, v in row.items() if k not in TRIALS_COLUMNS and v},
-        )
-        for row in reader
-        if None not in row and None not in row.values()
-    ]
+    text = read_text(path) if path.exists() else ""
+    header = text.partition("\n")[0].rstrip("\r").split(",")
+    if not set(TRIALS_COLUMNS) <= set(header):
+        return DataFrame(columns=TRIALS_COLUMNS)
+    # A last line without its line end is still being written.
+    text = text[: text.rfind("\n") + 1]
+    table = read_csv(StringIO(text), dtype=str, keep_default_na=False, on_bad_lines="skip")
+    table["value"] = _finite(table["value"])
+    return table.dropna(subset="value")
 
 
-def _as_number(text: str | None) -> float | None:
-    """The finite number that a cell holds, or None."""
-    try:
-        number = float(text or "nan")
-    except ValueError:
-        return None
-    return number if isfinite(number) else None
+def _finite(texts: Series) -> Series:
+    """The numbers of a column, NaN for every other text."""
+    numbers = to_numeric(texts, errors="coerce")
+    return numbers.where(np.isfinite(numbers))

@@ -123,12 +123,11 @@ def write_trials(out: Path, rows: Sequence[Mapping[str, Any]], keys: Sequence[st
 
 def history(folder: Path, column: str) -> Limits:
     """Return the values of a column of a run's metrics.csv by step, those that are numbers."""
-    cells = ((row["step"], row.get(column)) for row in read_metrics(folder / METRICS_FILE))
-    return {
-        int(step): value
-        for step, value in cells
-        if step is not None and value is not None and isfinite(value)
-    }
+    rows = read_metrics(folder / METRICS_FILE)
+    if column not in rows:
+        return {}
+    cells = zip(rows["step"], rows[column], strict=True)
+    return {int(step): float(value) for step, value in cells if isfinite(step) and isfinite(value)}
 
 
 def last_step(folder: Path) -> int | None:

@@ -2,11 +2,10 @@
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from math import isfinite, isnan, nan, sqrt
+from math import fsum, isfinite, isnan, nan, sqrt
 from statistics import fmean, stdev
 from typing import Any, Final
 
-from powernorm.lab.report.magnitudes import mean
 from powernorm.lab.report.measures import MEASURES, PERPLEXITY, Measure
 from powernorm.lab.report.records import Comparison, ReportedRun, ShownStatus
 from powernorm.runs import Baseline
@@ -141,13 +140,10 @@ class SummaryRow:
         gap: to the reference norm; None for itself and where no seed finished with both. Of a race
             it has neither interval nor test, which are for a number of seeds fixed beforehand.
         tid: means over the finished runs by the keys of `powernorm.runs.TID`, as fractions.
-        tokens_per_second: mean over the finished runs, or over all where none finished.
-        examples_per_second: the same in rows of the batches, where the runs say it.
         statuses: what became of the runs: status to seeds, in the order of the runs.
         is_baseline: whether this is a model without a network.
         remark: what belongs beside its numbers, which then are never the best.
         metrics: each that the runs have, over those that finished.
-        decoding_speed: target subwords a second in the search, mean as of `tokens_per_second`.
         runs: those that the row is about; none of a baseline.
         references: those of the reference norm that they are held against.
         behind: seeds of finished runs that are worse than the first baseline.
@@ -158,13 +154,10 @@ class SummaryRow:
     test: Spread | None = None
     gap: PairedGap | None = None
     tid: Mapping[str, float | None] | None = None
-    tokens_per_second: float | None = None
     statuses: Mapping[ShownStatus, tuple[int, ...]] | None = None
     is_baseline: bool = False
     remark: str = ""
     metrics: Mapping[str, Spread] = field(default_factory=dict)
-    decoding_speed: float | None = None
-    examples_per_second: float | None = None
     runs: Sequence[ReportedRun] = field(default=(), repr=False, compare=False)
     references: Sequence[ReportedRun] = field(default=(), repr=False, compare=False)
     behind: tuple[int, ...] = ()
@@ -178,6 +171,12 @@ class SummaryRow:
     def is_as_expected(self) -> bool:
         """Whether every run finished, or a race had no more need of it."""
         return self.statuses is None or set(self.statuses) <= {"finished", "dropped"}
+
+    def mean_of(self, measure: Callable[[ReportedRun], float | None]) -> float | None:
+        """A quantity's mean over the finished runs, or over all where none finished."""
+        timed = [run for run in self.runs if run.finished] or self.runs
+        known = _finite(map(measure, timed))
+        return fmean(known) if known else None
 
     def is_partial(self, value: Spread) -> bool:
         """Whether an average is not over all runs: one did not finish, or has no such number."""
@@ -283,7 +282,6 @@ def _norm_row(label: str, runs: Sequence[ReportedRun], comparison: Comparison) -
     for run in runs:
         statuses[run.shown_status] = (*statuses.get(run.shown_status, ()), run.seed)
     finished = [run for run in runs if run.finished]
-    timed = finished or runs
     remark = runs[0].remark
     return SummaryRow(
         label=f"{label} ({remark})" if remark else label,
@@ -292,14 +290,11 @@ def _norm_row(label: str, runs: Sequence[ReportedRun], comparison: Comparison) -
         test=spread(_values(runs, metric)),
         gap=paired_gap(runs, references, metric),
         tid=_mean_tid(finished),
-        tokens_per_second=_known_mean(run.tokens_per_second for run in timed),
-        examples_per_second=_known_mean(run.examples_per_second for run in timed),
         statuses=statuses,
         metrics=_spreads(
             dict.fromkeys(name for run in runs for name in run.metrics),
             lambda name: _values(runs, name),
         ),
-        decoding_speed=_known_mean(run.metrics.get("decoding_tokens_per_second") for run in timed),
         runs=runs,
         references=references,
         behind=tuple(
@@ -314,11 +309,6 @@ def _norm_row(label: str, runs: Sequence[ReportedRun], comparison: Comparison) -
 def spread_of(runs: Iterable[ReportedRun], metric: str) -> Spread | None:
     """Mean and deviation of a metric over the runs that finished; None without one."""
     return spread(_values(runs, metric))
-
-
-def _known_mean(values: Iterable[float | None]) -> float | None:
-    known = _finite(values)
-    return fmean(known) if known else None
 
 
 def _spreads(names: Iterable[str], values: Callable[[str], list[float]]) -> dict[str, Spread]:
@@ -360,3 +350,14 @@ def average(rows: Sequence[Mapping[str, Any]], key: str) -> float | None:
     """The mean over the rows that have a value; None where none has."""
     known = [row[key] for row in rows if row.get(key) is not None]
     return fmean(known) if known else None
+
+
+def mean(values: Iterable[float]) -> float:
+    """The mean; NaN, not an error, where infinities of both signs meet.
+
+    >>> mean([1.0, 2.0]), mean([1.0, float("inf")])
+    (1.5, inf)
+    """
+    known = list(values)
+    total = fsum(known) if all(map(isfinite, known)) else sum(known)
+    return total / len(known)
