@@ -40,8 +40,8 @@ from powernorm.inspection import find_norms
 from powernorm.integrations.onnx import export, largest_difference
 from powernorm.lab.model_outputs import answer_in
 from powernorm.lab.model_sources import batches_of, open_model
-from powernorm.surgery.fold_solver import static_of
-from powernorm.surgery.structure import FoldedNorm
+from powernorm.surgery.folding.solver import static_of
+from powernorm.surgery.folding.structure import FoldedNorm
 
 NUM_CALIBRATION = 16
 """Batches that the ranges of a static quantization are measured on."""

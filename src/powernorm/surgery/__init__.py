@@ -6,7 +6,7 @@ Each verb has a plan that can be inspected, `apply()` and `undo()`.
 from powernorm.inspection.mask_checks import MaskWarning
 from powernorm.inspection.selection import Where
 from powernorm.surgery.calibration import CalibrationReport, calibrate
-from powernorm.surgery.folding import FoldPlan, FoldReport, fold, plan_fold
+from powernorm.surgery.folding.api import FoldPlan, FoldReport, fold, plan_fold
 from powernorm.surgery.freezing import (
     StatisticsFreezing,
     freeze_statistics,

@@ -22,7 +22,6 @@ from powernorm.norms.arguments import check_model
 from powernorm.norms.preserved_state import made_like
 from powernorm.surgery.changes import Changes, modules_around
 from powernorm.surgery.inserted_norms import CHILD, has_one_behind, put_behind
-from powernorm.surgery.marking import mark
 from powernorm.surgery.optimizers import (
     Exchange,
     Optimizers,
@@ -30,6 +29,7 @@ from powernorm.surgery.optimizers import (
     follow_exchanges,
 )
 from powernorm.surgery.planned_norms import PlannedNorms
+from powernorm.surgery.saving.marking import mark
 from powernorm.surgery.swapping import check_options, check_untouched
 
 Places = Literal["feed-forward", "linears"] | str | Sequence[str] | Callable[[str, nn.Module], bool]

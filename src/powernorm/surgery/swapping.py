@@ -32,7 +32,6 @@ from powernorm.norms.preserved_state import made_like
 from powernorm.surgery.changes import Changes, drop_later_hooks, hook_ids, share_hooks
 from powernorm.surgery.erasing import erase_padding
 from powernorm.surgery.gates import GatedNorm
-from powernorm.surgery.marking import mark
 from powernorm.surgery.optimizers import (
     Exchange,
     Optimizers,
@@ -40,6 +39,7 @@ from powernorm.surgery.optimizers import (
     follow_exchanges,
 )
 from powernorm.surgery.planned_norms import PlannedNorms
+from powernorm.surgery.saving.marking import mark
 from powernorm.surgery.successors import (
     a_tensor,
     follow,

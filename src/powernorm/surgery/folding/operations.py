@@ -9,8 +9,8 @@ from typing import Any, Literal
 
 from torch import Tensor, fx
 
-from powernorm.surgery.axes import Place, integers, operator_name, shape_of
-from powernorm.surgery.tracing import Trace, path_of
+from powernorm.surgery.folding.axes import Place, integers, operator_name, shape_of
+from powernorm.surgery.folding.trace import Trace, path_of
 
 Kind = Literal["linear", "convolution", "einsum", "embedding", "value", "diagonal"]
 

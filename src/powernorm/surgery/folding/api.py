@@ -22,7 +22,9 @@ from powernorm.inspection.rows import NormRow, NormTable
 from powernorm.norms import ProgressiveRepBatchNorm, TaperNorm
 from powernorm.norms.preserved_state import by_itself
 from powernorm.surgery.changes import Changes, parameter_like, slot_of, tensors_of
-from powernorm.surgery.fold_solver import (
+from powernorm.surgery.folding.rewrite import Replacement, compute
+from powernorm.surgery.folding.solution import Static
+from powernorm.surgery.folding.solver import (
     Centering,
     Folding,
     Tied,
@@ -31,11 +33,9 @@ from powernorm.surgery.fold_solver import (
     statics_of,
     why_not_static,
 )
-from powernorm.surgery.marking import mark
-from powernorm.surgery.solution import Static
-from powernorm.surgery.structure import Structure, build_structure
-from powernorm.surgery.token_norms import TokenNorm, token_norms_of
-from powernorm.surgery.verification import (
+from powernorm.surgery.folding.structure import Structure, build_structure
+from powernorm.surgery.folding.token_norms import TokenNorm, token_norms_of
+from powernorm.surgery.folding.verify import (
     Errors,
     attributes_read,
     check,
@@ -48,7 +48,7 @@ from powernorm.surgery.verification import (
     with_other_sizes,
     written_by,
 )
-from powernorm.surgery.weight_updates import Replacement, compute
+from powernorm.surgery.saving.marking import mark
 
 Keep = Literal["nothing", "statistics"]
 """What folding leaves: the static norms fold; or the weights and biases of the others, too."""

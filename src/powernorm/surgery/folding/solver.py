@@ -41,8 +41,8 @@ from powernorm.inspection.trials import does_more_than_torch
 from powernorm.norms import BatchStatisticsNorm, Norm, ProgressiveRepBatchNorm, TaperNorm
 from powernorm.norms.adapted import AdaptedNorm
 from powernorm.norms.feature_dims import LAST
-from powernorm.surgery.axes import only_checks
-from powernorm.surgery.centering import (
+from powernorm.surgery.folding.axes import only_checks
+from powernorm.surgery.folding.centering import (
     CenteringConflictError,
     Stream,
     centered_norms,
@@ -51,8 +51,7 @@ from powernorm.surgery.centering import (
     streams_of,
     why_not_centered_behind,
 )
-from powernorm.surgery.planned_norms import PlannedNorms
-from powernorm.surgery.relations import (
+from powernorm.surgery.folding.relations import (
     NormedValue,
     Relations,
     Weighted,
@@ -61,11 +60,12 @@ from powernorm.surgery.relations import (
     describe,
     relate,
 )
-from powernorm.surgery.solution import FoldConflictError, Problem, Solution, Static, solve
-from powernorm.surgery.structure import Part, Structure
-from powernorm.surgery.token_norms import TokenNorm
-from powernorm.surgery.tracing import Trace, mark_of, run, trace
-from powernorm.surgery.weight_updates import Editor, Replacement, Slots, can_shift
+from powernorm.surgery.folding.rewrite import Editor, Replacement, Slots, can_shift
+from powernorm.surgery.folding.solution import FoldConflictError, Problem, Solution, Static, solve
+from powernorm.surgery.folding.structure import Part, Structure
+from powernorm.surgery.folding.token_norms import TokenNorm
+from powernorm.surgery.folding.trace import Trace, mark_of, run, trace
+from powernorm.surgery.planned_norms import PlannedNorms
 
 Centering = Literal["keep", "weights"]
 """Where LayerNorm's centering is: in the norm, or in the weights that write to its stream."""

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from powernorm.surgery.axes import Place, operator_name
-from powernorm.surgery.relations import (
+from powernorm.surgery.folding.axes import Place, operator_name
+from powernorm.surgery.folding.relations import (
     Homogeneous,
     NormedValue,
     Relation,

@@ -10,13 +10,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, fx, nn
 
-from powernorm.surgery.axes import Place, only_checks
-from powernorm.surgery.centering import CenteringConflictError, centered_behind
 from powernorm.surgery.changes import tensors_of
-from powernorm.surgery.operations import Operation, TensorPart, operation_of, part_of
-from powernorm.surgery.relations import Relations, Weighted
-from powernorm.surgery.solution import FoldConflictError, Problem, Solution, nearest_norm
-from powernorm.surgery.tracing import Trace
+from powernorm.surgery.folding.axes import Place, only_checks
+from powernorm.surgery.folding.centering import CenteringConflictError, centered_behind
+from powernorm.surgery.folding.operations import Operation, TensorPart, operation_of, part_of
+from powernorm.surgery.folding.relations import Relations, Weighted
+from powernorm.surgery.folding.solution import FoldConflictError, Problem, Solution, nearest_norm
+from powernorm.surgery.folding.trace import Trace
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,7 @@ from powernorm.inspection.selection import stacks
 from powernorm.norms import Norm
 from powernorm.surgery.changes import Changes, slot_of
 from powernorm.surgery.erasing import erase_padding, erased_names
-from powernorm.surgery.gates import GatedNorm
-from powernorm.surgery.inserted_norms import has_one_behind, maps_with_one_behind, put_behind
-from powernorm.surgery.structure import (
+from powernorm.surgery.folding.structure import (
     FoldedNorm,
     Kind,
     Part,
@@ -30,6 +28,8 @@ from powernorm.surgery.structure import (
     make_tensors,
     part_of,
 )
+from powernorm.surgery.gates import GatedNorm
+from powernorm.surgery.inserted_norms import has_one_behind, maps_with_one_behind, put_behind
 from powernorm.version import __version__
 
 FORMAT: Final = 1

@@ -20,7 +20,7 @@ from powernorm.norms.base import AffineNorm
 from powernorm.norms.batch_statistics import BatchStatisticsNorm
 from powernorm.norms.feature_dims import LAST, features_back
 from powernorm.norms.token import LayerNorm, RMSNorm
-from powernorm.surgery.solution import Static
+from powernorm.surgery.folding.solution import Static
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from powernorm.errors import InputError
 from powernorm.lab.models.choices import TransformerShape
 from powernorm.lab.models.language_model import LanguageModel
 from powernorm.norms import Norm
-from powernorm.surgery.structure import FeatureAffine, FoldedNorm
+from powernorm.surgery.folding.structure import FeatureAffine, FoldedNorm
 from surgery.foreign_models import FAMILIES, PADDED, output_of, run
 from surgery.static_models import left_of, settle, static_family
 

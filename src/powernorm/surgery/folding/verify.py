@@ -17,7 +17,7 @@ from powernorm.errors import InputError
 from powernorm.inspection.examples import Examples, kept_buffers, mapped
 from powernorm.inspection.mask_arguments import parameters_of
 from powernorm.surgery.changes import Changes, tensors_of
-from powernorm.surgery.tracing import tensors_in
+from powernorm.surgery.folding.trace import tensors_in
 
 
 def with_masks(model: nn.Module, examples: Examples) -> Examples | None:

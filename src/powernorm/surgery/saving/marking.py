@@ -14,7 +14,7 @@ from typing import Any, Final
 from torch import nn
 
 from powernorm.errors import InputError
-from powernorm.surgery.records import KEY, ModelRecord
+from powernorm.surgery.saving.records import KEY, ModelRecord
 
 _CONFIGURATION: Final = "PreTrainedConfig"
 """Class of the configurations of transformers."""

@@ -28,7 +28,7 @@ from torch.nn.utils import parametrize, prune
 from powernorm.errors import InputError
 from powernorm.inspection.modules import ReplacedForward
 from powernorm.norms import current_padding_mask
-from powernorm.surgery.axes import operator_name
+from powernorm.surgery.folding.axes import operator_name
 
 _LIBRARY: Final = torch.library.Library("powernorm_surgery", "DEF")
 for _name, _arguments in (("marked_norm", "int index, bool masked"), ("statistic", "int index")):

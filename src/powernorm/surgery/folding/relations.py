@@ -18,7 +18,7 @@ from typing import Final
 
 from torch import fx
 
-from powernorm.surgery.axes import (
+from powernorm.surgery.folding.axes import (
     Place,
     across,
     across_broadcast,
@@ -32,8 +32,21 @@ from powernorm.surgery.axes import (
     takes_windows,
     window_keeps_constants,
 )
-from powernorm.surgery.operations import WITH_WEIGHTS, Operation, TensorPart, operation_of, part_of
-from powernorm.surgery.tracing import Trace, TracedNorm, is_of_torch, mark_of, path_of, statistic_of
+from powernorm.surgery.folding.operations import (
+    WITH_WEIGHTS,
+    Operation,
+    TensorPart,
+    operation_of,
+    part_of,
+)
+from powernorm.surgery.folding.trace import (
+    Trace,
+    TracedNorm,
+    is_of_torch,
+    mark_of,
+    path_of,
+    statistic_of,
+)
 
 
 @dataclass(frozen=True)
