@@ -1,11 +1,10 @@
 """Folding norms into the weights around them.
 
-A fold goes through these files in this order:
+A fold goes through these files in this order; `inspection/affine.py` reads what the norms compute.
 
 | file | what it does |
 |---|---|
 | `api.py` | `plan_fold` and `fold`: checks, the plan, `apply` and `undo` |
-| `token_norms.py` | reads weight and bias of the norms of each token |
 | `trace.py` | runs the model under `torch.export`, with each norm as one operator |
 | `axes.py` | follows the features' axis through operators that do not change them |
 | `operations.py` | finds the operators with weights, and which rows of which parameter they read |

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from powernorm.inspection.affine import AffineMap
 from powernorm.surgery.folding.axes import Place, operator_name
 from powernorm.surgery.folding.relations import (
     Homogeneous,
@@ -47,36 +48,6 @@ class FoldConflictError(Exception):
         self.others = others or {}
 
 
-@dataclass(frozen=True)
-class Static:
-    """A static norm `y = scale ⊙ x + shift`, or what a norm of each token ends by.
-
-    Each is (C,) float64.
-
-    One that `centers` is `y = scale ⊙ (x - mean x) + shift`, with the mean over the features.
-    """
-
-    scale: Tensor
-    shift: Tensor
-    centers: bool = False
-
-    def equals(self, other: Static) -> bool:
-        """Return whether both are the same."""
-        return (
-            torch.equal(self.scale, other.scale)
-            and torch.equal(self.shift, other.shift)
-            and self.centers == other.centers
-        )
-
-    def shifted(self, before: Tensor) -> Tensor:
-        """Return the shift of the output, where that of the input is `before`."""
-        if self.centers and before.ndim:
-            before = before - before.mean()
-        elif self.centers:
-            before = torch.zeros_like(before)
-        return self.scale * before + self.shift
-
-
 @dataclass
 class Problem:
     """What is known before solving.
@@ -94,7 +65,7 @@ class Problem:
     """
 
     relations: Relations
-    norms: Sequence[Static]
+    norms: Sequence[AffineMap]
     with_statistic: range
     decoupled: set[int] = field(default_factory=set)
     pinned: set[int] = field(default_factory=set)
