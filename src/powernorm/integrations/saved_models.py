@@ -21,8 +21,7 @@ from powernorm.norms.arguments import check_model
 from powernorm.norms.preserved_state import made_like
 from powernorm.runs import CONFIG_FILE, MODEL_FILE
 from powernorm.surgery.saving.loading import fill_model
-from powernorm.surgery.saving.marking import is_pretrained
-from powernorm.surgery.saving.records import KEY, REBUILD, ModelRecord
+from powernorm.surgery.saving.records import KEY, REBUILD, ModelRecord, is_pretrained
 from powernorm.surgery.saving.storage import (
     SavedModel,
     first_difference,

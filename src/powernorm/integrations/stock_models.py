@@ -13,8 +13,7 @@ from powernorm.errors import InputError
 from powernorm.inspection.examples import as_call
 from powernorm.integrations.architectures import config_of, loading_quietly
 from powernorm.surgery.folding.verify import Errors, differences
-from powernorm.surgery.saving.marking import is_pretrained
-from powernorm.surgery.saving.records import KEY
+from powernorm.surgery.saving.records import KEY, is_pretrained
 from powernorm.surgery.saving.stock import CONSTANT_EPS, constant_norms, stock_state, verify_stock
 
 _EPS: Final = re.compile(r"(^|_)eps(ilon)?$")

@@ -12,32 +12,23 @@ from powernorm.surgery.freezing import (
     freeze_statistics,
     unfreeze_statistics,
 )
-from powernorm.surgery.insertion import Insertion, InsertPlan, InsertRow, insert, plan_insert
+from powernorm.surgery.insertion import insert, plan_insert
 from powernorm.surgery.matching import MatchReport, match_teacher
 from powernorm.surgery.modularizing import Modularization, modularize
-from powernorm.surgery.swapping import (
-    Swap,
-    SwapPlan,
-    SwapRow,
-    mask_batch_norms,
-    plan_swap,
-    swap,
-)
+from powernorm.surgery.plans import AppliedPlan, NormPlan, PlanRow
+from powernorm.surgery.swapping import mask_batch_norms, plan_swap, swap
 
 __all__ = [
+    "AppliedPlan",
     "CalibrationReport",
     "FoldPlan",
     "FoldReport",
-    "InsertPlan",
-    "InsertRow",
-    "Insertion",
     "MaskWarning",
     "MatchReport",
     "Modularization",
+    "NormPlan",
+    "PlanRow",
     "StatisticsFreezing",
-    "Swap",
-    "SwapPlan",
-    "SwapRow",
     "Where",
     "calibrate",
     "fold",

@@ -54,7 +54,7 @@ from powernorm.runs import (
 )
 from powernorm.surgery.folding.api import plan_fold
 from powernorm.surgery.folding.verify import Errors
-from powernorm.surgery.saving.marking import is_pretrained
+from powernorm.surgery.saving.records import is_pretrained
 
 MODEL_FOLDER: Final = "model"
 """Of a removal's folder, the part that `powernorm.load` reads."""

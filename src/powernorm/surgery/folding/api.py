@@ -31,11 +31,11 @@ from powernorm.norms import ProgressiveRepBatchNorm, TaperNorm
 from powernorm.norms.preserved_state import by_itself
 from powernorm.surgery.changes import Changes, parameter_like, slot_of, tensors_of
 from powernorm.surgery.folding.rewrite import Replacement, compute
-from powernorm.surgery.folding.solver import Centering, Outcome, Solved, Tied, solve_fold
+from powernorm.surgery.folding.solver import Centering, FoldOutcome, Solved, Tied, solve_fold
 from powernorm.surgery.folding.structure import Structure, build_structure
 from powernorm.surgery.folding.trace import Trace, effects_of, run
 from powernorm.surgery.folding.verify import Errors, check, differences, run_folded
-from powernorm.surgery.saving.marking import mark
+from powernorm.surgery.saving.records import mark
 
 Keep = Literal["nothing", "statistics"]
 """What folding leaves: the static norms fold; or the weights and biases of the others, too."""
@@ -104,7 +104,7 @@ class FoldPlan(NormTable):
 
     model: nn.Module
     rows: tuple[NormRow, ...]
-    outcomes: Mapping[str, Outcome]
+    outcomes: Mapping[str, FoldOutcome]
     replacements: tuple[Replacement, ...]
     structure: Structure
     examples: tuple[Examples, ...]
@@ -473,7 +473,9 @@ _OTHER_WAYS: Final = (
 )
 
 
-def _row(found: FoundNorm, outcomes: Mapping[str, Outcome], reasons: Mapping[str, str]) -> NormRow:
+def _row(
+    found: FoundNorm, outcomes: Mapping[str, FoldOutcome], reasons: Mapping[str, str]
+) -> NormRow:
     name, _ = found.inner
     outcome = outcomes.get(name)
     reason = (outcome.reason if outcome else "") or reasons.get(name, "")

@@ -67,8 +67,8 @@ Tied = Literal["untie", "keep"]
 
 
 @dataclass(frozen=True)
-class Outcome:
-    """What folding makes of one norm.
+class FoldOutcome:
+    """Result of folding for one norm.
 
     Args:
         part: its affine part, as it was when the fold was planned.
@@ -89,7 +89,7 @@ class Outcome:
 
     @property
     def rest(self) -> Part | None:
-        """What takes the norm's place, None if it stays, with the neutral weight or as it is."""
+        """The part in the norm's place; None if it stays, with the neutral weight or as it is."""
         if not self.changes:
             return None
         if self.left is None:
@@ -112,7 +112,7 @@ class Solved(NamedTuple):
         assumes_numbers: whether it may depend on sizes of the inputs or on other numbers.
     """
 
-    outcomes: Mapping[str, Outcome]
+    outcomes: Mapping[str, FoldOutcome]
     replacements: tuple[Replacement, ...]
     assumes_numbers: bool
 
@@ -383,7 +383,7 @@ class _Solver(Problem):
         self.pinned |= {index, *conflict.others}
         self.with_bias -= {index, *conflict.others}
 
-    def outcome(self, index: int) -> Outcome:
+    def outcome(self, index: int) -> FoldOutcome:
         """Return what becomes of a norm."""
         part, reason = self.parts[index], self.reasons.get(index, "")
         uses = self.uses.get(index, []) if index not in self.pinned else []
@@ -408,7 +408,7 @@ class _Solver(Problem):
             if index in self.decoupled or is_pinned:
                 left = self.affine(index, self.uses[index][0])
             changes = left is not None or index not in self.pinned
-        return Outcome(part, left, changes, eps, self._around(uses), reason)
+        return FoldOutcome(part, left, changes, eps, self._around(uses), reason)
 
     def _around(self, uses: Sequence[NormedValue]) -> tuple[str, ...]:
         """Return the changed parameters next to a norm, across operators that pass features on."""

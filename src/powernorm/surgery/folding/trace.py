@@ -222,7 +222,7 @@ def run(model: nn.Module, norms: Mapping[nn.Module, tuple[int, bool]], example: 
 
 @dataclass(frozen=True)
 class Effects:
-    """What a model does that the graphs of its runs do not show.
+    """Effects of a model that the graphs of its runs do not show.
 
     Args:
         written: names of the parameters and buffers that its forward writes, in place or by

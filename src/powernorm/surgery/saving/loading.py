@@ -12,8 +12,7 @@ from powernorm.norms import Norm
 from powernorm.norms.buffers import is_optional_key
 from powernorm.surgery.changes import Changes, slot_of
 from powernorm.surgery.folding.structure import make_tensors, stop_tying
-from powernorm.surgery.saving.marking import is_pretrained, mark
-from powernorm.surgery.saving.records import REBUILD
+from powernorm.surgery.saving.records import REBUILD, is_pretrained, mark
 from powernorm.surgery.saving.storage import (
     SavedModel,
     checksum_of,
