@@ -21,9 +21,8 @@ from powernorm.surgery.folding.relations import (
     Relations,
     Same,
     Weighted,
-    describe,
 )
-from powernorm.surgery.folding.trace import statistic_of
+from powernorm.surgery.folding.trace import describe, statistic_of
 
 
 class CenteringConflictError(Exception):

@@ -19,8 +19,8 @@ from powernorm.surgery.folding.relations import (
     Same,
     Sum,
     Weighted,
-    describe,
 )
+from powernorm.surgery.folding.trace import describe
 
 
 class FoldConflictError(Exception):
@@ -184,6 +184,7 @@ class _Scales:
     def _join(self, place: Place, other: Place, factor: Tensor | None) -> bool:
         """Add `A(place) = factor ⊙ A(other)`; return False if it contradicts what is known."""
         (root, ratio), (base, base_ratio) = self._root(place), self._root(other)
+        # ratio ⊙ A(root) = A(place) = factor ⊙ A(other) = factor ⊙ base_ratio ⊙ A(base).
         step = _times(_times(factor, base_ratio), _inverse(ratio))
         if root == base:
             return _is_one(step)
@@ -439,6 +440,7 @@ class _Shifts:
         norm = self.problem.norms[producer.index]
         if norm.centers or not bool(norm.scale.all()):
             return False
+        # B_out = a ⊙ B_in + c, solved for B_in.
         return self._settle(producer.inputs[0], (target - norm.shift) / norm.scale, shifts)
 
     def _settle_sum(self, producer: Sum, target: Tensor, shifts: Mapping[Place, Tensor]) -> bool:
@@ -450,6 +452,7 @@ class _Shifts:
             key=lambda term: (len(term[1].node.users), len(readers.get(term[1], ()))),
         )
         return any(
+            # One term takes up the rest: factor ⊙ (B + rest / factor) = factor ⊙ B + rest.
             bool(factor) and self._settle(inner, shifts[inner] + rest / factor, shifts)
             for factor, inner in terms
         )

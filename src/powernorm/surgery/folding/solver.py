@@ -44,19 +44,18 @@ from powernorm.surgery.folding.centering import (
     streams_of,
     why_not_centered_behind,
 )
+from powernorm.surgery.folding.operations import Slots, can_shift
 from powernorm.surgery.folding.relations import (
     NormedValue,
     Relations,
     Weighted,
-    adapter_reason,
     assumes_number,
-    describe,
     relate,
 )
-from powernorm.surgery.folding.rewrite import Editor, Replacement, Slots, can_shift
+from powernorm.surgery.folding.rewrite import Editor, Replacement
 from powernorm.surgery.folding.solution import FoldConflictError, Problem, Solution, solve
 from powernorm.surgery.folding.structure import Part, Structure
-from powernorm.surgery.folding.trace import Effects, Trace, mark_of, trace
+from powernorm.surgery.folding.trace import Effects, Trace, adapter_reason, describe, mark_of, trace
 from powernorm.surgery.planned_norms import PlannedNorms
 
 Centering = Literal["keep", "weights"]
@@ -337,6 +336,7 @@ class _Solver(Problem):
         (inner, inner_shift), (outer, outer_shift) = map(
             self.solution.at, (use.inputs[0], use.output)
         )
+        # A_out t + B_out = a (A_in s + B_in) + c, solved for t: the map from s to t.
         shift = norm.scale * inner_shift + norm.shift - outer_shift
         return AffineMap(norm.scale * inner / outer, shift / outer)
 

@@ -121,6 +121,22 @@ def is_of_torch(node: fx.Node) -> bool:
     return bool(stack) and str(stack[-1][1]).startswith("torch.nn.modules.")
 
 
+def describe(node: fx.Node) -> str:
+    """Return an operator and the module that calls it, for the user."""
+    path, note = path_of(node), str(node.meta.get("note", ""))
+    if statistic_of(node) is not None:
+        return f"the statistic of {path}{note}"
+    return operator_name(node) + (f" in {path}" if path else "") + note
+
+
+def adapter_reason(name: str) -> str:
+    """Return why norms next to an adapter of PEFT do not fold."""
+    return (
+        f"{name!r} is an adapter of PEFT, and merging or disabling it later would be wrong with "
+        "folded weights: merge it first, model = model.merge_and_unload()"
+    )
+
+
 def trace(model: nn.Module, runs: Sequence[Trace], written: Collection[str] = ()) -> Trace:
     """Return several runs of a model as one.
 
