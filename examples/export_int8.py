@@ -37,11 +37,11 @@ from int8.runtime import (
     read_graph,
 )
 from powernorm.inspection import find_norms
+from powernorm.inspection.affine import static_map
 from powernorm.integrations.onnx import export, largest_difference
 from powernorm.lab.model_outputs import answer_in
 from powernorm.lab.model_sources import batches_of, open_model
-from powernorm.surgery.fold_solver import static_of
-from powernorm.surgery.structure import FoldedNorm
+from powernorm.surgery.folding.structure import FoldedNorm
 
 NUM_CALIBRATION = 16
 """Batches that the ranges of a static quantization are measured on."""
@@ -115,7 +115,7 @@ def norms_of(model: nn.Module) -> list[Any]:
 def matched(original: nn.Module, batches: Sequence[Any]) -> tuple[nn.Module, int]:
     """Return a copy with maps fitted to its LayerNorms and RMSNorms, without training."""
     model = copy.deepcopy(original)
-    names = [norm.names[0] for norm in norms_of(model) if static_of(norm) is None]
+    names = [norm.names[0] for norm in norms_of(model) if static_map(norm) is None]
     if not names:
         raise SystemExit("there is no LayerNorm or RMSNorm to match: leave out --match")
     plan = powernorm.plan_swap(model, "pn-static", names)
@@ -127,7 +127,7 @@ def matched(original: nn.Module, batches: Sequence[Any]) -> tuple[nn.Module, int
 def folded(model: nn.Module, example: Any) -> tuple[nn.Module, int, dict[str, str]]:
     """Return the model with its static norms folded, their number, and why the others stay."""
     norms = norms_of(model)
-    left = {norm.names[0]: "it depends on each token" for norm in norms if not static_of(norm)}
+    left = {norm.names[0]: "it depends on each token" for norm in norms if not static_map(norm)}
     if len(left) == len(norms):
         return model, 0, left
     report = powernorm.fold(model, example, inplace=False)

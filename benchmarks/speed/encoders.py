@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import powernorm
 from powernorm import InputError
 from powernorm.integrations.onnx import export
-from powernorm.surgery.structure import FoldedNorm
+from powernorm.surgery.folding.structure import FoldedNorm
 
 Placement = Literal["pre", "post"]
 Kind = Literal["folded", "identity", "LayerNorm", "RMSNorm", "BatchNorm", "DyT"]

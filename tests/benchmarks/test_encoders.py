@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import powernorm
 from powernorm.norms import Norm
-from powernorm.surgery.structure import FoldedNorm
+from powernorm.surgery.folding.structure import FoldedNorm
 from speed import costs, encoders, engines, inference
 from speed.encoders import SIZES, Kind, OnnxFiles, Placement, Size, build_encoders, random_tokens
 from speed.engines import Case, Key, Measured

@@ -17,7 +17,7 @@ from powernorm.errors import InputError
 from powernorm.inspection.batches import call_model
 from powernorm.integrations.stock_models import check_fits_stock, compare_stock
 from powernorm.surgery.removal import MethodName, build_removal
-from powernorm.surgery.stock import CONSTANT_EPS
+from powernorm.surgery.saving.stock import CONSTANT_EPS
 
 transformers = pytest.importorskip("transformers")
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 import powernorm
 from covering import some_default
 from powernorm.norms import NORMS, Norm
-from powernorm.surgery.structure import FeatureAffine
+from powernorm.surgery.folding.structure import FeatureAffine
 from surgery.static_models import STATIC, left_of, settle
 
 C = 6

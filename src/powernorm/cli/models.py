@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from powernorm.inspection.selection import Role, Side
     from powernorm.integrations.model_sources import ModelSource
     from powernorm.surgery import FoldReport, Where
-    from powernorm.surgery.fold_solver import Centering, Tied
-    from powernorm.surgery.folding import Keep
+    from powernorm.surgery.folding.api import Keep
+    from powernorm.surgery.folding.solver import Centering, Tied
 
 
 def swap(
@@ -171,8 +171,8 @@ def fold(
     from powernorm.integrations.model_sources import open_source
     from powernorm.norms import named_layers
     from powernorm.surgery import plan_fold
-    from powernorm.surgery.folding import check_options
-    from powernorm.surgery.storage import check_target
+    from powernorm.surgery.folding.api import check_options
+    from powernorm.surgery.saving.storage import check_target
 
     named_layers.trust_code(trust_code)
     check_options(keep, centering, tied)

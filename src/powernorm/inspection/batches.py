@@ -12,8 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from powernorm.errors import InputError
-from powernorm.inspection.mask_arguments import mask_by_name, parameters_of
+from powernorm.inspection.mask_arguments import mask_by_name
 from powernorm.inspection.mask_reading import is_like_a_mask
+from powernorm.inspection.modules import parameters_of
 from powernorm.norms.arguments import shown
 
 Forward = Callable[[nn.Module, Any], object]

@@ -1,19 +1,20 @@
-"""Example inputs of a model: how they are given, and a call that changes nothing."""
+"""Example inputs of a model: how they are given, calls that change nothing, other calls alike."""
 
 from __future__ import annotations
 
 import inspect
 from collections import UserDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import UnionType
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
 from powernorm.errors import InputError
+from powernorm.inspection.modules import parameters_of
 from powernorm.norms.preserved_state import preserved_state
 
 
@@ -142,3 +143,145 @@ def mapped(value: Any, change: Callable[[Any], Any], kinds: type | UnionType = T
     if isinstance(value, dict):
         return {key: mapped(item, change, kinds) for key, item in value.items()}
     return value
+
+
+def tensors_in(value: object) -> Iterator[Tensor]:
+    """Yield the tensors in nested mappings, sequences and dataclasses, in order."""
+    if isinstance(value, Tensor):
+        yield value
+    elif isinstance(value, Mapping):
+        for item in value.values():
+            yield from tensors_in(item)
+    elif isinstance(value, tuple | list):
+        for item in value:
+            yield from tensors_in(item)
+    elif not isinstance(value, type | nn.Module) and not callable(value):
+        for item in _attributes(value):
+            yield from tensors_in(item)
+
+
+def _attributes(value: object) -> list[object]:
+    """Return the attributes of an output of a custom class, such as a cache of keys and values."""
+    slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
+    named = {name: getattr(value, name) for name in slots if hasattr(value, name)}
+    return [*named.values(), *getattr(value, "__dict__", {}).values()]
+
+
+# Variants of a call -------------------------------------------------------------------------------
+
+
+def with_masks(model: nn.Module, examples: Examples) -> Examples | None:
+    """Return example inputs with the masks that a Hugging Face model takes and they leave out.
+
+    Some models set vectors to zero by their mask between a norm and what would take it up, and
+    only if they are given one. The masks hide nothing, and there are at least two rows, as such
+    code leaves single ones alone.
+
+    Returns:
+        None where there is nothing to add, or the model does not take it.
+    """
+    parameters = parameters_of(model)
+    given = dict(zip(parameters, examples.args, strict=False)) | dict(examples.kwargs)
+    added: dict[str, Tensor] = {}
+    for name, datas in _MASKS.items():
+        data = next((given[one] for one in datas if isinstance(given.get(one), Tensor)), None)
+        if name in parameters and given.get(name) is None and data is not None and data.ndim > 1:
+            added[name] = torch.ones(data.shape[:2], dtype=torch.long, device=data.device)
+    if not added:
+        return None
+    kwargs = given | added
+    one_row = all(len(mask) == 1 for mask in added.values())
+    twice = mapped(kwargs, _two_rows) if one_row else kwargs
+    masked = Examples((), twice)
+    try:
+        masked.call(model)
+    except Exception:  # whatever a model raises that wants another mask
+        return None
+    return masked
+
+
+_MASKS: Final = {
+    "attention_mask": ("input_ids", "inputs_embeds", "input_features", "input_values"),
+    "decoder_attention_mask": ("decoder_input_ids", "decoder_inputs_embeds"),
+}
+"""Masks of Hugging Face's models, and the data that they belong to."""
+
+
+def _two_rows(tensor: Tensor) -> Tensor:
+    return tensor.repeat(2, *(1,) * (tensor.ndim - 1)) if tensor.shape[:1] == (1,) else tensor
+
+
+def with_other_numbers(example: Examples) -> list[Examples]:
+    """Return a call with other numbers in its arguments.
+
+    In the graph of torch.export a number of the arguments is a constant, and 0 may be neutral
+    there. What holds for other numbers, too, does not depend on it. All numbers grow at once, and
+    shrink, and each grows alone where there are few. True and False choose a branch and stay.
+    """
+    numbers: list[int | float] = []
+    example.changed(numbers.append, int | float)
+    every = range(len(numbers))
+    alone = [(1, [i]) for i in every] if 1 < len(numbers) <= _FEW else []
+    found = []
+    for sign, which in ((1, every), (-1, every), *alone) if numbers else ():
+        new = [
+            n + sign * (1 + which.index(i) + (0 if isinstance(n, int) else 0.25))
+            if i in which
+            else n
+            for i, n in enumerate(numbers)
+        ]
+
+        def drawn(_: object, left: Iterator[Any] = iter(new)) -> Any:  # noqa: B008
+            return next(left)
+
+        pairs = ", ".join(f"{new[i]} in place of {numbers[i]}" for i in which[:3])
+        note = f" (for other arguments, {pairs})"
+        found.append(example.changed(drawn, int | float, note))
+    return found
+
+
+_FEW: Final = 4
+"""Most numbers that are also changed one by one."""
+
+
+def with_other_defaults(model: nn.Module, example: Examples) -> list[Examples]:
+    """Return a call with other numbers for arguments that it leaves out."""
+    left = list(inspect.signature(model.forward).parameters.values())[len(example.args) :]
+    numbers = {
+        one.name: one.default
+        for one in left
+        if type(one.default) in (int, float) and one.name not in example.kwargs
+    }
+    return [
+        replace(example, kwargs={**example.kwargs, **other.kwargs}, note=other.note)
+        for other in with_other_numbers(Examples((), numbers))
+    ]
+
+
+def with_other_sizes(example: Examples) -> list[Examples]:
+    """Return a call with tensors that are longer by one.
+
+    All dimensions of one size grow together.
+    """
+    sizes: dict[int, None] = {}
+    example.changed(lambda tensor: sizes.update(dict.fromkeys(tensor.shape)))
+    found = []
+    for size in filter(None, sizes):
+
+        def longer(tensor: Tensor, size: int = size) -> Tensor:
+            for dim in range(tensor.ndim):
+                if tensor.shape[dim] == size:
+                    tensor = torch.cat([tensor, tensor.narrow(dim, -1, 1)], dim)
+            return tensor
+
+        note = f" (for other inputs, of {size + 1} in place of {size})"
+        found.append(example.changed(longer, note=note))
+    return found
+
+
+def taken(model: nn.Module, examples: Iterable[Examples]) -> Iterator[Examples]:
+    """Yield those calls that a model takes."""
+    for example in examples:
+        with suppress(Exception):  # whatever a model raises that takes no such arguments
+            example.call(model)
+            yield example

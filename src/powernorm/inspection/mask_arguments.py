@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, NamedTuple, get_args
 
-import torch
 from torch import Tensor, nn
 
 from powernorm.errors import InputError
+from powernorm.inspection.modules import parameters_of
 from powernorm.inspection.selection import Side
 from powernorm.integrations.library_masks import (
     HANDS_ON,
@@ -202,16 +202,6 @@ def _two_sided_argument(module: nn.Module) -> MaskArgument | None:
     if name is None or not _has_two_sides(names):
         return None
     return MaskArgument(name, names.index(name), None, names[0])
-
-
-def parameters_of(module: nn.Module) -> Mapping[str, inspect.Parameter]:
-    """Return the parameters of the module's forward by name."""
-    if isinstance(module, torch.jit.ScriptModule):
-        return {}
-    try:
-        return inspect.signature(module.forward).parameters
-    except (TypeError, ValueError):  # a forward in C++
-        return {}
 
 
 def named_values(

@@ -24,11 +24,11 @@ from powernorm.inspection.mask_arguments import (
     is_tower,
     meanings_of,
     named_values,
-    parameters_of,
     takers_of,
 )
 from powernorm.inspection.mask_checks import MaskChecks, OrderWatch
 from powernorm.inspection.mask_reading import MaskCall, MaskReader, UndecidedError, like_a_mask
+from powernorm.inspection.modules import parameters_of
 from powernorm.inspection.selection import Side
 from powernorm.integrations.library_masks import (
     HANDS_ON,

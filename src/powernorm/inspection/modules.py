@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from types import CodeType, FunctionType, MethodType
@@ -55,6 +55,16 @@ def check_not_compiled(model: nn.Module, purpose: str) -> None:
             f"{type(model).__name__} is compiled already, and compiled code ignores hooks that "
             f"come later: attach {purpose} to the model before torch.compile"
         )
+
+
+def parameters_of(module: nn.Module) -> Mapping[str, inspect.Parameter]:
+    """Return the parameters of the module's forward by name."""
+    if isinstance(module, torch.jit.ScriptModule):
+        return {}
+    try:
+        return inspect.signature(module.forward).parameters
+    except (TypeError, ValueError):  # a forward in C++
+        return {}
 
 
 def batch_layers(model: nn.Module) -> dict[str, BatchStatisticsNorm]:

@@ -43,7 +43,7 @@ CHANNEL_NORMS: Final = (
     nn.LocalResponseNorm,
 )
 """torch's norms for convolutional networks."""
-_CHANNELS: Final = 1
+CHANNELS: Final = 1
 """Dimension of the features in the inputs of `CHANNEL_NORMS`."""
 
 
@@ -212,11 +212,11 @@ def _read_channel_norm(norm: nn.Module) -> Reading | str:
     if more := _with_more_inputs(norm):
         return more
     if isinstance(norm, nn.modules.batchnorm._BatchNorm):
-        return _read_torch_norm(norm, "batch", norm.num_features, _CHANNELS)
+        return _read_torch_norm(norm, "batch", norm.num_features, CHANNELS)
     if not isinstance(norm, nn.GroupNorm | nn.modules.instancenorm._InstanceNorm):
         return f"{type(norm).__name__} normalizes over neighboring channels"
     size = norm.num_channels if isinstance(norm, nn.GroupNorm) else norm.num_features
-    return _read_torch_norm(norm, "channel", size, _CHANNELS)
+    return _read_torch_norm(norm, "channel", size, CHANNELS)
 
 
 def _read_torch_norm(norm: Any, kind: Kind, size: int, dim: int) -> Reading:

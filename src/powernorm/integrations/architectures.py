@@ -9,7 +9,7 @@ from typing import Any, cast
 from torch import nn
 
 from powernorm.integrations.extras import needed_for
-from powernorm.surgery.records import KEY
+from powernorm.surgery.saving.records import KEY
 
 
 def model_class(name: object, model_type: object) -> Any:

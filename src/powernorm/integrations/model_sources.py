@@ -17,7 +17,7 @@ from powernorm.integrations.folded_pretrained import example_inputs, load_whole
 from powernorm.integrations.pretrained import is_pretrained
 from powernorm.norms.named_layers import imported
 from powernorm.runs import CONFIG_FILE, MODEL_FILE
-from powernorm.surgery.storage import read_config
+from powernorm.surgery.saving.storage import read_config
 
 Kind = Literal["pretrained", "own", "run"]
 _OF_A_RUN: Final = "vocabulary_size"

@@ -15,7 +15,7 @@ from torch.utils import _pytree
 from powernorm.errors import InputError
 from powernorm.inspection.examples import as_call
 from powernorm.integrations.extras import needed_for
-from powernorm.surgery.tracing import quiet_export, reason_of
+from powernorm.surgery.folding.trace import quiet_export, reason_of
 
 _LOGGERS: Final = ("torch.onnx", "onnxscript", "torch.fx.experimental.symbolic_shapes")
 

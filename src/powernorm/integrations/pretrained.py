@@ -18,8 +18,8 @@ from powernorm.integrations.extras import needed_for
 from powernorm.integrations.saved_models import load, place_modules
 from powernorm.json_reading import read_json
 from powernorm.runs import MODEL_FILE
-from powernorm.surgery.records import KEY
-from powernorm.surgery.storage import read_config
+from powernorm.surgery.saving.records import KEY
+from powernorm.surgery.saving.storage import read_config
 
 _CONFIG: Final = "config.json"
 _TYPE: Final = "model_type"

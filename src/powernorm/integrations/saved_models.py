@@ -20,10 +20,9 @@ from powernorm.json_reading import read_json
 from powernorm.norms.arguments import check_model
 from powernorm.norms.preserved_state import made_like
 from powernorm.runs import CONFIG_FILE, MODEL_FILE
-from powernorm.surgery.loading import fill_model
-from powernorm.surgery.marking import is_pretrained
-from powernorm.surgery.records import KEY, REBUILD, ModelRecord
-from powernorm.surgery.storage import (
+from powernorm.surgery.saving.loading import fill_model
+from powernorm.surgery.saving.records import KEY, REBUILD, ModelRecord, is_pretrained
+from powernorm.surgery.saving.storage import (
     SavedModel,
     first_difference,
     read_config,

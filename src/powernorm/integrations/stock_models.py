@@ -12,10 +12,9 @@ from torch import nn
 from powernorm.errors import InputError
 from powernorm.inspection.examples import as_call
 from powernorm.integrations.architectures import config_of, loading_quietly
-from powernorm.surgery.marking import is_pretrained
-from powernorm.surgery.records import KEY
-from powernorm.surgery.stock import CONSTANT_EPS, constant_norms, stock_state, verify_stock
-from powernorm.surgery.verification import Errors, differences
+from powernorm.surgery.folding.verify import Errors, differences
+from powernorm.surgery.saving.records import KEY, is_pretrained
+from powernorm.surgery.saving.stock import CONSTANT_EPS, constant_norms, stock_state, verify_stock
 
 _EPS: Final = re.compile(r"(^|_)eps(ilon)?$")
 """Keys of a configuration that hold the eps of its norms, such as `layer_norm_epsilon`."""
@@ -38,7 +37,7 @@ def save_stock(model: nn.Module, path: Path) -> None:
     """Write a checkpoint of a model's own class of transformers, load it and compare each norm.
 
     Static norms in the place of LayerNorm and RMSNorm become norms with an eps so large that they
-    divide by a constant, see `powernorm.surgery.stock`.
+    divide by a constant, see `powernorm.surgery.saving.stock`.
 
     Args:
         model: swapped or folded.

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-from powernorm.surgery.tracing import tensors_in
+from powernorm.inspection.examples import tensors_in
 
 
 def answer_in(outputs: Any) -> Tensor | None:

@@ -221,9 +221,9 @@ class BatchStatisticsNorm(StatefulNorm):
         """Return x, (..., C), after GroupScaling if the layer has it, in the accumulation type."""
         return scale_groups(tokens_of(x), self.groups or 0, self.eps)[0].reshape(x.shape)
 
-    def prepare(self, x: Tensor, mask: Tensor | None, residual: Tensor | None) -> SeenInputs:
+    def see_inputs(self, x: Tensor, mask: Tensor | None, residual: Tensor | None) -> SeenInputs:
         """Check the arguments of a forward and return what to normalize by."""
-        seen = super().prepare(x, mask, residual)
+        seen = super().see_inputs(x, mask, residual)
         if torch.compiler.is_compiling():
             return seen
         if self.training:
@@ -266,7 +266,7 @@ class BatchStatisticsNorm(StatefulNorm):
 
     def evaluate(self, x: Tensor, mask: Tensor | None, residual: Tensor | None) -> Normalized:
         """Normalize (..., C) by the running statistics."""
-        seen = self.prepare(x, mask, residual)
+        seen = self.see_inputs(x, mask, residual)
         x, residual = self.without_padding(x, residual, seen.padding_mask)
         mean, var = self.running_stats
         weight, bias = self.gamma_and_beta()
@@ -288,7 +288,7 @@ class BatchStatisticsNorm(StatefulNorm):
             if y is not None:
                 torch.autograd.graph.increment_version(cast(Update, self._update).buffers)
                 return cast(Tensor, y)
-        return self.normalize_batch(x, residual, self.prepare(x, mask, residual), prepares)
+        return self.normalize_batch(x, residual, self.see_inputs(x, mask, residual), prepares)
 
     def normalize_batch(
         self, x: Tensor, residual: Tensor | None, seen: SeenInputs, prepares: bool
@@ -298,7 +298,7 @@ class BatchStatisticsNorm(StatefulNorm):
         Args:
             x: (..., C).
             residual: added to x first.
-            seen: what `prepare` has given.
+            seen: what `see_inputs` has given.
             prepares: may the call be kept prepared?
         """
         update = self._update_within(seen)

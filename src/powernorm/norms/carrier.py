@@ -107,11 +107,11 @@ class CarrierNorm(StatefulNorm):
                 "torch.func.functional_call uncompiled, or give it parameters alone"
             )
 
-    def prepare(self, x: Tensor, mask: Tensor | None, residual: Tensor | None) -> SeenInputs:
+    def see_inputs(self, x: Tensor, mask: Tensor | None, residual: Tensor | None) -> SeenInputs:
         """Check the arguments of a forward and return what to normalize by."""
         if self.training and not torch.compiler.is_compiling():
             self.follow_counter()
-        return super().prepare(x, mask, residual)
+        return super().see_inputs(x, mask, residual)
 
     def release_statistics(self) -> None:
         """Update the buffers by the gathered sums, as one batch, and count one step."""

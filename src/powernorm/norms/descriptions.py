@@ -14,7 +14,7 @@ from powernorm.errors import InputError
 from powernorm.norms.adapted import AdaptedNorm
 from powernorm.norms.base import Norm
 from powernorm.norms.named_layers import loaded_class
-from powernorm.norms.own_layers import build_own, check_own_options
+from powernorm.norms.own_layers import build_own, check_options
 from powernorm.norms.registry import NORMS, NormInfo, build_norm, short_name
 
 _UNTOLD: Final = ("device", "dtype", "process_group", "track_running_stats")
@@ -82,7 +82,7 @@ class NormDescription:
             raise InputError(f"the options of {self.name} have one of {', '.join(_UNTOLD)}")
         if ":" in self.name:
             layer = loaded_class(self.name)
-            check_own_options(self.name, layer, known)
+            check_options(self.name, layer, known)
             norm = build_own(self.name, layer, self.num_features, {**known, **more})
         else:
             norm = build_norm(self.name, self.num_features, **known, **more)

@@ -147,7 +147,7 @@ class MovingAverageBatchNorm(GradientMomentNorm):
         """Normalize (..., C); see the class."""
         if not self.training:
             return self.evaluate(x, padding_mask, residual)
-        seen = self.prepare(x, padding_mask, residual)
+        seen = self.see_inputs(x, padding_mask, residual)
         second_moment, window_second_moment, window_gradient_moment = seen.state
         y, total = moving_average_norm(
             MovingAverageNormArgs(

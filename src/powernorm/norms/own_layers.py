@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
-from types import UnionType
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType, UnionType
 from typing import Any, Final, Union, get_args, get_origin
 
 import torch
@@ -66,22 +66,44 @@ def parameters_of(name: str, layer: Layer) -> dict[str, inspect.Parameter]:
     return {key: parameters[key] for key in more}
 
 
-def check_own_options(name: str, layer: Layer, options: Mapping[str, Any]) -> None:
-    """Raise an InputError unless the layer takes these options; only plain types are checked."""
+def check_options(
+    name: str,
+    layer: Layer,
+    options: Mapping[str, Any],
+    *,
+    title: str = "",
+    choices: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
+    hidden: Collection[str] = (),
+) -> None:
+    """Check that a layer takes options; of their values only those of known types are checked.
+
+    Args:
+        name: short name, or `module:Class`.
+        layer: of this library, or of a user.
+        options: by name.
+        title: of the layer, by default its own name.
+        choices: what annotations besides plain types accept: values as in `repr`, or a class.
+        hidden: arguments of the layer that are no options.
+
+    Raises:
+        InputError: names the option, and what the layer takes.
+    """
     parameters = parameters_of(name, layer)
     takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
-    known = [key for key, one in parameters.items() if one.kind not in _VARIABLE]
+    known = [
+        key for key, one in parameters.items() if one.kind not in _VARIABLE and key not in hidden
+    ]
     for key, value in options.items():
         if key in known:
-            expected = _plain_types(parameters[key])
-            if not _fits(value, expected):
+            accepted = _accepted(parameters[key], choices)
+            if not _fits(value, accepted):
                 raise InputError(
                     f"option {key} of {name} is {value!r} ({type(value).__name__}), expected "
-                    f"{' | '.join(expected)}"
+                    f"{' | '.join(accepted)}"
                 )
         elif not takes_any and key not in FOR_ALL:
             raise InputError(
-                f"{title_of(layer)} ({name}) has no option {key!r}, it takes "
+                f"{title or title_of(layer)} ({name}) has no option {key!r}, it takes "
                 f"{', '.join(known) or 'none'}"
             )
 
@@ -93,7 +115,7 @@ def build_own(name: str, layer: Layer, num_features: int, options: Mapping[str, 
         name: short name, or `module:Class`.
         layer: checked by `check_layer`.
         num_features: C.
-        options: checked by `check_own_options`, and those of every norm.
+        options: checked by `check_options`, and those of every norm.
 
     Raises:
         InputError: the layer lacks an argument, raises, or does not return such a module.
@@ -183,8 +205,10 @@ def _as_norm(
     return module
 
 
-def _plain_types(parameter: inspect.Parameter) -> tuple[str, ...]:
-    """Return the plain types that a parameter takes; empty if it takes others too, or is unknown.
+def _accepted(
+    parameter: inspect.Parameter, choices: Mapping[str, tuple[str, ...]]
+) -> tuple[str, ...]:
+    """Return the types and values that a parameter takes; empty if there are unknown ones.
 
     Without an annotation the type of the default counts.
     """
@@ -197,17 +221,27 @@ def _plain_types(parameter: inspect.Parameter) -> tuple[str, ...]:
         parts = tuple(part.strip() for part in annotation.split("|"))
     elif get_origin(annotation) in (Union, UnionType):
         parts = get_args(annotation)
-    names = tuple(part if isinstance(part, str) else _type_name(part) for part in parts)
-    return names if _PLAIN.issuperset(names) else ()
+    names = [part if isinstance(part, str) else _type_name(part) for part in parts]
+    is_known = all(name in _PLAIN or name in choices for name in names)
+    return tuple(one for name in names for one in choices.get(name, (name,)) if is_known)
 
 
 def _type_name(annotation: object) -> str:
     return "None" if annotation is type(None) else getattr(annotation, "__name__", "")
 
 
-def _fits(value: Any, expected: tuple[str, ...]) -> bool:
-    if not expected:
+def _fits(value: Any, accepted: Collection[str]) -> bool:
+    """Return whether a value is of one of the types, or one of the values."""
+    if not accepted:
         return True
-    return ("None" if value is None else type(value).__name__) in expected or (
-        type(value) is int and "float" in expected
-    )
+    if value is None:
+        return "None" in accepted
+    if isinstance(value, bool):
+        return "bool" in accepted
+    if isinstance(value, int):
+        return "int" in accepted or "float" in accepted
+    if isinstance(value, float):
+        return "float" in accepted
+    if isinstance(value, str):
+        return "str" in accepted or "torch.device" in accepted or repr(value) in accepted
+    return any("." in one for one in accepted)  # a class, such as torch.dtype

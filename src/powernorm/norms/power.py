@@ -193,7 +193,7 @@ class PowerNorm(GradientMomentNorm):
             fast = self.run_prepared(x, mask, settings, self.carrier_for(x))
             if fast is not None:
                 return cast(Tensor, fast)
-        seen = self.prepare(x, padding_mask, residual)
+        seen = self.see_inputs(x, padding_mask, residual)
         second_moment, gradient_moment = seen.state
         weight, bias = self.gamma_and_beta()
         args = PowerNormArgs(

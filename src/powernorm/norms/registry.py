@@ -9,9 +9,8 @@ from __future__ import annotations
 import difflib
 import inspect
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from itertools import chain
 from typing import Any, Final, cast, get_args
 
 from torch import nn
@@ -27,7 +26,7 @@ from powernorm.norms.named_layers import imported_layer, packaged_layer, package
 from powernorm.norms.own_layers import (
     build_own,
     check_layer,
-    check_own_options,
+    check_options,
     is_same_layer,
     title_of,
 )
@@ -213,21 +212,18 @@ REGISTERED: Final[dict[str, NormInfo]] = {}
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
 """Allowed names: they become part of folder names, and are listed with commas between them."""
-_NO_OPTIONS: Final = ("num_features", "track_running_stats")
-"""Arguments of the layers that are no options: the latter has one value."""
+_NO_OPTIONS: Final = ("track_running_stats",)
+"""Arguments of the layers that are no options: it has one value."""
 _CHOICES: Final = {
-    name: tuple(map(repr, get_args(choice)))
-    for name, choice in (
-        ("Variant", Variant),
-        ("Start", Start),
-        ("Decay", Decay),
-        ("Divergence", Divergence),
-        ("Evaluation", Evaluation),
-        ("TokenKind", TokenKind),
-    )
+    **{name: (name,) for name in ("torch.device", "torch.dtype", "dist.ProcessGroup")},
+    "Variant": tuple(map(repr, get_args(Variant))),
+    "Start": tuple(map(repr, get_args(Start))),
+    "Decay": tuple(map(repr, get_args(Decay))),
+    "Divergence": tuple(map(repr, get_args(Divergence))),
+    "Evaluation": tuple(map(repr, get_args(Evaluation))),
+    "TokenKind": tuple(map(repr, get_args(TokenKind))),
 }
-"""Values of the arguments that are one of a few names, by the annotation."""
-_PLAIN: Final = {"int", "float", "bool", "str", "None", *chain(*_CHOICES.values())}
+"""Accepted classes and values of arguments, by the annotation."""
 _UNKNOWN: Final = "-"
 """Table entry for a property that is not known of a user's norm."""
 
@@ -386,7 +382,7 @@ def _letters(name: str) -> str:
 def _own_row(name: str, layer: object, presets: Mapping[str, Any]) -> NormInfo:
     """Return the row of a user's norm, after checking its layer."""
     checked = check_layer(name, layer)
-    check_own_options(name, checked, presets)
+    check_options(name, checked, presets)
     is_static = getattr(checked, "is_static", False) is True
     title = getattr(checked, "__name__", name)
     return NormInfo(name, title, checked, _UNKNOWN, is_static, _UNKNOWN, dict(presets))
@@ -394,42 +390,11 @@ def _own_row(name: str, layer: object, presets: Mapping[str, Any]) -> NormInfo:
 
 def _check_options(info: NormInfo, options: Mapping[str, Any]) -> None:
     if info.name not in NORMS:
-        check_own_options(info.name, info.layer, options)
+        check_options(info.name, info.layer, options)
         return
-    parameters = inspect.signature(info.layer).parameters
-    known = [key for key in parameters if key not in _NO_OPTIONS]
-    for key, value in options.items():
-        if key not in known:
-            raise InputError(
-                f"{info.title} ({info.name}) has no option {key!r}, it takes {', '.join(known)}"
-            )
-        accepted = _accepted(str(parameters[key].annotation))
-        if not _fits(value, accepted):
-            raise InputError(
-                f"option {key} of {info.name} is {value!r} ({type(value).__name__}), expected "
-                f"{' | '.join(accepted)}"
-            )
-
-
-def _accepted(annotation: str) -> tuple[str, ...]:
-    """Return the parts of a parameter's annotation; of a choice, its values as in `repr`."""
-    parts = (part.strip() for part in annotation.split("|"))
-    return tuple(name for part in parts for name in _CHOICES.get(part, (part,)))
-
-
-def _fits(value: Any, accepted: Collection[str]) -> bool:
-    """Return whether a value fits; only plain types and choices are checked."""
-    if value is None:
-        return "None" in accepted
-    if isinstance(value, bool):
-        return "bool" in accepted
-    if isinstance(value, int):
-        return "int" in accepted or "float" in accepted
-    if isinstance(value, float):
-        return "float" in accepted
-    if isinstance(value, str):
-        return "str" in accepted or "torch.device" in accepted or repr(value) in accepted
-    return not _PLAIN.issuperset(accepted)
+    check_options(
+        info.name, info.layer, options, title=info.title, choices=_CHOICES, hidden=_NO_OPTIONS
+    )
 
 
 def short_name(layer: Norm) -> str:

@@ -167,7 +167,7 @@ class RegularizedBatchNorm(BackwardStateNorm):
                     mean, var = self.running_stats
                     self._note(y, statistics, cast(Tensor, mean), var)
                 return cast(Tensor, y)
-        seen = self.prepare(x, padding_mask, residual)
+        seen = self.see_inputs(x, padding_mask, residual)
         mean, var = seen.state
         args = self.batch_norm_args(x, residual, seen, mean, var, self.carrier_for(x))
         output = batch_norm(args)

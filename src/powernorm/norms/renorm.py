@@ -108,7 +108,7 @@ class BatchRenorm(BackwardStateNorm):
         """Normalize (..., C); see the class."""
         if not self.training:
             return self.evaluate(x, padding_mask, residual)
-        seen = self.prepare(x, padding_mask, residual)
+        seen = self.see_inputs(x, padding_mask, residual)
         mean, var, step = seen.state
         limits = self._limits(step)
         args = self.batch_norm_args(x, residual, seen, mean, var, self.carrier_for(x), limits)

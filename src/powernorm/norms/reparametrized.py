@@ -162,7 +162,7 @@ class RepBatchNorm(_RepNorm):
         if self.variant == "paper":
             y, total = _parts(super().normalize(x, mask, residual), x)
             return answer((add_scaled(y, total, self.eta), total), residual)
-        seen = self.prepare(x, mask, residual)
+        seen = self.see_inputs(x, mask, residual)
         y, total = _parts(self.normalize_batch(x, residual, seen, prepares=False), x)
         return answer((self.with_identity(y, total, seen), total), residual)
 
@@ -347,7 +347,7 @@ class ProgressiveRepBatchNorm(_RepNorm, BackwardStateNorm):
             if self.evaluation == "blend":
                 y = self._mixed(y, total, self.num_batches_tracked)
             return answer((y, total), residual)
-        seen = self.prepare(x, mask, residual)
+        seen = self.see_inputs(x, mask, residual)
         if seen.stage == 0:
             return self._by_token(x, residual, seen)
         mean, var, count = seen.state

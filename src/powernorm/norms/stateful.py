@@ -122,7 +122,7 @@ class StatefulNorm(AffineNorm):
         if self.training and self.group_name:
             check_group(self.class_name, x, self.process_group)
 
-    def prepare(self, x: Tensor, mask: Tensor | None, residual: Tensor | None) -> SeenInputs:
+    def see_inputs(self, x: Tensor, mask: Tensor | None, residual: Tensor | None) -> SeenInputs:
         """Check the arguments of a forward and return what to normalize by."""
         training = self.training
         if mask is None:

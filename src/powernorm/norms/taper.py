@@ -177,7 +177,7 @@ class TaperNorm(CarrierNorm):
         if not self.training:
             now = self.num_batches_tracked, self.branch_scale, self.start_weight
             return answer((self._blended(total, self._stage_to_evaluate(), *now), total), residual)
-        seen = self.prepare(x, mask, residual)
+        seen = self.see_inputs(x, mask, residual)
         y = self._blended(total, seen.stage, *map(snapshot, seen.state))
         sums = self._sums(total.detach(), seen.padding_mask)
         carrier = self.carrier_for(x) if seen.stage < 2 else None

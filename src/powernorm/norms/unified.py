@@ -213,7 +213,7 @@ class UnifiedNorm(GradientMomentNorm):
         """Normalize (..., C); see the class."""
         if not self.training:
             return self.evaluate(x, padding_mask, residual)
-        seen = self.prepare(x, padding_mask, residual)
+        seen = self.see_inputs(x, padding_mask, residual)
         second_moment, gradient_moment, second_window, gradient_window = seen.state
         now = self.acting_in(seen.stage)
         y, total = unified_norm(

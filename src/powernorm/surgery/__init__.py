@@ -6,38 +6,29 @@ Each verb has a plan that can be inspected, `apply()` and `undo()`.
 from powernorm.inspection.mask_checks import MaskWarning
 from powernorm.inspection.selection import Where
 from powernorm.surgery.calibration import CalibrationReport, calibrate
-from powernorm.surgery.folding import FoldPlan, FoldReport, fold, plan_fold
+from powernorm.surgery.folding.api import FoldPlan, FoldReport, fold, plan_fold
 from powernorm.surgery.freezing import (
     StatisticsFreezing,
     freeze_statistics,
     unfreeze_statistics,
 )
-from powernorm.surgery.insertion import Insertion, InsertPlan, InsertRow, insert, plan_insert
+from powernorm.surgery.insertion import insert, plan_insert
 from powernorm.surgery.matching import MatchReport, match_teacher
 from powernorm.surgery.modularizing import Modularization, modularize
-from powernorm.surgery.swapping import (
-    Swap,
-    SwapPlan,
-    SwapRow,
-    mask_batch_norms,
-    plan_swap,
-    swap,
-)
+from powernorm.surgery.plans import AppliedPlan, NormPlan, PlanRow
+from powernorm.surgery.swapping import mask_batch_norms, plan_swap, swap
 
 __all__ = [
+    "AppliedPlan",
     "CalibrationReport",
     "FoldPlan",
     "FoldReport",
-    "InsertPlan",
-    "InsertRow",
-    "Insertion",
     "MaskWarning",
     "MatchReport",
     "Modularization",
+    "NormPlan",
+    "PlanRow",
     "StatisticsFreezing",
-    "Swap",
-    "SwapPlan",
-    "SwapRow",
     "Where",
     "calibrate",
     "fold",

@@ -3,34 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from typing import Any, Final, Literal
 
 import torch
 from torch import nn
 from torch.nn.utils import parametrize
-from torch.optim import Optimizer
 
 from powernorm.errors import InputError
+from powernorm.inspection.finder import Slot
 from powernorm.inspection.mask_arguments import mask_sources
-from powernorm.inspection.mask_owners import attach_mask_owners
-from powernorm.inspection.rows import NormRow, NormTable
-from powernorm.inspection.selection import Side, stacks
-from powernorm.norms import Norm, build_norm
+from powernorm.inspection.selection import stacks
+from powernorm.norms import build_norm
 from powernorm.norms.arguments import check_model
-from powernorm.norms.preserved_state import made_like
-from powernorm.surgery.changes import Changes, modules_around
-from powernorm.surgery.inserted_norms import CHILD, has_one_behind, put_behind
-from powernorm.surgery.marking import mark
-from powernorm.surgery.optimizers import (
-    Exchange,
-    Optimizers,
-    checked_optimizers,
-    follow_exchanges,
+from powernorm.surgery.changes import CHILD, has_one_behind, modules_around
+from powernorm.surgery.optimizers import Exchange, Optimizers
+from powernorm.surgery.plans import (
+    AppliedPlan,
+    NewNorm,
+    NormPlan,
+    PlanRow,
+    check_options,
+    check_untouched,
 )
-from powernorm.surgery.planned_norms import PlannedNorms
-from powernorm.surgery.swapping import check_options, check_untouched
 
 Places = Literal["feed-forward", "linears"] | str | Sequence[str] | Callable[[str, nn.Module], bool]
 """Between the maps of each feed-forward network, behind every map of the layers, globs over the
@@ -40,19 +36,6 @@ FEED_FORWARD: Final = "feed-forward"
 LINEARS: Final = "linears"
 _CONV1D: Final = ("transformers.pytorch_utils", "Conv1D")
 _SHOWN: Final = 8
-
-
-@dataclass(frozen=True, kw_only=True)
-class InsertRow(NormRow):
-    """One linear map that was chosen: `insert`, or `keep` with the reason why it gets no norm.
-
-    Attributes:
-        num_features: of its output, and so of the norm.
-        shared: the map's other names, if one module is used in several places.
-    """
-
-    num_features: int
-    shared: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -84,124 +67,32 @@ class _Map:
             return "its parameters are parametrized: remove the parametrization first"
         return ""
 
+    def is_in(self, model: nn.Module) -> bool:
+        current = dict(model.named_modules(remove_duplicate=False)).get(self.name)
+        return current is self.module and not has_one_behind(self.module)
 
-@dataclass(frozen=True)
-class InsertPlan(NormTable):
-    """What an insertion would do: nothing is changed until `apply`."""
-
-    rows: tuple[InsertRow, ...]
-    norm: str
-    options: Mapping[str, Any]
-    model: nn.Module = field(repr=False, compare=False)
-    _maps: Mapping[str, nn.Module] = field(repr=False, compare=False)
-    _sides: Mapping[str, Side] = field(repr=False, compare=False)
-
-    def _notes(self) -> list[str]:
-        inserted = sum(row.action == "insert" for row in self.rows)
-        return [f"{inserted} of {len(self.rows)} maps get {self.norm}"]
-
-    def apply(self, *, optimizer: Optimizers = None) -> Insertion:
-        """Put the norms in: all of them, or none if one cannot be built.
-
-        Args:
-            optimizer: as in `insert`.
-
-        Raises:
-            InputError: the model has changed since the plan, a norm cannot be built, or an
-                optimizer is not of this model.
-        """
-        check_untouched(self.model, "insert")
-        optimizers = checked_optimizers(optimizer, self.model)
-        current = dict(self.model.named_modules(remove_duplicate=False))
-        norms: dict[str, Norm] = {}
-        for row in self.rows:
-            if row.action != "insert":
-                continue
-            linear = self._maps[row.name]
-            if current.get(row.name) is not linear or has_one_behind(linear):
-                raise InputError(
-                    f"{row.name} is no longer the map that the plan was made for: plan again"
-                )
-            weight = linear.weight
-            assert isinstance(weight, torch.Tensor)
-            given = {"device": weight.device, "dtype": weight.dtype, **self.options}
-            with made_like(self.model):
-                norms[row.name] = build_norm(self.norm, row.num_features, **given)
-            norms[row.name].train(linear.training)
-        return Insertion(self, norms, optimizers)
+    def build(self, norm: str, options: Mapping[str, Any], model: nn.Module) -> NewNorm:
+        weight = self.module.weight
+        assert isinstance(weight, torch.Tensor)
+        given = {"device": weight.device, "dtype": weight.dtype, **options}
+        new = build_norm(norm, self.num_outputs, **given)
+        new.train(self.module.training)
+        modules = dict(model.named_modules(remove_duplicate=False))
+        around = (self.module, *modules_around(modules, self.name)[::-1])
+        names = tuple(f"{name}.{CHILD}" for name in self.names)
+        slots = (Slot(self.module, CHILD),)
+        exchange = Exchange(None, new, (), around)
+        return NewNorm(new, names, new, slots, self.names, exchange, behind=self.module)
 
 
-class Insertion:
-    """An insertion that was made; `undo` takes the norms out again.
-
-    Args:
-        plan: what was planned.
-        norms: the new norms by the names of the maps in front of them.
-        optimizers: they get the new parameters; None where none was given.
-
-    Attributes:
-        model: the model that was changed.
-        norms: the new norms by their own dotted names.
-    """
-
-    def __init__(
-        self,
-        plan: InsertPlan,
-        norms: Mapping[str, Norm],
-        optimizers: tuple[Optimizer, ...] | None = None,
-    ) -> None:
-        self.plan = plan
-        self.model = plan.model
-        self._behind = dict(norms)
-        self.norms = {f"{name}.{CHILD}": norm for name, norm in norms.items()}
-        self._changes = changes = Changes()
-        changes.on_undo(lambda: mark(plan.model))
-        for name, norm in norms.items():
-            put_behind(plan._maps[name], norm, changes)
-        changes.leave_fast_path(plan.model, norms.values())
-        shared = {row.name: row.shared for row in plan.rows}
-        masked = [
-            f"{one}.{CHILD}"
-            for name, norm in norms.items()
-            if norm.reads_mask
-            for one in (name, *shared[name])
-        ]
-        for use in attach_mask_owners(plan.model, masked, plan._sides):
-            changes.on_undo(use.release)
-        modules = dict(plan.model.named_modules(remove_duplicate=False))
-        exchanges = [
-            Exchange(None, norm, (), (plan._maps[name], *modules_around(modules, name)[::-1]))
-            for name, norm in norms.items()
-        ]
-        changes.on_undo(follow_exchanges(plan.model, exchanges, optimizers, "insert"))
-        maps = {f"{name}.{CHILD}": (name, *shared[name]) for name in norms}
-        changes.on_undo(PlannedNorms(plan.model, self.norms, maps, "insert").remove)
-        mark(plan.model)
-
-    def undo(self) -> None:
-        """Take the norms and every hook of the insertion out; training is not undone.
-
-        Raises:
-            InputError: undone already, or other modules are where the norms were put.
-        """
-        self._changes.check_not_undone()
-        for name, norm in self._behind.items():
-            if self.plan._maps[name]._modules.get(CHILD) is not norm:
-                raise InputError(
-                    f"{name}.{CHILD} is no longer the norm that this insertion put there: undo "
-                    "what came later first"
-                )
-        self._changes.undo()
-
-    def __repr__(self) -> str:
-        """Return how many norms were inserted."""
-        state = ", undone" if self._changes.is_undone else ""
-        return f"Insertion({len(self._behind)} norms {self.plan.norm}{state})"
+def _notes(plan: NormPlan) -> list[str]:
+    inserted = sum(row.action == "insert" for row in plan.rows)
+    return [f"{inserted} of {len(plan.rows)} maps get {plan.norm}"]
 
 
 def plan_insert(
     model: nn.Module, norm: str = "bn", where: Places = FEED_FORWARD, **norm_options: Any
-) -> InsertPlan:
+) -> NormPlan:
     """Plan where norms are put behind the linear maps of a model; changes nothing.
 
     Args:
@@ -225,8 +116,7 @@ def plan_insert(
     check_model(model)
     check_options(norm, norm_options, "norm")
     check_untouched(model, "insert")
-    maps = list(_maps_of(model))
-    chosen = _chosen(maps, where)
+    chosen = _chosen(list(_maps_of(model)), where)
     reasons = {one.name: one.reason() for one in chosen}
     possible = [one for one in chosen if not reasons[one.name]]
     if not possible:
@@ -241,8 +131,8 @@ def plan_insert(
     sides = stacks(model, names)
     masks = mask_sources(model, names, sides) if reads_mask else {}
     rows = tuple(_row(one, norm, reasons[one.name], masks) for one in chosen)
-    modules = {one.name: one.module for one in chosen}
-    return InsertPlan(rows, norm, dict(norm_options), model, modules, sides)
+    maps = {one.name: one for one in chosen}
+    return NormPlan(rows, "insert", norm, dict(norm_options), model, maps, sides, _notes)
 
 
 def insert(
@@ -252,7 +142,7 @@ def insert(
     *,
     optimizer: Optimizers = None,
     **norm_options: Any,
-) -> Insertion:
+) -> AppliedPlan:
     """Put norms behind linear maps of a model in place, and pass them the model's padding mask.
 
     BatchNorm between the maps of a feed-forward network is what lets a Transformer train with
@@ -287,15 +177,16 @@ def insert(
     return plan_insert(model, norm, where, **norm_options).apply(optimizer=optimizer)
 
 
-def _row(one: _Map, norm: str, reason: str, masks: Mapping[str, str | None]) -> InsertRow:
+def _row(one: _Map, norm: str, reason: str, masks: Mapping[str, str | None]) -> PlanRow:
     mask = "" if reason else masks.get(f"{one.name}.{CHILD}", "")
-    return InsertRow(
+    return PlanRow(
         name=one.name,
         kind="linear",
         action="keep" if reason else "insert",
         into=() if reason else (norm,),
         mask=mask or None,
         reason="no mask reaches" if mask is None else reason,
+        type_name=type(one.module).__name__,
         num_features=one.num_outputs,
         shared=one.names[1:],
     )

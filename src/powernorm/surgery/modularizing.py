@@ -23,7 +23,7 @@ from powernorm.inspection.functional import (
 from powernorm.inspection.rows import NormRow, NormTable
 from powernorm.norms.arguments import check_model
 from powernorm.surgery.changes import Changes
-from powernorm.surgery.swapping import check_untouched
+from powernorm.surgery.plans import check_untouched
 
 
 @dataclass(frozen=True)

@@ -2,238 +2,71 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Final
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
-import torch
 from torch import nn
-from torch.optim import Optimizer
 
 from powernorm.errors import InputError
 from powernorm.inspection.finder import FoundNorm, find_norms
 from powernorm.inspection.mask_arguments import mask_sources
-from powernorm.inspection.mask_owners import attach_mask_owners, how_read
-from powernorm.inspection.modules import is_compiled
-from powernorm.inspection.rows import NormRow, NormTable
-from powernorm.inspection.selection import (
-    Role,
-    Selection,
-    Side,
-    Site,
-    inventory,
-    place,
-    select,
-    stacks,
-)
-from powernorm.norms import Norm, build_norm, check_norm_options
+from powernorm.inspection.mask_owners import how_read
+from powernorm.inspection.selection import Selection, Site, inventory, place, select, stacks
+from powernorm.norms import Norm, build_norm
 from powernorm.norms.arguments import check_model
-from powernorm.norms.preserved_state import made_like
-from powernorm.surgery.changes import Changes, drop_later_hooks, hook_ids, share_hooks
 from powernorm.surgery.erasing import erase_padding
-from powernorm.surgery.gates import GatedNorm
-from powernorm.surgery.marking import mark
-from powernorm.surgery.optimizers import (
-    Exchange,
-    Optimizers,
-    checked_optimizers,
-    follow_exchanges,
+from powernorm.surgery.folding.structure import GatedNorm
+from powernorm.surgery.optimizers import Exchange, Optimizers
+from powernorm.surgery.plans import (
+    AppliedPlan,
+    NewNorm,
+    NormPlan,
+    PlanRow,
+    check_options,
+    check_untouched,
 )
-from powernorm.surgery.planned_norms import PlannedNorms
-from powernorm.surgery.successors import (
-    a_tensor,
-    follow,
-    kind_of,
-    mode_of,
-    remarks,
-    same_parameters,
-    successor,
-)
-
-_WRAPPERS: Final = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
-"""torch's wrappers that record parameters when they are built; the last is `fully_shard`'s."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class SwapRow(NormRow):
-    """One norm of the model and what the plan does with it: `swap` or `keep`.
-
-    Attributes:
-        type_name: name of the norm's class, or of the function that a forward calls.
-        num_features: C; None if it cannot be read.
-        role: what the norm belongs to.
-        side: side of an encoder-decoder.
-        layer: index of the norm's layer, 0 next to the input; None outside.
-        shared: the norm's other names, if one module is used in several places.
-    """
-
-    type_name: str
-    num_features: int | None
-    role: Role
-    side: Side | None
-    layer: int | None
-    shared: tuple[str, ...] = ()
+from powernorm.surgery.successors import a_tensor, remarks, same_parameters, successor
 
 
 @dataclass(frozen=True)
-class SwapPlan(NormTable):
-    """What a swap would do: nothing is changed until `apply`."""
-
-    rows: tuple[SwapRow, ...]
-    to: str
-    options: Mapping[str, Any]
-    model: nn.Module = field(repr=False, compare=False)
-    _found: Mapping[str, FoundNorm] = field(repr=False, compare=False)
-    _sides: Mapping[str, Side] = field(repr=False, compare=False)
-    _was_run: bool = field(default=False, repr=False, compare=False)
-
-    def _notes(self) -> list[str]:
-        """Return how many norms change, and how their masks are read."""
-        swapped = sum(row.action == "swap" for row in self.rows)
-        masks = dict.fromkeys(row.mask for row in self.rows if row.mask is not None)
-        lines = [f"{swapped} of {len(self.rows)} norms change to {self.to}"]
-        lines += [f"{mask}: {how_read(self.model, mask)}" for mask in masks]
-        if not self._was_run:
-            lines.append("functional norms behind helpers are only seen with example_inputs")
-        elif not any(found.call for found in self._found.values()):
-            lines.append(
-                "functional norms: none seen in the example call; arithmetic is not looked at"
-            )
-        return lines
-
-    def apply(self, *, optimizer: Optimizers = None) -> Swap:
-        """Put the new norms in place: all of them, or none if one cannot be built.
-
-        Args:
-            optimizer: as in `swap`.
-
-        Raises:
-            InputError: the model has changed since the plan, a norm cannot be built, or an
-                optimizer is not of this model.
-        """
-        check_untouched(self.model)
-        optimizers = checked_optimizers(optimizer, self.model)
-        chosen = {row.name: self._found[row.name] for row in self.rows if row.action == "swap"}
-        if not chosen:
-            raise InputError(
-                "none of the selected norms can change, see the rows of the plan; "
-                "powernorm.modularize makes modules of functional norms"
-            )
-        for name, found in chosen.items():
-            if not all(slot.holds(found.module) for slot in found.slots):
-                raise InputError(
-                    f"{name} is no longer the module that the plan was made for: plan again"
-                )
-        fallback = a_tensor(self.model)
-        with made_like(self.model):
-            replacements = tuple(
-                _Replacement.of(found, successor(found, self.to, self.options, fallback))
-                for found in chosen.values()
-            )
-            return Swap(self, replacements, optimizers)
-
-
-@dataclass(frozen=True)
-class _Replacement:
-    """An old norm, its slots, the new norm, and what is put into the slots."""
+class _NormSite:
+    """A norm that a swap replaces."""
 
     found: FoundNorm
-    new: Norm
-    placed: nn.Module
 
-    @classmethod
-    def of(cls, found: FoundNorm, new: Norm) -> _Replacement:
-        """Return the replacement of a norm, whose gate stays."""
-        return cls(found, new, new if found.gated is None else GatedNorm(new, found.gated[1]))
+    def is_in(self, model: nn.Module) -> bool:
+        del model
+        return all(slot.holds(self.found.module) for slot in self.found.slots)
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Dotted names of the new norm."""
-        inner = ".norm" if self.found.gated else ""
-        return tuple(f"{name}{inner}" for name in self.found.names)
+    def build(self, norm: str, options: Mapping[str, Any], model: nn.Module) -> NewNorm:
+        found = self.found
+        new = successor(found, norm, options, a_tensor(model))
+        # A gate stays, around the new norm.
+        module = new if found.gated is None else GatedNorm(new, found.gated[1])
+        names = tuple(f"{name}.norm" if found.gated else name for name in found.names)
+        parents = [slot.parent for slot in found.slots]
+        exchange = Exchange(found.module, new, same_parameters(found, new), parents)
+        return NewNorm(new, names, module, found.slots, names, exchange)
 
 
-class Swap:
-    """A swap that was made; keeps the old norms for `undo`.
+def _notes(plan: NormPlan, calls: Sequence[FoundNorm] | None) -> list[str]:
+    """Return how many norms change, and how their masks are read.
 
     Args:
-        plan: what was planned.
-        replacements: old and new norms.
-        optimizers: they get the new parameters; None where none was given.
+        plan: of a swap.
+        calls: those of functional norms that a run has shown; None without a run.
     """
-
-    def __init__(
-        self,
-        plan: SwapPlan,
-        replacements: tuple[_Replacement, ...],
-        optimizers: tuple[Optimizer, ...] | None = None,
-    ) -> None:
-        self.plan = plan
-        self.model = plan.model
-        self._replacements = replacements
-        self._changes = Changes()
-        self._changes.on_undo(lambda: mark(plan.model))
-        self._kinds = [kind_of(one.new, plan.model) for one in replacements]
-        self._hooks_before = [hook_ids(one.found.module) for one in replacements]
-        for one in replacements:
-            share_hooks(one.found.module, one.placed)
-            for slot in one.found.slots:
-                self._changes.set_module(slot.parent, slot.attribute, one.placed)
-        self._changes.leave_fast_path(plan.model, [one.new for one in replacements])
-        masked = [name for one in replacements for name in one.names if one.new.reads_mask]
-        for use in attach_mask_owners(plan.model, masked, plan._sides):
-            self._changes.on_undo(use.release)
-        names = {one.names[0]: one.names for one in replacements}
-        exchanges = [
-            Exchange(
-                one.found.module,
-                one.new,
-                same_parameters(one.found, one.new),
-                [slot.parent for slot in one.found.slots],
-            )
-            for one in replacements
-        ]
-        self._changes.on_undo(follow_exchanges(plan.model, exchanges, optimizers, "swap"))
-        self._changes.on_undo(PlannedNorms(plan.model, self.norms, names, "swap").remove)
-        mark(plan.model)
-
-    def on_undo(self, step: Callable[[], None]) -> None:
-        """Register a function to be called by `undo`, before the norms are put back."""
-        self._changes.on_undo(step)
-
-    @property
-    def norms(self) -> dict[str, Norm]:
-        """New norms by dotted name, each once."""
-        return {one.names[0]: one.new for one in self._replacements}
-
-    def undo(self) -> None:
-        """Restore the old norm objects and remove every hook of the swap.
-
-        Training is not undone: parameters that both norms share and all others of the model keep
-        what they have learned. Hooks that were added to a new norm since are removed with it.
-
-        Raises:
-            InputError: undone already, or other modules are where the swap put its norms.
-        """
-        self._changes.check_not_undone()
-        for one in self._replacements:
-            if not all(slot.holds(one.placed) for slot in one.found.slots):
-                raise InputError(
-                    f"{one.found.names[0]} is no longer the norm that this swap put there: undo "
-                    "what came later first"
-                )
-        with made_like(self.model):
-            for one, kind in zip(self._replacements, self._kinds, strict=True):
-                follow(one.found.module, kind, kind_of(one.new, self.model))
-            self._changes.undo()
-        for one, before in zip(self._replacements, self._hooks_before, strict=True):
-            drop_later_hooks(one.found.module, before)
-            one.found.module.train(mode_of(one.new))
-
-    def __repr__(self) -> str:
-        """Return how many norms changed to what."""
-        state = ", undone" if self._changes.is_undone else ""
-        return f"Swap({len(self._replacements)} norms to {self.plan.to}{state})"
+    swapped = sum(row.action == "swap" for row in plan.rows)
+    masks = dict.fromkeys(row.mask for row in plan.rows if row.mask is not None)
+    lines = [f"{swapped} of {len(plan.rows)} norms change to {plan.norm}"]
+    lines += [f"{mask}: {how_read(plan.model, mask)}" for mask in masks]
+    if calls is None:
+        lines.append("functional norms behind helpers are only seen with example_inputs")
+    elif not calls:
+        lines.append("functional norms: none seen in the example call; arithmetic is not looked at")
+    return lines
 
 
 def plan_swap(
@@ -243,7 +76,7 @@ def plan_swap(
     *,
     example_inputs: object = None,
     **norm_options: Any,
-) -> SwapPlan:
+) -> NormPlan:
     """Plan which norms of a model become which; changes nothing.
 
     Args:
@@ -268,7 +101,7 @@ def plan_swap(
     """
     check_model(model)
     check_options(to, norm_options)
-    check_untouched(model)
+    check_untouched(model, "swap")
     found = find_norms(model, example_inputs)
     return _planned(model, found, to, where, norm_options, example_inputs is not None)
 
@@ -280,7 +113,7 @@ def _planned(
     where: Selection,
     norm_options: dict[str, Any],
     was_run: bool,
-) -> SwapPlan:
+) -> NormPlan:
     """Return the plan for the norms that were found; see `plan_swap`."""
     if any("" in norm.names for norm in found):
         raise InputError(
@@ -295,8 +128,10 @@ def _planned(
     sides = stacks(model, [name for norm in found for name in norm.names])
     masks = mask_sources(model, [site.name for site in sites], sides)
     rows = tuple(_row(site, to, site.name in chosen, built, masks) for site in sites)
-    by_name = {site.name: site.norm for site in sites}
-    return SwapPlan(rows, to, dict(norm_options), model, by_name, sides, was_run)
+    by_name = {site.name: _NormSite(site.norm) for site in sites}
+    calls = [norm for norm in found if norm.call] if was_run else None
+    notes = partial(_notes, calls=calls)
+    return NormPlan(rows, "swap", to, dict(norm_options), model, by_name, sides, notes)
 
 
 def swap(
@@ -307,7 +142,7 @@ def swap(
     example_inputs: object = None,
     optimizer: Optimizers = None,
     **norm_options: Any,
-) -> Swap:
+) -> AppliedPlan:
     """Replace norms of a model in place, and pass them the model's own padding mask.
 
     γ and β stay, as the same parameter objects if the new norm can use them; β of a new norm whose
@@ -349,7 +184,7 @@ def swap(
     )
 
 
-def mask_batch_norms(model: nn.Module) -> Swap:
+def mask_batch_norms(model: nn.Module) -> AppliedPlan:
     """Make a model's own BatchNorms leave out padding, as its mask says where it is.
 
     Each `torch.nn.BatchNorm1d` (of a Conformer's convolution module, PatchTST's) becomes this
@@ -389,7 +224,7 @@ def mask_batch_norms(model: nn.Module) -> Swap:
             f"{type(model).__name__} has no BatchNorm1d that could leave out padding: "
             "powernorm.swap puts norms of the batch in the place of others"
         )
-    check_untouched(model)
+    check_untouched(model, "swap")
     swapped = _planned(model, norms, "bn", lambda name, _: name in found, {}, False).apply()
     for step in erase_padding(model, tuple(swapped.norms)):
         swapped.on_undo(step)
@@ -404,7 +239,7 @@ def _is_batch_norm(norm: FoundNorm) -> bool:
 
 def _row(
     site: Site, to: str, selected: bool, built: Sequence[Norm], masks: Mapping[str, str | None]
-) -> SwapRow:
+) -> PlanRow:
     reads_mask = any(norm.reads_mask for norm in built)
     reading = site.norm.to_swap
     reason = "" if selected and reading else site.norm.reason
@@ -416,7 +251,7 @@ def _row(
         said = ["no mask reaches"] if is_missed else []
         said += ["its gate stays"] if site.norm.gated else []
         reason = "; ".join([*said, *remarks(site.norm, built[0])])
-    return SwapRow(
+    return PlanRow(
         name=site.name,
         kind=site.norm.kind,
         action="keep" if kept else "swap",
@@ -455,43 +290,3 @@ def _check_possible(
         build_norm(to, num_features, **{**options, "device": "meta"})
         for num_features in {reading.num_features for reading in readings}
     ]
-
-
-def check_options(norm: str, options: Mapping[str, Any], argument: str = "to") -> None:
-    """Check the name of a new norm and its options.
-
-    Args:
-        norm: short name.
-        options: as in `build_norm`.
-        argument: by which the name was given.
-
-    Raises:
-        InputError: one of them is not known, or cannot be used.
-    """
-    if not isinstance(norm, str):
-        raise InputError(f"{argument} is {norm!r}, expected the short name of a norm, as 'rbn'")
-    check_norm_options(norm, options)
-    dtype = options.get("dtype")
-    if isinstance(dtype, torch.dtype) and not dtype.is_floating_point:
-        raise InputError(f"dtype is {dtype}, expected a floating point type")
-    if options.get("device") is not None:
-        try:
-            torch.device(options["device"])
-        except (RuntimeError, TypeError) as error:
-            raise InputError(f"device is {options['device']!r}: {error}") from error
-
-
-def check_untouched(model: nn.Module, verb: str = "swap") -> None:
-    """Raise an InputError if something was built around the model that would miss the change."""
-    if is_compiled(model):
-        raise InputError(
-            f"{type(model).__name__} is compiled already, and compiled code would not see the new "
-            f"norms' masks: {verb} before torch.compile"
-        )
-    for module in model.modules():
-        wrapper = next((c.__name__ for c in type(module).__mro__ if c.__name__ in _WRAPPERS), None)
-        if wrapper is not None:
-            raise InputError(
-                f"{wrapper} has taken down the model's parameters already and would not see the "
-                f"new norms': {verb} before the model is wrapped"
-            )

@@ -12,7 +12,7 @@ from torch import Tensor
 from powernorm.checksums import SAFETENSORS_KEY, check_seal, save_sealed_tensors
 from powernorm.errors import InputError
 from powernorm.files import remove
-from powernorm.surgery.storage import separate_tensors
+from powernorm.surgery.saving.storage import separate_tensors
 
 AVERAGE: Final = "average.safetensors"
 _FIX: Final = "remove it, or the run's folder to train it anew"

@@ -33,7 +33,7 @@ from powernorm.lab.tasks.trained_models import (
 )
 from powernorm.lab.training.losses import OwnLikelihood, outputs_nll
 from powernorm.runs import is_run_folder
-from powernorm.surgery.records import KEY
+from powernorm.surgery.saving.records import KEY
 
 Objective = Literal["causal", "masked", "none"]
 """What a model's head says: the next token, the token under a mask, or nothing that is known."""

@@ -52,9 +52,9 @@ from powernorm.runs import (
     REPORT_FILE,
     RESULT_FILE,
 )
-from powernorm.surgery.folding import plan_fold
-from powernorm.surgery.marking import is_pretrained
-from powernorm.surgery.verification import Errors
+from powernorm.surgery.folding.api import plan_fold
+from powernorm.surgery.folding.verify import Errors
+from powernorm.surgery.saving.records import is_pretrained
 
 MODEL_FOLDER: Final = "model"
 """Of a removal's folder, the part that `powernorm.load` reads."""

@@ -29,7 +29,7 @@ from powernorm.lab.removal.settings import (
 from powernorm.lab.training.optimization import build_optimizer, rate_factor
 from powernorm.lab.training.precision import autocast
 from powernorm.norms import Norm
-from powernorm.surgery.folding import plan_fold
+from powernorm.surgery.folding.api import plan_fold
 from powernorm.surgery.removal import (
     Removal,
     build_removal,

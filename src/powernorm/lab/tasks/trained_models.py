@@ -32,7 +32,7 @@ from powernorm.runs import (
     LAST_SCORED,
     MODEL_FILE,
 )
-from powernorm.surgery.records import KEY
+from powernorm.surgery.saving.records import KEY
 
 _OF_THE_RUN: Final = (*RUN_KEYS, "vocabulary_size", SUBWORDS)
 

@@ -173,7 +173,7 @@ class FrozenDeviationNorm(StatefulNorm):
             sigma = self._deviations(centered)
             if self.training:
                 refuse_transforms()
-                self._average(sigma.detach(), self.prepare(x, mask, residual))
+                self._average(sigma.detach(), self.see_inputs(x, mask, residual))
             y = centered / sigma.unsqueeze(-1)
         return answer((self.scale_and_shift(y).to(total.dtype), total), residual)
 

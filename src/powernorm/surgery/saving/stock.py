@@ -32,8 +32,8 @@ from powernorm.inspection.trials import does_more_than_torch
 from powernorm.norms import Norm
 from powernorm.norms.feature_dims import LAST, features_back
 from powernorm.norms.registry import short_name
-from powernorm.surgery.storage import traits_of
-from powernorm.surgery.structure import FeatureAffine, FoldedNorm
+from powernorm.surgery.folding.structure import FeatureAffine, FoldedNorm
+from powernorm.surgery.saving.storage import traits_of
 
 CONSTANT_EPS: Final = 2.0**60
 """E. In float64 v + E is E itself for every v below 2⁷, in float32 and bfloat16 below 2³⁶: there

@@ -17,7 +17,7 @@ from powernorm.errors import InputError
 from powernorm.lab.models.choices import TransformerShape
 from powernorm.lab.models.language_model import LanguageModel
 from powernorm.norms import Norm
-from powernorm.surgery.structure import FeatureAffine, FoldedNorm
+from powernorm.surgery.folding.structure import FeatureAffine, FoldedNorm
 from surgery.foreign_models import FAMILIES, PADDED, output_of, run
 from surgery.static_models import left_of, settle, static_family
 
@@ -305,3 +305,18 @@ def test_scale_of_the_fold_is_recorded_in_the_weights() -> None:
     assert torch.allclose(linear.weight, scale[:, None] * weight, rtol=1e-14)
     assert torch.allclose(linear.bias, scale * bias + shift, rtol=1e-13)
     assert math.prod(scale.shape) == 4
+
+
+def test_planning_runs_the_model_twice_besides_tracing() -> None:
+    runs = []
+
+    class Counted(nn.Sequential):
+        def forward(self, x: Tensor) -> Tensor:
+            runs.append(torch.compiler.is_exporting())
+            return super().forward(x)
+
+    model = Counted(nn.Linear(4, 4), powernorm.BatchNorm(4), nn.Linear(4, 2))
+    model(torch.randn(8, 4))
+    runs.clear()
+    powernorm.plan_fold(model.eval(), torch.randn(8, 4))
+    assert (runs.count(False), runs.count(True)) == (2, 1)

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 import powernorm
 from powernorm.errors import InputError
+from surgery.folding.test_folding_graphs import C, Net, bn, linear, tokens
 from surgery.static_models import left_of, settle
-from surgery.test_folding_graphs import C, Net, bn, linear, tokens
 
 
 def unshifted(norm: nn.Module) -> nn.Module:

@@ -15,7 +15,7 @@ import operator
 import sys
 import warnings
 from collections import ChainMap
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass, field
 from itertools import chain, takewhile
@@ -26,9 +26,11 @@ from torch import Tensor, fx, nn
 from torch.nn.utils import parametrize, prune
 
 from powernorm.errors import InputError
+from powernorm.inspection.examples import Examples, kept_buffers, tensors_in
 from powernorm.inspection.modules import ReplacedForward
 from powernorm.norms import current_padding_mask
-from powernorm.surgery.axes import operator_name
+from powernorm.surgery.changes import Changes
+from powernorm.surgery.folding.axes import operator_name
 
 _LIBRARY: Final = torch.library.Library("powernorm_surgery", "DEF")
 for _name, _arguments in (("marked_norm", "int index, bool masked"), ("statistic", "int index")):
@@ -119,6 +121,22 @@ def is_of_torch(node: fx.Node) -> bool:
     return bool(stack) and str(stack[-1][1]).startswith("torch.nn.modules.")
 
 
+def describe(node: fx.Node) -> str:
+    """Return an operator and the module that calls it, for the user."""
+    path, note = path_of(node), str(node.meta.get("note", ""))
+    if statistic_of(node) is not None:
+        return f"the statistic of {path}{note}"
+    return operator_name(node) + (f" in {path}" if path else "") + note
+
+
+def adapter_reason(name: str) -> str:
+    """Return why norms next to an adapter of PEFT do not fold."""
+    return (
+        f"{name!r} is an adapter of PEFT, and merging or disabling it later would be wrong with "
+        "folded weights: merge it first, model = model.merge_and_unload()"
+    )
+
+
 def trace(model: nn.Module, runs: Sequence[Trace], written: Collection[str] = ()) -> Trace:
     """Return several runs of a model as one.
 
@@ -166,34 +184,28 @@ def _computed_in(model: nn.Module) -> dict[str, str]:
     return found
 
 
-def run(
-    model: nn.Module,
-    norms: Mapping[nn.Module, int],
-    args: tuple[Any, ...],
-    kwargs: Mapping[str, Any],
-    note: str = "",
-    with_statistic: Collection[int] = (),
-) -> Trace:
+def run(model: nn.Module, norms: Mapping[nn.Module, tuple[int, bool]], example: Examples) -> Trace:
     """Run a model in evaluation and record its operators.
 
     Args:
         model: in evaluation mode; it is unchanged afterwards.
-        norms: the norms to be marked, with their index in the mark.
-        args: positional arguments.
-        kwargs: keyword arguments.
-        note: how they differ from the examples.
-        with_statistic: indices of the norms whose mark stands behind their statistic.
+        norms: the norms to be marked, with their index in the mark, and whether it stands behind
+            their statistic.
+        example: the call.
 
     Raises:
         InputError: torch.export cannot trace the model.
     """
+    note = example.note
     recorder = _Recorder(model)
     with torch.no_grad(), quiet_export():
         fused = torch.backends.mha.get_fastpath_enabled()
         torch.backends.mha.set_fastpath_enabled(False)
-        marks = [_Mark(norm, i, i in with_statistic) for norm, i in norms.items()]
+        marks = [_Mark(norm, *index) for norm, index in norms.items()]
         try:
-            program = torch.export.export(recorder, (args, dict(kwargs)), strict=False)
+            program = torch.export.export(
+                recorder, (example.args, dict(example.kwargs)), strict=False
+            )
             inplace_neighbors = _inplace_neighbors(program.graph)
             # Removes in-place operators, so that each node is a value, and dropout.
             program = program.run_decompositions({})
@@ -222,6 +234,121 @@ def run(
         if node.op == "placeholder" and node.name in named
     }
     return Trace((program.graph,), tensors, inplace_neighbors)
+
+
+@dataclass(frozen=True)
+class Effects:
+    """Effects of a model that the graphs of its runs do not show.
+
+    Args:
+        written: names of the parameters and buffers that its forward writes, in place or by
+            putting another tensor there.
+        read: the attribute that it reads of norms from outside, by the norm's name. Mamba converts
+            its stream to the type of `norm.weight`, and would fail without the norm.
+    """
+
+    written: frozenset[str]
+    read: Mapping[str, str]
+
+
+def effects_of(
+    model: nn.Module, norms: Mapping[str, nn.Module], examples: Sequence[Examples]
+) -> Effects:
+    """Run a model once per example, with each norm behind a stand-in that passes calls on.
+
+    Args:
+        model: in evaluation mode; it is unchanged afterwards.
+        norms: the norms that may fold, by name.
+        examples: calls.
+
+    Raises:
+        InputError: the model fails on an example.
+    """
+    stand_ins = {norm: _StandIn(norm).eval() for norm in norms.values()}
+    written: set[str] = set()
+    for position, example in enumerate(examples):
+        changes = Changes()
+        note_writes = _watch_writes(model, written)
+        for parent in list(model.modules()):
+            for attribute, child in list(parent._modules.items()):
+                if child in stand_ins:
+                    changes.set_module(parent, attribute, stand_ins[child])
+        hook = model.register_forward_hook(note_writes)
+        try:
+            # Buffers of the norms are not among the model's while a stand-in is in place.
+            with kept_buffers(nn.ModuleList(stand_ins)):
+                example.call(model)
+        except Exception:  # perhaps of the stand-ins: then it is found when the folded model runs
+            changes.undo()
+            _run_alone(model, example, position)
+        else:
+            changes.undo()
+        finally:
+            hook.remove()
+    read = {name: stand_ins[norm].__dict__["read"] for name, norm in norms.items()}
+    return Effects(frozenset(written), {name: found[0] for name, found in read.items() if found})
+
+
+def _run_alone(model: nn.Module, example: Examples, position: int) -> None:
+    name = f"more_examples[{position - 1}]" if position else "the example inputs"
+    try:
+        example.call(model)
+    except Exception as error:
+        raise InputError(
+            f"{type(model).__name__} fails on {name}: {type(error).__name__}: {error}; give "
+            "inputs that it takes"
+        ) from error
+
+
+def _watch_writes(model: nn.Module, written: set[str]) -> Callable[..., None]:
+    """Return a forward hook that adds the names of the tensors that were written since now."""
+    slots = [
+        (f"{path}.".lstrip("."), slots)
+        for path, module in model.named_modules(remove_duplicate=False)
+        for slots in (module._parameters, module._buffers)
+    ]
+
+    def versions() -> dict[str, tuple[Tensor, float]]:
+        return {
+            f"{prefix}{name}": (tensor, _version(tensor))
+            for prefix, tensors in slots
+            for name, tensor in tensors.items()
+            if tensor is not None
+        }
+
+    before = versions()
+
+    def note(*_: object) -> None:
+        for name, (tensor, version) in versions().items():
+            known = before.get(name)
+            if known is None or known[0] is not tensor or known[1] != version:
+                written.add(name)
+
+    return note
+
+
+def _version(tensor: Tensor) -> float:
+    # Tensors of inference mode have none.
+    return float(tensor.double().sum()) if tensor.is_inference() else tensor._version
+
+
+class _StandIn(nn.Module):
+    """A module that passes calls on to a norm, and notes which of its attributes are read."""
+
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.__dict__["norm"] = norm  # no part of the model while it stands in
+        self.__dict__["read"] = []
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        """Return what the norm returns."""
+        return self.__dict__["norm"](*args, **kwargs)
+
+    def __getattr__(self, name: str) -> Any:
+        """Record that an attribute of the norm is read."""
+        value = getattr(self.__dict__["norm"], name)
+        self.__dict__["read"].append(name)
+        return value
 
 
 @contextmanager
@@ -259,28 +386,6 @@ class _Recorder(nn.Module):
         # Buffers that are set to other tensors; those that are written in place are outputs anyway.
         new = (one for name, one in self.model.named_buffers() if one is not before.get(name))
         return (*found, *new)
-
-
-def tensors_in(value: object) -> Iterator[Tensor]:
-    """Yield the tensors in nested mappings, sequences and dataclasses, in order."""
-    if isinstance(value, Tensor):
-        yield value
-    elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from tensors_in(item)
-    elif isinstance(value, tuple | list):
-        for item in value:
-            yield from tensors_in(item)
-    elif not isinstance(value, type | nn.Module) and not callable(value):
-        for item in _attributes(value):
-            yield from tensors_in(item)
-
-
-def _attributes(value: object) -> list[object]:
-    """Return the attributes of an output of a custom class, such as a cache of keys and values."""
-    slots = [name for kind in type(value).__mro__ for name in getattr(kind, "__slots__", ())]
-    named = {name: getattr(value, name) for name in slots if hasattr(value, name)}
-    return [*named.values(), *getattr(value, "__dict__", {}).values()]
 
 
 class _Mark(ReplacedForward):

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Sequence
 from copy import deepcopy
-from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 import torch
@@ -14,155 +11,7 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from powernorm.errors import InputError
-from powernorm.inspection.examples import Examples, kept_buffers, mapped
-from powernorm.inspection.mask_arguments import parameters_of
-from powernorm.surgery.changes import Changes, tensors_of
-from powernorm.surgery.tracing import tensors_in
-
-
-def with_masks(model: nn.Module, examples: Examples) -> Examples | None:
-    """Return example inputs with the masks that a Hugging Face model takes and they leave out.
-
-    Some models set vectors to zero by their mask between a norm and what would take it up, and
-    only if they are given one. The masks hide nothing, and there are at least two rows, as such
-    code leaves single ones alone.
-
-    Returns:
-        None where there is nothing to add, or the model does not take it.
-    """
-    parameters = parameters_of(model)
-    given = dict(zip(parameters, examples.args, strict=False)) | dict(examples.kwargs)
-    added: dict[str, Tensor] = {}
-    for name, datas in _MASKS.items():
-        data = next((given[one] for one in datas if isinstance(given.get(one), Tensor)), None)
-        if name in parameters and given.get(name) is None and data is not None and data.ndim > 1:
-            added[name] = torch.ones(data.shape[:2], dtype=torch.long, device=data.device)
-    if not added:
-        return None
-    kwargs = given | added
-    one_row = all(len(mask) == 1 for mask in added.values())
-    twice = mapped(kwargs, _two_rows) if one_row else kwargs
-    masked = Examples((), twice)
-    try:
-        masked.call(model)
-    except Exception:  # whatever a model raises that wants another mask
-        return None
-    return masked
-
-
-_MASKS: Final = {
-    "attention_mask": ("input_ids", "inputs_embeds", "input_features", "input_values"),
-    "decoder_attention_mask": ("decoder_input_ids", "decoder_inputs_embeds"),
-}
-"""Masks of Hugging Face's models, and the data that they belong to."""
-
-
-def _two_rows(tensor: Tensor) -> Tensor:
-    return tensor.repeat(2, *(1,) * (tensor.ndim - 1)) if tensor.shape[:1] == (1,) else tensor
-
-
-def with_other_numbers(example: Examples) -> list[Examples]:
-    """Return a call with other numbers in its arguments.
-
-    In the graph of torch.export a number of the arguments is a constant, and 0 may be neutral
-    there. What holds for other numbers, too, does not depend on it. All numbers grow at once, and
-    shrink, and each grows alone where there are few. True and False choose a branch and stay.
-    """
-    numbers: list[int | float] = []
-    example.changed(numbers.append, int | float)
-    every = range(len(numbers))
-    alone = [(1, [i]) for i in every] if 1 < len(numbers) <= _FEW else []
-    found = []
-    for sign, which in ((1, every), (-1, every), *alone) if numbers else ():
-        new = [
-            n + sign * (1 + which.index(i) + (0 if isinstance(n, int) else 0.25))
-            if i in which
-            else n
-            for i, n in enumerate(numbers)
-        ]
-
-        def drawn(_: object, left: Iterator[Any] = iter(new)) -> Any:  # noqa: B008
-            return next(left)
-
-        pairs = ", ".join(f"{new[i]} in place of {numbers[i]}" for i in which[:3])
-        note = f" (for other arguments, {pairs})"
-        found.append(example.changed(drawn, int | float, note))
-    return found
-
-
-_FEW: Final = 4
-"""Most numbers that are also changed one by one."""
-
-
-def with_other_defaults(model: nn.Module, example: Examples) -> list[Examples]:
-    """Return a call with other numbers for arguments that it leaves out."""
-    left = list(inspect.signature(model.forward).parameters.values())[len(example.args) :]
-    numbers = {
-        one.name: one.default
-        for one in left
-        if type(one.default) in (int, float) and one.name not in example.kwargs
-    }
-    return [
-        replace(example, kwargs={**example.kwargs, **other.kwargs}, note=other.note)
-        for other in with_other_numbers(Examples((), numbers))
-    ]
-
-
-def with_other_sizes(example: Examples) -> list[Examples]:
-    """Return a call with tensors that are longer by one.
-
-    All dimensions of one size grow together.
-    """
-    sizes: dict[int, None] = {}
-    example.changed(lambda tensor: sizes.update(dict.fromkeys(tensor.shape)))
-    found = []
-    for size in filter(None, sizes):
-
-        def longer(tensor: Tensor, size: int = size) -> Tensor:
-            for dim in range(tensor.ndim):
-                if tensor.shape[dim] == size:
-                    tensor = torch.cat([tensor, tensor.narrow(dim, -1, 1)], dim)
-            return tensor
-
-        note = f" (for other inputs, of {size + 1} in place of {size})"
-        found.append(example.changed(longer, note=note))
-    return found
-
-
-def taken(model: nn.Module, examples: Iterable[Examples]) -> Iterator[Examples]:
-    """Yield those calls that a model takes."""
-    for example in examples:
-        with suppress(Exception):  # whatever a model raises that takes no such arguments
-            example.call(model)
-            yield example
-
-
-def written_by(model: nn.Module, example: Examples) -> frozenset[str]:
-    """Return the names of the parameters and buffers that a call of a model writes.
-
-    In place, or by putting another tensor there, which no graph of torch.export shows.
-    """
-    before = tensors_of(model)
-    versions = {name: _version(tensor) for name, tensor in before.items()}
-    found: set[str] = set()
-    hook = model.register_forward_hook(
-        lambda *_: found.update(
-            name
-            for name, tensor in tensors_of(model).items()
-            if before.get(name) is not tensor or _version(tensor) != versions[name]
-        )
-    )
-    try:
-        example.call(model)
-    finally:
-        hook.remove()
-    return frozenset(found)
-
-
-def _version(tensor: Tensor) -> int | float:
-    # Tensors of inference mode have none.
-    return float(tensor.double().sum()) if tensor.is_inference() else tensor._version
-
+from powernorm.inspection.examples import Examples, tensors_in
 
 _TOLERANCES: Final = {
     torch.float64: 1e-9,
@@ -307,50 +156,6 @@ def _where(model: nn.Module, error: Exception) -> str:
         if module is target:
             return f"Something reads an attribute of the norm {name!r}: let it read that elsewhere"
     return "The model may read attributes of a norm: let it read them elsewhere"
-
-
-def attributes_read(
-    model: nn.Module, norms: Mapping[str, nn.Module], examples: Sequence[Examples]
-) -> dict[str, str]:
-    """Return the attribute that a model reads of each norm from outside, by the norm's name.
-
-    Such as Mamba, which converts its stream to the type of `norm.weight`: without the norm it would
-    fail. The model runs once per example with each norm behind a stand-in that passes calls on.
-    """
-    stand_ins = {norm: _FoldedNorm(norm).eval() for norm in norms.values()}
-    changes, kept = Changes(), kept_buffers(nn.ModuleList(stand_ins))
-    for parent in list(model.modules()):
-        for attribute, child in list(parent._modules.items()):
-            if child in stand_ins:
-                changes.set_module(parent, attribute, stand_ins[child])
-    try:
-        # What else fails because of the stand-ins is found when the folded model runs.
-        with kept, suppress(Exception):
-            for example in examples:
-                example.call(model)
-    finally:
-        changes.undo()
-    read = {name: stand_ins[norm].__dict__["read"] for name, norm in norms.items()}
-    return {name: attributes[0] for name, attributes in read.items() if attributes}
-
-
-class _FoldedNorm(nn.Module):
-    """A module with the attributes of a folded norm, and those of the norm when they are read."""
-
-    def __init__(self, norm: nn.Module) -> None:
-        super().__init__()
-        self.__dict__["norm"] = norm  # no part of the model while it stands in
-        self.__dict__["read"] = []
-
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what the norm returns."""
-        return self.__dict__["norm"](*args, **kwargs)
-
-    def __getattr__(self, name: str) -> Any:
-        """Record that an attribute of the norm is read."""
-        value = getattr(self.__dict__["norm"], name)
-        self.__dict__["read"].append(name)
-        return value
 
 
 class _Types(TorchDispatchMode):

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import powernorm
 from powernorm.errors import InputError
 from surgery.foreign_models import FAMILIES, PADDED, run, seeded, torch_encoder, transformers
-from surgery.test_saved_models import WEIGHTS, Mine, edit_record, small, train_once
+from surgery.saving.test_saved_models import WEIGHTS, Mine, edit_record, small, train_once
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 

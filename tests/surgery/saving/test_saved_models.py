@@ -80,7 +80,7 @@ import sys
 from pathlib import Path
 import torch, powernorm
 from surgery.foreign_models import run
-from surgery.test_saved_models import train_once
+from surgery.saving.test_saved_models import train_once
 
 for folder in sorted(Path(sys.argv[1]).iterdir()):
     model = powernorm.load(folder / "model")

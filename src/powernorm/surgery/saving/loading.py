@@ -11,16 +11,15 @@ from powernorm.errors import InputError
 from powernorm.norms import Norm
 from powernorm.norms.buffers import is_optional_key
 from powernorm.surgery.changes import Changes, slot_of
-from powernorm.surgery.marking import is_pretrained, mark
-from powernorm.surgery.records import REBUILD
-from powernorm.surgery.storage import (
+from powernorm.surgery.folding.structure import make_tensors, stop_tying
+from powernorm.surgery.saving.records import REBUILD, is_pretrained, mark
+from powernorm.surgery.saving.storage import (
     SavedModel,
     checksum_of,
     passing_buffers,
     state_with_ties,
     traits_of,
 )
-from powernorm.surgery.structure import make_tensors, stop_tying
 
 
 def fill_model(model: nn.Module, saved: SavedModel, source: Path, fix: str = REBUILD) -> nn.Module:

@@ -18,7 +18,7 @@ from typing import Final
 
 from torch import fx
 
-from powernorm.surgery.axes import (
+from powernorm.surgery.folding.axes import (
     Place,
     across,
     across_broadcast,
@@ -32,8 +32,23 @@ from powernorm.surgery.axes import (
     takes_windows,
     window_keeps_constants,
 )
-from powernorm.surgery.operations import WITH_WEIGHTS, Operation, TensorPart, operation_of, part_of
-from powernorm.surgery.tracing import Trace, TracedNorm, is_of_torch, mark_of, path_of, statistic_of
+from powernorm.surgery.folding.operations import (
+    WITH_WEIGHTS,
+    Operation,
+    TensorPart,
+    operation_of,
+    part_of,
+)
+from powernorm.surgery.folding.trace import (
+    Trace,
+    TracedNorm,
+    adapter_reason,
+    describe,
+    is_of_torch,
+    mark_of,
+    path_of,
+    statistic_of,
+)
 
 
 @dataclass(frozen=True)
@@ -152,14 +167,6 @@ def assumes_number(relation: Relation) -> bool:
     return operator_name(node) == "masked_fill" or takes_windows(node)
 
 
-def describe(node: fx.Node) -> str:
-    """Return an operator and the module that calls it, for the user."""
-    path, note = path_of(node), str(node.meta.get("note", ""))
-    if statistic_of(node) is not None:
-        return f"the statistic of {path}{note}"
-    return operator_name(node) + (f" in {path}" if path else "") + note
-
-
 def relate(trace: Trace, feature_axes: Sequence[int], *, streams: bool = False) -> Relations:
     """Follow the features of every marked norm up and down the graph.
 
@@ -169,14 +176,6 @@ def relate(trace: Trace, feature_axes: Sequence[int], *, streams: bool = False) 
         streams: also follow the features that statistics read.
     """
     return _Explorer(trace, feature_axes).explore(streams)
-
-
-def adapter_reason(name: str) -> str:
-    """Return why norms next to an adapter of PEFT do not fold."""
-    return (
-        f"{name!r} is an adapter of PEFT, and merging or disabling it later would be wrong with "
-        "folded weights: merge it first, model = model.merge_and_unload()"
-    )
 
 
 def _twins(trace: Trace) -> dict[Place, Place]:

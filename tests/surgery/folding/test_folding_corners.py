@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 import powernorm
 from powernorm.errors import InputError
-from powernorm.surgery.structure import FeatureAffine
+from powernorm.surgery.folding.structure import FeatureAffine
+from surgery.folding.test_folding_graphs import C, Net, bn, linear, tokens
 from surgery.static_models import left_of, settle
-from surgery.test_folding_graphs import C, Net, bn, linear, tokens
 
 
 def actions(report: powernorm.surgery.FoldReport) -> dict[str, str]:

@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from powernorm.errors import InputError
 from powernorm.inspection.mask_owners import retire_owners
-from powernorm.inspection.trials import Gate
+from powernorm.inspection.trials import ACTIVATIONS, Gate
 from powernorm.norms import BatchStatisticsNorm, Norm
 from powernorm.norms.descriptions import NormDescription
 from powernorm.norms.feature_dims import LAST
+from powernorm.ops.arrays import accumulation_dtype
 from powernorm.surgery.changes import (
     Changes,
     empty_bias,
@@ -22,7 +23,6 @@ from powernorm.surgery.changes import (
     slot_of,
     tensors_of,
 )
-from powernorm.surgery.gates import GatedNorm
 from powernorm.surgery.planned_norms import end_watches
 
 
@@ -91,6 +91,47 @@ class FeatureAffine(_Left):
         """Return the number of features, and their dimension."""
         dim = "" if self.feature_dim == LAST else f", feature_dim={self.feature_dim}"
         return f"{self.weight.shape[0]}{dim}"
+
+
+class GatedNorm(nn.Module):
+    """A norm whose input, or output, is multiplied by a gate.
+
+    `y = norm(x ⊙ f(gate))` or `y = norm(x) ⊙ f(gate)`, as in Mamba 2 and Qwen3-Next. It has no
+    `weight`: fused kernels of a model, which would compute the old norm by that, fail.
+
+    Args:
+        norm: maps (..., C) to the same shape.
+        gate: whether the gate is before or after the norm, and the name of f.
+    """
+
+    def __init__(self, norm: nn.Module, gate: Gate) -> None:
+        super().__init__()
+        self.norm = norm
+        self.gate = gate
+
+    def forward(self, x: Tensor, gate: Tensor | None = None) -> Tensor:
+        """Normalize x, (..., C).
+
+        Args:
+            x: the input.
+            gate: of x's shape; None leaves it out.
+        """
+        if gate is None:
+            y: Tensor = self.norm(x)
+        elif self.gate.place == "before":
+            y = self.norm(self._gated(x, gate))
+        else:
+            y = self._gated(self.norm(x), gate)
+        return y
+
+    def _gated(self, x: Tensor, gate: Tensor) -> Tensor:
+        # As such norms do: half precision is multiplied in float32.
+        dtype = accumulation_dtype(x)
+        return (x.to(dtype) * ACTIVATIONS[self.gate.activation](gate.to(dtype))).to(x.dtype)
+
+    def extra_repr(self) -> str:
+        """Return place and function of the gate."""
+        return f"gate={self.gate.activation} {self.gate.place}"
 
 
 Kind = Literal["norm", "nothing", "multiply-add"]

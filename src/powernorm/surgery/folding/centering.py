@@ -14,9 +14,15 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from powernorm.surgery.axes import Place
-from powernorm.surgery.relations import NormedValue, Relation, Relations, Same, Weighted, describe
-from powernorm.surgery.tracing import statistic_of
+from powernorm.surgery.folding.axes import Place
+from powernorm.surgery.folding.relations import (
+    NormedValue,
+    Relation,
+    Relations,
+    Same,
+    Weighted,
+)
+from powernorm.surgery.folding.trace import describe, statistic_of
 
 
 class CenteringConflictError(Exception):

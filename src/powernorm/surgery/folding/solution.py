@@ -9,8 +9,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from powernorm.surgery.axes import Place, operator_name
-from powernorm.surgery.relations import (
+from powernorm.inspection.affine import AffineMap
+from powernorm.surgery.folding.axes import Place, operator_name
+from powernorm.surgery.folding.relations import (
     Homogeneous,
     NormedValue,
     Relation,
@@ -18,8 +19,8 @@ from powernorm.surgery.relations import (
     Same,
     Sum,
     Weighted,
-    describe,
 )
+from powernorm.surgery.folding.trace import describe
 
 
 class FoldConflictError(Exception):
@@ -47,36 +48,6 @@ class FoldConflictError(Exception):
         self.others = others or {}
 
 
-@dataclass(frozen=True)
-class Static:
-    """A static norm `y = scale ⊙ x + shift`, or what a norm of each token ends by.
-
-    Each is (C,) float64.
-
-    One that `centers` is `y = scale ⊙ (x - mean x) + shift`, with the mean over the features.
-    """
-
-    scale: Tensor
-    shift: Tensor
-    centers: bool = False
-
-    def equals(self, other: Static) -> bool:
-        """Return whether both are the same."""
-        return (
-            torch.equal(self.scale, other.scale)
-            and torch.equal(self.shift, other.shift)
-            and self.centers == other.centers
-        )
-
-    def shifted(self, before: Tensor) -> Tensor:
-        """Return the shift of the output, where that of the input is `before`."""
-        if self.centers and before.ndim:
-            before = before - before.mean()
-        elif self.centers:
-            before = torch.zeros_like(before)
-        return self.scale * before + self.shift
-
-
 @dataclass
 class Problem:
     """What is known before solving.
@@ -94,7 +65,7 @@ class Problem:
     """
 
     relations: Relations
-    norms: Sequence[Static]
+    norms: Sequence[AffineMap]
     with_statistic: range
     decoupled: set[int] = field(default_factory=set)
     pinned: set[int] = field(default_factory=set)
@@ -213,6 +184,7 @@ class _Scales:
     def _join(self, place: Place, other: Place, factor: Tensor | None) -> bool:
         """Add `A(place) = factor ⊙ A(other)`; return False if it contradicts what is known."""
         (root, ratio), (base, base_ratio) = self._root(place), self._root(other)
+        # ratio ⊙ A(root) = A(place) = factor ⊙ A(other) = factor ⊙ base_ratio ⊙ A(base).
         step = _times(_times(factor, base_ratio), _inverse(ratio))
         if root == base:
             return _is_one(step)
@@ -468,6 +440,7 @@ class _Shifts:
         norm = self.problem.norms[producer.index]
         if norm.centers or not bool(norm.scale.all()):
             return False
+        # B_out = a ⊙ B_in + c, solved for B_in.
         return self._settle(producer.inputs[0], (target - norm.shift) / norm.scale, shifts)
 
     def _settle_sum(self, producer: Sum, target: Tensor, shifts: Mapping[Place, Tensor]) -> bool:
@@ -479,6 +452,7 @@ class _Shifts:
             key=lambda term: (len(term[1].node.users), len(readers.get(term[1], ()))),
         )
         return any(
+            # One term takes up the rest: factor ⊙ (B + rest / factor) = factor ⊙ B + rest.
             bool(factor) and self._settle(inner, shifts[inner] + rest / factor, shifts)
             for factor, inner in terms
         )

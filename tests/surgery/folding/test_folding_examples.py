@@ -17,9 +17,9 @@ from covering import some_default
 from powernorm.diagnosis import NormMonitor
 from powernorm.errors import InputError
 from powernorm.norms import Norm
-from powernorm.surgery.structure import FoldedNorm
+from powernorm.surgery.folding.structure import FoldedNorm
+from surgery.folding.test_folding_graphs import C, Net, bn, linear, tokens
 from surgery.static_models import left_of, settle
-from surgery.test_folding_graphs import C, Net, bn, linear, tokens
 
 LONG = (2, 9, C)
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 import powernorm
 from architectures.huggingface_models import ARCHITECTURES
 from architectures.survey import Request, tensors_of
+from surgery.folding.wide_floats import WideFloats
 from surgery.foreign_models import transformers
-from surgery.wide_floats import WideFloats
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore::DeprecationWarning", "ignore::FutureWarning", "ignore::UserWarning"

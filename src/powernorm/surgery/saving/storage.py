@@ -24,8 +24,8 @@ from powernorm.files import check_regular, replacing
 from powernorm.json_reading import parse_json
 from powernorm.norms import Norm
 from powernorm.runs import COMPARISON_FILE, CONFIG_FILE, MODEL_FILE, RESULTS_FILE
-from powernorm.surgery.records import KEY, ModelRecord
-from powernorm.surgery.structure import FeatureAffine, FoldedNorm
+from powernorm.surgery.folding.structure import FeatureAffine, FoldedNorm
+from powernorm.surgery.saving.records import KEY, ModelRecord
 
 _ZEROS: Final = re.compile(r"(?<=\d)\.0\b")
 """What tells 0.0 from 0, as a configuration has it before and after it was JSON."""

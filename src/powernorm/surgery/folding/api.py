@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from functools import partial
 from itertools import chain
 from typing import Final, Literal, get_args
 
@@ -16,39 +15,27 @@ import torch
 from torch import nn
 
 from powernorm.errors import InputError
-from powernorm.inspection.examples import Examples, as_calls
-from powernorm.inspection.finder import FoundNorm, find_norms
-from powernorm.inspection.rows import NormRow, NormTable
-from powernorm.norms import ProgressiveRepBatchNorm, TaperNorm
-from powernorm.norms.preserved_state import by_itself
-from powernorm.surgery.changes import Changes, parameter_like, slot_of, tensors_of
-from powernorm.surgery.fold_solver import (
-    Centering,
-    Folding,
-    Tied,
-    solve_fold,
-    static_of,
-    statics_of,
-    why_not_static,
-)
-from powernorm.surgery.marking import mark
-from powernorm.surgery.solution import Static
-from powernorm.surgery.structure import Structure, build_structure
-from powernorm.surgery.token_norms import TokenNorm, token_norms_of
-from powernorm.surgery.verification import (
-    Errors,
-    attributes_read,
-    check,
-    differences,
-    run_folded,
+from powernorm.inspection.affine import AffinePart, affine_parts, check_static, why_not_static
+from powernorm.inspection.examples import (
+    Examples,
+    as_calls,
     taken,
     with_masks,
     with_other_defaults,
     with_other_numbers,
     with_other_sizes,
-    written_by,
 )
-from powernorm.surgery.weight_updates import Replacement, compute
+from powernorm.inspection.finder import FoundNorm, find_norms
+from powernorm.inspection.rows import NormRow, NormTable
+from powernorm.norms import ProgressiveRepBatchNorm, TaperNorm
+from powernorm.norms.preserved_state import by_itself
+from powernorm.surgery.changes import Changes, parameter_like, slot_of, tensors_of
+from powernorm.surgery.folding.rewrite import Replacement, compute
+from powernorm.surgery.folding.solver import Centering, FoldOutcome, Solved, Tied, solve_fold
+from powernorm.surgery.folding.structure import Structure, build_structure
+from powernorm.surgery.folding.trace import Trace, effects_of, run
+from powernorm.surgery.folding.verify import Errors, check, differences, run_folded
+from powernorm.surgery.saving.records import mark
 
 Keep = Literal["nothing", "statistics"]
 """What folding leaves: the static norms fold; or the weights and biases of the others, too."""
@@ -107,25 +94,20 @@ class FoldPlan(NormTable):
     Args:
         model: the model.
         rows: one per norm.
+        outcomes: what becomes of each norm that could fold, by the name of the module that
+            computes; its affine part there is that of the moment when the plan was made.
         replacements: the parameters that get new values.
         structure: how the modules change.
-        multiply_adds: weight and bias of the norms that leave a multiply-add.
-        statics: the norms to be removed, as they were when the plan was made.
         examples: the example inputs, one call each.
-        token_norms: the norms whose statistic stays, as they were when the plan was made.
-        left: what stays behind their statistics.
         wrapper: class around the model that keeps lists of its tensors, `""` if there is none.
     """
 
     model: nn.Module
     rows: tuple[NormRow, ...]
+    outcomes: Mapping[str, FoldOutcome]
     replacements: tuple[Replacement, ...]
     structure: Structure
-    multiply_adds: Mapping[str, Static]
-    statics: Mapping[str, Static]
     examples: tuple[Examples, ...]
-    token_norms: Mapping[str, TokenNorm] = field(default_factory=dict)
-    left: Mapping[str, Static] = field(default_factory=dict)
     wrapper: str = ""
 
     def apply(self, *, inplace: bool = True, verify: bool = True) -> FoldReport:
@@ -172,24 +154,22 @@ class FoldPlan(NormTable):
         """Number of weights and biases of norms that compute nothing any more afterwards."""
         return sum(
             int((value == neutral).sum())
-            for name, left in self.left.items()
+            for one in self.outcomes.values()
+            if one.part.has_statistic and one.left is not None
             for slot, value, neutral in (
-                (self.token_norms[name].weight, left.scale, 1),
-                (self.token_norms[name].bias, left.shift, 0),
+                (one.part.weight, one.left.scale, 1),
+                (one.part.bias, one.left.shift, 0),
             )
             if slot
         )
 
     def _check_unchanged(self) -> None:
         _check_evaluates(self.model, " since the fold was planned")
-        found = find_norms(self.model)
-        now = statics_of(found)
-        if self.token_norms:
-            now |= {name: norm.affine for name, norm in token_norms_of(found)[0].items()}
-        before = {**self.statics, **{name: one.affine for name, one in self.token_norms.items()}}
-        for name, static in before.items():
-            other = now.get(name)
-            if other is None or not static.equals(other):
+        changed = {name: one.part for name, one in self.outcomes.items() if one.changes}
+        of_tokens = any(part.has_statistic for part in changed.values())
+        now, _ = affine_parts(find_norms(self.model), of_tokens=of_tokens)
+        for name, part in changed.items():
+            if name not in now or not part.map.equals(now[name].map):
                 raise InputError(
                     f"norm {name!r} has changed since the fold was planned: plan it again"
                 )
@@ -217,19 +197,20 @@ class FoldPlan(NormTable):
             names = replacement.names
             what = f"the new values of {names[0]} do"
             _set(model, names, value, changes, what, ", or clamp the norms' scales")
-        for norm, left in self.left.items():
-            known, rms = self.token_norms[norm], self.structure.norms.get(norm)
-            if rms is not None:
-                values = {f"{norm}.weight" if rms.options["affine"] else "": left.scale}
-            else:
-                values = {known.weight: left.scale - known.offset, known.bias: left.shift}
-            for name, value in values.items():
-                if name:
-                    _set(model, (name,), value, changes, f"what is left of {name} does")
-        for name, static in self.multiply_adds.items():
-            what = f"the multiply-add that is left of {name!r} does"
-            _set(model, (f"{name}.weight",), static.scale, changes, what)
-            _set(model, (f"{name}.bias",), static.shift, changes, what)
+        for name, outcome in self.outcomes.items():
+            part, left = outcome.part, outcome.left
+            if left is None:
+                continue
+            what = f"what is left of {name!r} does"
+            values = {f"{name}.weight": left.scale, f"{name}.bias": left.shift}
+            if outcome.eps is not None:
+                affine = self.structure.norms[name].options["affine"]
+                values = {f"{name}.weight": left.scale} if affine else {}
+            elif part.has_statistic:
+                values = {part.weight: left.scale - part.offset, part.bias: left.shift}
+            for slot, value in values.items():
+                if slot:
+                    _set(model, (slot,), value, changes, what)
 
 
 def _set(
@@ -327,52 +308,40 @@ def _plan(
     wrapper: str,
 ) -> FoldPlan:
     found = find_norms(model, example_inputs)
-    others = [norm for norm in found if keep == "statistics" and static_of(norm) is None]
-    tokens, reasons = token_norms_of(others)
-    statics = _checked_statics(model, found, tokens, reasons)
-    written = _written(model, examples)
+    parts, reasons = affine_parts(found, of_tokens=keep == "statistics")
+    _check_foldable(model, found, parts, reasons if keep == "statistics" else {})
     modules = dict(model.named_modules())
-    read = attributes_read(model, {name: modules[name] for name in statics}, examples)
+    static = {name: modules[name] for name, part in parts.items() if not part.has_statistic}
+    effects = effects_of(model, static, examples)
+    marks = {
+        modules[name]: (index, part.has_statistic)
+        for index, (name, part) in enumerate(parts.items())
+    }
+    runs: dict[int, Trace] = {}
+
+    def solved(calls: Sequence[Examples]) -> Solved:
+        for one in calls:
+            if id(one) not in runs:
+                runs[id(one)] = run(model, marks, one)
+        return solve_fold(model, parts, [runs[id(one)] for one in calls], tied, centering, effects)
+
     masked = with_masks(model, examples[0])
     examples = (*examples, *taken(model, chain.from_iterable(map(with_other_numbers, examples))))
-    solved = partial(
-        solve_fold,
-        model,
-        found,
-        statics,
-        tied=tied,
-        read_attributes=read,
-        written=written,
-        runs={},
-        token_norms=tokens,
-        centering=centering,
-    )
     try:
         both = examples if masked is None else (*examples, masked)
-        folding = solved(both)
+        result = solved(both)
         examples = both
     except InputError:
         if masked is None:
             raise
-        folding = solved(examples)
-    if folding.assumes_numbers:
+        result = solved(examples)
+    if result.assumes_numbers:
         more = (*with_other_sizes(examples[0]), *with_other_defaults(model, examples[0]))
         examples = (*examples, *taken(model, more))
-        folding = solved(examples)
-    known = {name: reason for name, reason in folding.reasons.items() if name in tokens}
-    folding.reasons |= {**reasons, **known}
-    return FoldPlan(
-        model,
-        tuple(_row(norm, folding) for norm in found),
-        folding.replacements,
-        folding.structure(model),
-        folding.multiply_adds,
-        {name: statics[name] for name in folding.replaced if name in statics},
-        examples,
-        {name: tokens[name] for name in folding.token_norms},
-        folding.token_norms,
-        wrapper,
-    )
+        result = solved(examples)
+    rows = tuple(_row(norm, result.outcomes, reasons) for norm in found)
+    structure = result.structure(model)
+    return FoldPlan(model, rows, result.outcomes, result.replacements, structure, examples, wrapper)
 
 
 def fold(
@@ -452,24 +421,31 @@ def check_options(keep: str, centering: str, tied: str | None) -> None:
         raise InputError("centering=weights is about norms that stay: give keep=statistics, too")
 
 
-def _checked_statics(
+def _check_foldable(
     model: nn.Module,
     found: Sequence[FoundNorm],
-    tokens: Mapping[str, TokenNorm],
+    parts: Mapping[str, AffinePart],
     reasons: Mapping[str, str],
-) -> Mapping[str, Static]:
-    """Return the static norms by name, after checking that the model can be folded."""
-    if any(
-        "" in norm.names and (static_of(norm) is not None or norm.names[0] in tokens)
-        for norm in found
-    ):
+) -> None:
+    """Raise an InputError if a model cannot be folded.
+
+    Args:
+        model: any.
+        found: its norms.
+        parts: the affine parts of those that may fold.
+        reasons: why others may not.
+    """
+    if any("" in norm.names and norm.inner[0] in parts for norm in found):
         raise InputError(
             f"the model is itself a norm ({type(model).__name__}): there is nothing around it to "
             "fold it into"
         )
     _check_evaluates(model, ": a norm is static in evaluation only")
-    statics = statics_of(found)
-    if not statics and not tokens:
+    for norm in found:
+        name, module = norm.inner
+        if name in parts and not parts[name].has_statistic:
+            check_static(name, module, parts[name].map)
+    if not parts:
         present = sorted({norm.type_name for norm in found})
         scheduled = ProgressiveRepBatchNorm | TaperNorm
         later = [why_not_static(one) for one in found if isinstance(one.inner[1], scheduled)]
@@ -479,7 +455,6 @@ def _checked_statics(
             f"the model holds no static norm to fold (it holds {', '.join(present) or 'none'}): "
             f"{why}"
         )
-    return statics
 
 
 def _check_evaluates(model: nn.Module, why: str) -> None:
@@ -492,36 +467,25 @@ def _check_evaluates(model: nn.Module, why: str) -> None:
         )
 
 
-def _written(model: nn.Module, examples: Sequence[Examples]) -> frozenset[str]:
-    """Return the names of the parameters and buffers that the model writes on its examples."""
-    written: frozenset[str] = frozenset()
-    for position, example in enumerate(examples):
-        name = f"more_examples[{position - 1}]" if position else "the example inputs"
-        try:
-            written |= written_by(model, example)
-        except Exception as error:
-            raise InputError(
-                f"{type(model).__name__} fails on {name}: {type(error).__name__}: {error}; give "
-                "inputs that it takes"
-            ) from error
-    return written
-
-
 _OTHER_WAYS: Final = (
     "see powernorm.swap, and `static` in powernorm.NORMS; keep='statistics' folds the weights of "
     "LayerNorm and RMSNorm"
 )
 
 
-def _row(found: FoundNorm, folding: Folding) -> NormRow:
+def _row(
+    found: FoundNorm, outcomes: Mapping[str, FoldOutcome], reasons: Mapping[str, str]
+) -> NormRow:
     name, _ = found.inner
-    reason = folding.reasons.get(name, "")
+    outcome = outcomes.get(name)
+    reason = (outcome.reason if outcome else "") or reasons.get(name, "")
     row = NormRow(name=found.names[0], kind=found.kind, action="keep", reason=reason)
-    into = folding.into.get(name, ())
-    if name in folding.rms:
+    if outcome is None or not outcome.changes:
+        return row
+    part, left, into = outcome.part, outcome.left, outcome.into
+    if outcome.eps is not None:
         return replace(row, action="swap", into=("rms", *into))
-    if not reason or name in folding.token_norms:
+    if part.has_statistic or left is None:
         return replace(row, action="fold", into=into)
     # A norm that does not fold is still replaced if a multiply-add can take its place.
-    is_simpler = name in folding.multiply_adds
-    return replace(row, action="swap", into=("multiply-add", *into)) if is_simpler else row
+    return replace(row, action="swap", into=("multiply-add", *into))

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor, fx, nn
+from torch import Tensor, fx
 
-from powernorm.surgery.axes import Place, only_checks
-from powernorm.surgery.centering import CenteringConflictError, centered_behind
-from powernorm.surgery.changes import tensors_of
-from powernorm.surgery.operations import Operation, TensorPart, operation_of, part_of
-from powernorm.surgery.relations import Relations, Weighted
-from powernorm.surgery.solution import FoldConflictError, Problem, Solution, nearest_norm
-from powernorm.surgery.tracing import Trace
+from powernorm.surgery.folding.axes import Place, only_checks
+from powernorm.surgery.folding.centering import CenteringConflictError, centered_behind
+from powernorm.surgery.folding.operations import Operation, Slots, TensorPart, operation_of, part_of
+from powernorm.surgery.folding.relations import Relations, Weighted
+from powernorm.surgery.folding.solution import FoldConflictError, Problem, Solution, nearest_norm
+from powernorm.surgery.folding.trace import Trace
 
 
 @dataclass(frozen=True)
 class WeightUpdate:
     """New weights of an operation whose input and output are reparametrized.
 
+    The original one is `y = W x + b`. With `x = A_in s + B_in` and `y = A_out t + B_out` its output
+    in the folded model is `t = (W (A_in s + B_in) + b - B_out) / A_out = W' s + b'`, so
     `W' = diag(1/A_out) W diag(A_in)`, `b' = (b + W B_in - B_out) / A_out`. Parts are named by the
     slots that the operation reads. Scales (A) and shifts (B) are (C,) or 0-d, float64. With
     `centers` both are centered over the output features after that.
@@ -149,121 +149,11 @@ class Replacement:
     unties: bool = False
 
 
-_WITH_BIAS = ("linear", "convolution")
-
-
 def _alike(one: object, other: object) -> bool:
     """Return whether two values are equal, scales and shifts but for the order of the products."""
     if isinstance(one, Tensor) and isinstance(other, Tensor):
         return bool(torch.isclose(one, other, rtol=1e-12, atol=1e-14).all())
     return one is other or (type(one) is type(other) and one == other)
-
-
-class Slots:
-    """The slots that hold the tensors of a model."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self._adds_bias: dict[nn.Module, bool] = {}
-        self.modules = dict(model.named_modules(remove_duplicate=False))
-        self.tensors = tensors_of(model)
-        self._aliases: dict[int, list[str]] = {}
-        for name, tensor in self.tensors.items():
-            self._aliases.setdefault(id(tensor), []).append(name)
-
-    def aliases(self, name: str) -> list[str]:
-        """Return all names of the tensor, each slot of each module once."""
-        slots: dict[tuple[int, str], str] = {}
-        for alias in self._aliases[id(self.tensors[name])]:
-            path, _, attribute = alias.rpartition(".")
-            slots.setdefault((id(self.modules[path]), attribute), alias)
-        return list(slots.values())
-
-    def read_at(self, name: str, path: str) -> str:
-        """Return the slot that a module at `path` reads the tensor from."""
-        aliases = self.aliases(name)
-        inside = [alias for alias in aliases if alias.rpartition(".")[0] == path] or [
-            alias for alias in aliases if path and alias.startswith(f"{path}.")
-        ]
-        return inside[0] if inside else aliases[0]
-
-    def bias_for(self, operation: Operation) -> tuple[TensorPart, int] | None:
-        """Return (part, size) of a bias that can be added to an operation without one, or None."""
-        slot = self.read_at(operation.weight.name, operation.path)
-        path, _, attribute = slot.rpartition(".")
-        module, weight = self.modules[path], self.tensors[slot]
-        name = {"weight": "bias", "in_proj_weight": "in_proj_bias"}.get(attribute)
-        if name is None or operation.weight.transposed or operation.kind not in _WITH_BIAS:
-            return None
-        has_empty_slot = name in module._parameters and module._parameters[name] is None
-        if not has_empty_slot or not self._reads(operation, path):
-            return None
-        part = TensorPart(f"{path}.{name}" if path else name, operation.weight.rows)
-        return part, weight.shape[0]
-
-    def _reads(self, operation: Operation, path: str) -> bool:
-        """Return whether the operator is in the owner's own forward, which would add a bias."""
-        caller, owner = self.modules.get(operation.path), self.modules[path]
-        attention = isinstance(caller, nn.MultiheadAttention) and _runs(caller, _ATTENTION)
-        if attention and caller is not None:
-            return owner is caller or owner is caller.out_proj
-        if caller is None or owner is not caller:
-            return False
-        return _runs(caller, _FORWARDS) or self._is_linear(caller)
-
-    def _is_linear(self, module: nn.Module) -> bool:
-        """Return whether a subclass of Linear with a forward of its own would add a bias."""
-        if not isinstance(module, nn.Linear) or "forward" in module.__dict__:
-            return False
-        if module not in self._adds_bias:
-            self._adds_bias[module] = _adds_bias(module)
-        return self._adds_bias[module]
-
-
-_ATTENTION = (nn.MultiheadAttention.forward,)
-_FORWARDS = (nn.Linear.forward, nn.Conv1d.forward, nn.Conv2d.forward, nn.Conv3d.forward)
-
-
-def _runs(module: nn.Module, forwards: tuple[object, ...]) -> bool:
-    """Return whether the module's forward is one of these, not a subclass's or an instance's."""
-    return type(module).forward in forwards and "forward" not in module.__dict__
-
-
-def _adds_bias(module: nn.Linear) -> bool:
-    """Return whether a copy of a linear layer with another weight and a bias uses both."""
-    generator = torch.Generator().manual_seed(0)
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator, dtype=torch.float64, device="cpu")
-
-    rows, columns = module.weight.shape
-    # One column for all takes no memory, and a sum over the inputs still shows what is read.
-    weight, bias, x = draw(rows, 1).expand(rows, columns), draw(rows), draw(2, 3, columns)
-    shadow = copy.copy(module)
-    shadow.__dict__["_parameters"] = {
-        **dict.fromkeys(module._parameters),
-        "weight": nn.Parameter(weight, requires_grad=False),
-        "bias": nn.Parameter(bias, requires_grad=False),
-    }
-    try:
-        with torch.no_grad():
-            y = type(module).forward(shadow, x)
-    except Exception:  # whatever a foreign forward raises, it is not a plain linear map
-        return False
-    expected = nn.functional.linear(x, weight, bias)
-    return isinstance(y, Tensor) and y.shape == expected.shape and torch.allclose(y, expected)
-
-
-def can_shift(operation: Operation, slots: Slots, makes_biases: bool = True) -> bool:
-    """Return whether an operation can add a constant per feature of its output.
-
-    Args:
-        operation: which one.
-        slots: of the model.
-        makes_biases: whether a bias can be added to it where there is none.
-    """
-    if operation.kind in ("embedding", "value") or operation.bias is not None:
-        return True
-    return makes_biases and slots.bias_for(operation) is not None
 
 
 class Editor:

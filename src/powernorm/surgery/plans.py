@@ -1,0 +1,279 @@
+"""Plans of swaps and insertions: a row a norm, `apply` and `undo`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final, Literal, Protocol
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from powernorm.errors import InputError
+from powernorm.inspection.finder import Slot
+from powernorm.inspection.mask_owners import attach_mask_owners
+from powernorm.inspection.modules import is_compiled
+from powernorm.inspection.rows import NormRow, NormTable
+from powernorm.inspection.selection import Role, Side
+from powernorm.norms import Norm, check_norm_options
+from powernorm.norms.preserved_state import made_like
+from powernorm.surgery.changes import (
+    Changes,
+    drop_later_hooks,
+    hook_ids,
+    put_behind,
+    share_hooks,
+)
+from powernorm.surgery.optimizers import (
+    Exchange,
+    Optimizers,
+    checked_optimizers,
+    follow_exchanges,
+)
+from powernorm.surgery.planned_norms import PlannedNorms
+from powernorm.surgery.saving.records import mark
+from powernorm.surgery.successors import follow, kind_of, mode_of
+
+Verb = Literal["swap", "insert"]
+
+_WRAPPERS: Final = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDPModule")
+"""torch's wrappers that record parameters when they are built; the last is `fully_shard`'s."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanRow(NormRow):
+    """One norm of the model, or one linear map, and what the plan does with it.
+
+    Attributes:
+        type_name: name of the class of the norm or the map, or of the function that a forward
+            calls.
+        num_features: C, of a map that of its output; None if it cannot be read.
+        role: what the norm belongs to; None of a map.
+        side: side of an encoder-decoder.
+        layer: index of the norm's layer, 0 next to the input; None outside.
+        shared: the module's other names, if it is used in several places.
+    """
+
+    type_name: str
+    num_features: int | None
+    role: Role | None = None
+    side: Side | None = None
+    layer: int | None = None
+    shared: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class NewNorm:
+    """A norm that takes its place in a model.
+
+    Args:
+        norm: the norm.
+        names: its dotted names.
+        module: what is put into the slots: the norm, perhaps with a gate.
+        slots: where it is put.
+        places: names of the modules that it replaces, or that get it.
+        exchange: for optimizers.
+        behind: the linear map that calls it by a hook, if it replaces nothing.
+    """
+
+    norm: Norm
+    names: tuple[str, ...]
+    module: nn.Module
+    slots: tuple[Slot, ...]
+    places: tuple[str, ...]
+    exchange: Exchange
+    behind: nn.Module | None = None
+
+
+class PlanSite(Protocol):
+    """A norm that can be replaced, or a linear map that can have a norm behind it."""
+
+    def is_in(self, model: nn.Module) -> bool:
+        """Return whether it is still what the plan was made for."""
+
+    def build(self, norm: str, options: Mapping[str, Any], model: nn.Module) -> NewNorm:
+        """Return the new norm, not yet in its place.
+
+        Args:
+            norm: short name.
+            options: of the norm.
+            model: around the site.
+
+        Raises:
+            InputError: the norm cannot be built.
+        """
+
+
+@dataclass(frozen=True)
+class NormPlan(NormTable):
+    """A swap or an insertion that is planned: nothing is changed until `apply`.
+
+    Args:
+        rows: one per norm or linear map; those with the action `verb` change.
+        verb: `swap` or `insert`.
+        norm: short name of the new norms.
+        options: of the new norms.
+        model: the model.
+    """
+
+    rows: tuple[PlanRow, ...]
+    verb: Verb
+    norm: str
+    options: Mapping[str, Any]
+    model: nn.Module = field(repr=False, compare=False)
+    _sites: Mapping[str, PlanSite] = field(repr=False, compare=False)
+    _sides: Mapping[str, Side] = field(repr=False, compare=False)
+    _notes_on: Callable[[NormPlan], list[str]] = field(repr=False, compare=False)
+
+    def _notes(self) -> list[str]:
+        return self._notes_on(self)
+
+    def apply(self, *, optimizer: Optimizers = None) -> AppliedPlan:
+        """Put the new norms in place: all of them, or none if one cannot be built.
+
+        Args:
+            optimizer: as in `swap` and `insert`.
+
+        Raises:
+            InputError: the model has changed since the plan, a norm cannot be built, or an
+                optimizer is not of this model.
+        """
+        check_untouched(self.model, self.verb)
+        optimizers = checked_optimizers(optimizer, self.model)
+        chosen = {row.name: self._sites[row.name] for row in self.rows if row.action == self.verb}
+        if not chosen:
+            raise InputError(
+                "none of the selected norms can change, see the rows of the plan; "
+                "powernorm.modularize makes modules of functional norms"
+            )
+        for name, site in chosen.items():
+            if not site.is_in(self.model):
+                raise InputError(
+                    f"{name} is no longer the module that the plan was made for: plan again"
+                )
+        with made_like(self.model):
+            new = [site.build(self.norm, self.options, self.model) for site in chosen.values()]
+            return AppliedPlan(self, new, optimizers)
+
+
+class AppliedPlan:
+    """A swap or an insertion that was made; keeps what was there for `undo`.
+
+    Args:
+        plan: what was planned.
+        new: the new norms.
+        optimizers: they get the new parameters; None where none was given.
+
+    Attributes:
+        model: the model that was changed.
+        norms: the new norms by dotted name, each once.
+    """
+
+    def __init__(
+        self,
+        plan: NormPlan,
+        new: Sequence[NewNorm],
+        optimizers: tuple[Optimizer, ...] | None = None,
+    ) -> None:
+        self.plan = plan
+        self.model = model = plan.model
+        self.norms = {one.names[0]: one.norm for one in new}
+        self._new = new
+        self._changes = changes = Changes()
+        changes.on_undo(lambda: mark(model))
+        self._replaced = [
+            (one, old, kind_of(one.norm, model), hook_ids(old))
+            for one in new
+            if (old := one.exchange.old) is not None
+        ]
+        for one, old, *_ in self._replaced:
+            share_hooks(old, one.module)
+        for one in new:
+            if one.behind is not None:
+                put_behind(one.behind, one.norm, changes)
+                continue
+            for slot in one.slots:
+                changes.set_module(slot.parent, slot.attribute, one.module)
+        changes.leave_fast_path(model, list(self.norms.values()))
+        masked = [name for one in new for name in one.names if one.norm.reads_mask]
+        for use in attach_mask_owners(model, masked, plan._sides):
+            changes.on_undo(use.release)
+        exchanges = [one.exchange for one in new]
+        changes.on_undo(follow_exchanges(model, exchanges, optimizers, plan.verb))
+        places = {one.names[0]: one.places for one in new}
+        changes.on_undo(PlannedNorms(model, self.norms, places, plan.verb).remove)
+        mark(model)
+
+    def on_undo(self, step: Callable[[], None]) -> None:
+        """Register a function to be called by `undo`, before the norms are taken out."""
+        self._changes.on_undo(step)
+
+    def undo(self) -> None:
+        """Restore the old norm objects, or take the norms out, and remove every hook that was made.
+
+        Training is not undone: parameters that old and new norms share and all others of the model
+        keep what they have learned. Hooks that were added to a new norm since are removed with it.
+
+        Raises:
+            InputError: undone already, or other modules are where the new norms were put.
+        """
+        self._changes.check_not_undone()
+        for one in self._new:
+            if not all(slot.holds(one.module) for slot in one.slots):
+                raise InputError(
+                    f"{one.names[0]} is no longer the norm that this {self.plan.verb} put there: "
+                    "undo what came later first"
+                )
+        with made_like(self.model):
+            for one, old, kind, _ in self._replaced:
+                follow(old, kind, kind_of(one.norm, self.model))
+            self._changes.undo()
+        for one, old, _, hooks in self._replaced:
+            drop_later_hooks(old, hooks)
+            old.train(mode_of(one.norm))
+
+    def __repr__(self) -> str:
+        """Return what was done with how many norms."""
+        state = ", undone" if self._changes.is_undone else ""
+        return f"AppliedPlan({self.plan.verb}, {len(self._new)} norms {self.plan.norm}{state})"
+
+
+def check_options(norm: str, options: Mapping[str, Any], argument: str = "to") -> None:
+    """Check the name of a new norm and its options.
+
+    Args:
+        norm: short name.
+        options: as in `build_norm`.
+        argument: by which the name was given.
+
+    Raises:
+        InputError: one of them is not known, or cannot be used.
+    """
+    if not isinstance(norm, str):
+        raise InputError(f"{argument} is {norm!r}, expected the short name of a norm, as 'rbn'")
+    check_norm_options(norm, options)
+    dtype = options.get("dtype")
+    if isinstance(dtype, torch.dtype) and not dtype.is_floating_point:
+        raise InputError(f"dtype is {dtype}, expected a floating point type")
+    if options.get("device") is not None:
+        try:
+            torch.device(options["device"])
+        except (RuntimeError, TypeError) as error:
+            raise InputError(f"device is {options['device']!r}: {error}") from error
+
+
+def check_untouched(model: nn.Module, verb: str) -> None:
+    """Raise an InputError if something was built around the model that would miss the change."""
+    if is_compiled(model):
+        raise InputError(
+            f"{type(model).__name__} is compiled already, and compiled code would not see the new "
+            f"norms' masks: {verb} before torch.compile"
+        )
+    for module in model.modules():
+        wrapper = next((c.__name__ for c in type(module).__mro__ if c.__name__ in _WRAPPERS), None)
+        if wrapper is not None:
+            raise InputError(
+                f"{wrapper} has taken down the model's parameters already and would not see the "
+                f"new norms': {verb} before the model is wrapped"
+            )
