@@ -6,7 +6,7 @@
     python studies/layer-scale/run.py --out runs/layer-scale --collect      # adds to results.json
     python studies/layer-scale/run.py --write                    # results.md from results.json
 
-After Ctrl-C the same command goes on.
+After Ctrl-C the same command resumes.
 """
 
 import argparse
@@ -64,7 +64,7 @@ def main() -> None:
         for part in [given.only] if given.only else parts:
             train(part, given.out)
     except KeyboardInterrupt:
-        raise SystemExit("interrupted; the same command goes on") from None
+        raise SystemExit("interrupted: the same command resumes") from None
 
 
 if __name__ == "__main__":

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import half_precision
 import numpy as np
 import pytest
 import torch
-from half_precision import NORMS, changed, outputs, table, variants
 from torch import Tensor
 
+import half_precision
 import powernorm
+from half_precision import NORMS, changed, outputs, table, variants
 from powernorm.lab.models.choices import TransformerShape
 from powernorm.lab.models.language_model import LanguageModel
 
