@@ -119,6 +119,8 @@ class Utterances(NamedTuple):
 
     frames: list[Tensor]
     speakers: Tensor
+    length: int | None = None
+    """What every batch is padded to; None is the longest of the batch."""
 
     @property
     def lengths(self) -> Tensor:
@@ -127,12 +129,16 @@ class Utterances(NamedTuple):
 
     def chosen(self, rows: Tensor) -> "Utterances":
         """Return some of them."""
-        return Utterances([self.frames[i] for i in rows.tolist()], self.speakers[rows])
+        return self._replace(
+            frames=[self.frames[i] for i in rows.tolist()], speakers=self.speakers[rows]
+        )
 
     def batch(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Return features (batch, time, features), lengths and speakers, padded to the longest."""
+        """Return features (batch, time, features), padded, lengths and speakers."""
         part = self.chosen(rows)
-        return nn.utils.rnn.pad_sequence(part.frames, True), part.lengths, part.speakers
+        features = nn.utils.rnn.pad_sequence(part.frames, True)
+        missing = max(0, (self.length or 0) - features.shape[1])
+        return F.pad(features, (0, 0, 0, missing)), part.lengths, part.speakers
 
 
 def read(split: str) -> Utterances:

@@ -83,8 +83,13 @@ def trained(
     """Return the model of a run and the share of padding in its batches."""
     steps = rules.STEPS[size]
     model = build(ARMS[arm], seed, steps)
-    share = train(model, data, seed, size, order, schedule(rate, steps))
+    share = train(model, padded(data, order), seed, size, order, schedule(rate, steps))
     return model.eval(), share
+
+
+def padded(data: Utterances, order: str) -> Utterances:
+    """Return utterances whose batches are padded as an order has it."""
+    return data._replace(length=rules.FIXED_LENGTH) if order == "fixed" else data
 
 
 @torch.no_grad()
@@ -110,7 +115,10 @@ def evaluated(model: nn.Module, data: Utterances) -> Row:
         "bucket": list(by_length.split(rules.EVALUATION_SIZE)),
     }
     found: Row = {}
-    scores = {way: logits(model, data, parts) for way, parts in ways.items()}
+    plain = data._replace(length=None)
+    scores = {
+        way: logits(model, data if way == "padded" else plain, parts) for way, parts in ways.items()
+    }
     for way, own in scores.items():
         answers = own.argmax(1)
         found[way] = {
@@ -216,13 +224,14 @@ def run(store: Store) -> None:
             if store.lacks(of):
                 rate = store.rate(arm, size)
                 model, share = trained(arm, order, size, seed, rate, data)
+                own = padded(test, order)
                 store.add(
                     of,
                     {
                         "rate": rate,
                         "padding": share,
-                        **evaluated(model, test),
-                        **statistics(model, data, size, test),
+                        **evaluated(model, own),
+                        **statistics(model, padded(data, order), size, own),
                     },
                 )
         missing = [steps for steps in rules.MENDING if store.lacks(["mend", list(steps), seed])]

@@ -114,7 +114,7 @@ def another_process(tmp_path_factory: pytest.TempPathFactory) -> Path:
     subprocess.run(
         [sys.executable, "-W", "ignore", "-c", LOADER, str(root)],
         check=True,
-        cwd=Path(__file__).parents[1],
+        cwd=Path(__file__).parents[2],
         capture_output=True,
     )
     return root

@@ -197,14 +197,19 @@ def _from_table(path: Path) -> Iterator[Series]:
             f"{path} has the columns {', '.join(map(str, table.columns))[:200]}: expected {ID}, "
             f"{LABEL}, perhaps {STEP}, and a column for each feature, with a row for each frame"
         )
-    for name in features:
-        numbers = pd.to_numeric(table[name], errors="coerce")
-        if numbers.isna().any():
-            row = int(numbers.isna().to_numpy().argmax())
-            # Line 1 has the names.
+    for name in table.columns:
+        cells = table[name]
+        lost = cells.isna()
+        if name not in (ID, LABEL):
+            numbers = pd.to_numeric(cells, errors="coerce").astype("float64")
+            lost = ~numbers.abs().lt(math.inf)
+        if lost.any():
+            row = int(lost.to_numpy().argmax())
+            # Line 1 of a CSV file has the names.
+            where = f"line {row + 2}" if path.suffix.lower() == ".csv" else f"row {row + 1}"
+            kind = "missing" if cells.isna().iloc[row] else "no finite number"
             raise InputError(
-                f"{path}, line {row + 2}: {table[name].iloc[row]!r} in column {name!r} is no "
-                f"number: {_FILLED}"
+                f"{path}, {where}: {cells.iloc[row]!r} in column {name!r} is {kind}: {_FILLED}"
             )
     for key, rows in table.groupby(ID, sort=False):
         if rows[LABEL].nunique(dropna=False) != 1:
