@@ -144,9 +144,10 @@ def statistics(model: nn.Module, train_data: Utterances, size: int, test: Uttera
         gap = evaluation_gap(model, read_by, loss)
     order = torch.randperm(len(train_data.frames), generator=generator)
     whole = [rows for rows in order.split(size) if len(rows) == size][: rules.TID_BATCHES]
-    diagnosis = powernorm.diagnose(
-        model, [train_data.batch(rows)[:2] for rows in whole], spectra=False
-    )
+    seen = [
+        dict(zip(("features", "lengths"), train_data.batch(rows), strict=False)) for rows in whole
+    ]
+    diagnosis = powernorm.diagnose(model, seen, spectra=False)
     rows = [row for row in diagnosis.rows if row.name.endswith("conv_norm")]
     names = ("mean_tid", "var_tid", "padded_mean_tid", "padded_var_tid")
     tid = {

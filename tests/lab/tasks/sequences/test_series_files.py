@@ -133,9 +133,9 @@ def test_damaged_ts_files_are_refused(tmp_path: Path, train: str, says: str) -> 
     [
         ({"drop": "label"}, "has the columns id, step, x, y: expected id, label, perhaps step"),
         ({"x": "much"}, "train.csv, line 2: 'much' in column 'x' is no finite number: fill"),
-        ({"y": [0.0, *[math.inf] * 39]}, "train.csv, line 3: inf in column 'y' is no finite"),
-        ({"id": [*["a"] * 39, None]}, "train.csv, line 41: nan in column 'id' is missing"),
-        ({"step": [*range(39), None]}, "train.csv, line 41: nan in column 'step' is missing"),
+        ({"y": [0.0, *[math.inf] * 39]}, "train.csv, line 3: 'inf' in column 'y' is no finite"),
+        ({"id": [*["a"] * 39, None]}, "train.csv, line 41: 'nan' in column 'id' is missing"),
+        ({"step": [*range(39), None]}, "train.csv, line 41: 'nan' in column 'step' is missing"),
         ({"label": range(40)}, "the series 0 has several classes in column 'label'"),
     ],
 )

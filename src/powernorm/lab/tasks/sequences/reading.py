@@ -208,9 +208,8 @@ def _from_table(path: Path) -> Iterator[Series]:
             # Line 1 of a CSV file has the names.
             where = f"line {row + 2}" if path.suffix.lower() == ".csv" else f"row {row + 1}"
             kind = "missing" if cells.isna().iloc[row] else "no finite number"
-            raise InputError(
-                f"{path}, {where}: {cells.iloc[row]!r} in column {name!r} is {kind}: {_FILLED}"
-            )
+            cell = str(cells.iloc[row])[:40]
+            raise InputError(f"{path}, {where}: {cell!r} in column {name!r} is {kind}: {_FILLED}")
     for key, rows in table.groupby(ID, sort=False):
         if rows[LABEL].nunique(dropna=False) != 1:
             raise InputError(
