@@ -120,7 +120,7 @@ class Utterances(NamedTuple):
     frames: list[Tensor]
     speakers: Tensor
     length: int | None = None
-    """What every batch is padded to; None is the longest of the batch."""
+    """Frames that every batch is padded to; None pads to the longest of the batch."""
 
     @property
     def lengths(self) -> Tensor:
