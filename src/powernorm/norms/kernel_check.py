@@ -73,36 +73,28 @@ _QUICK_SETTINGS: Final = (
     Setting("bn", training=False),
 )
 """One of each op that has kernels."""
-_RELEASED: Final = {"variant": "released"}
-_PENALTIES: Final = {"mean_penalty": 0.5, "var_penalty": 0.2}
+_RELEASED: Final[dict[str, Any]] = {"variant": "released"}
+_PENALTIES: Final[dict[str, Any]] = {"mean_penalty": 0.5, "var_penalty": 0.2}
 _RENORM: Final = {"max_r": 1.5, "max_d": 0.5, "warmup_steps": 5, "ramp_steps": 4}
+_STATEFUL: Final = ("bn", "rbn", "brn", "mabn", "pnv", "pn", "pn-only", "pn-static")
 _SETTINGS: Final = (
     *(Setting(name) for name in ("ln", "ln-simple", "detach", "adanorm", "rms", "bn", "pnv")),
     *(Setting(name, {"groups": 4}) for name in ("gs", "gn", "bn")),
     Setting("ln-simple", _RELEASED),
-    Setting("detach", {"detach_mean": False}),
-    Setting("detach", {"detach_std": False}),
+    *(Setting("detach", {name: False}) for name in ("detach_mean", "detach_std")),
     Setting("adanorm", {"scale": 2.0, "k": 0.3, **_RELEASED}),
-    Setting("bn", {"momentum": None}),
-    Setting("bn", {"start": "torch"}),
-    Setting("bn", _RELEASED),
-    Setting("rbn", _PENALTIES),
-    Setting("rbn", {**_PENALTIES, **_RELEASED}),
-    *(
-        Setting("rbn", {**_PENALTIES, "penalty": kind})
-        for kind in ("diff2", "relative", "jeffreys")
-    ),
+    *(Setting("bn", options) for options in ({"momentum": None}, {"start": "torch"}, _RELEASED)),
+    *(Setting("rbn", _PENALTIES | options) for options in ({}, _RELEASED)),
+    *(Setting("rbn", _PENALTIES | {"penalty": one}) for one in ("diff2", "relative", "jeffreys")),
     *(Setting("brn", _RENORM, tracked) for tracked in (4, 6, 20)),
     Setting("pnv", {"groups": 4, **_RELEASED}),
     *(Setting("pn", {"warmup_steps": 9}, tracked) for tracked in (3, 9, 10)),
     Setting("pn", {"warmup_steps": 9, "groups": 4}),
     Setting("pn", {"warmup_steps": 0, "decay": "floored"}),
-    Setting("pn", {"warmup_steps": 5, "max_ratio": 1.2}),
-    Setting("pn", {"warmup_steps": 5, **_RELEASED}),
+    *(Setting("pn", {"warmup_steps": 5} | options) for options in ({"max_ratio": 1.2}, _RELEASED)),
     Setting("pn-only", {"warmup_steps": 5, "backward_momentum": 0.2}),
     Setting("pn-static", {"warmup_steps": 5}),
-    *(Setting(name, training=False) for name in ("bn", "rbn", "brn", "mabn", "pnv")),
-    *(Setting(name, training=False) for name in ("pn", "pn-only", "pn-static")),
+    *(Setting(name, training=False) for name in _STATEFUL),
     Setting("bn", _RELEASED, training=False),
 )
 
@@ -291,8 +283,7 @@ def _compare(outcome: Outcome, got: Tensor | None, eager: Tensor, exact: Tensor)
     if got is None or (got.shape, got.dtype) != (eager.shape, eager.dtype):
         found = "missing" if got is None else f"{got.dtype} of shape {tuple(got.shape)}"
         return f"is {found}, expected {eager.dtype} of shape {tuple(eager.shape)}"
-    finite = exact.isfinite()
-    if not torch.equal(got.isfinite(), finite):
+    if not torch.equal(got.isfinite(), finite := exact.isfinite()):
         return "is not finite where it should be, or finite where it should not"
     if not finite.any():
         return ""
