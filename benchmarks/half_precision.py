@@ -210,23 +210,34 @@ def _error(found: np.ndarray, exact: np.ndarray) -> float:
     return float(np.linalg.norm(found - exact) / np.linalg.norm(exact))
 
 
-def table(found: list[dict[str, Any]], stream: str) -> Iterator[str]:
-    """Yield a Markdown table: the error as trained, and from where on each way is broken."""
-    frame = pd.DataFrame(found)
-    frame["error"] = frame["error"].fillna(math.inf)
+def limits(found: list[dict[str, Any]]) -> Iterator[str]:
+    """Yield a Markdown table: the error as trained, and the scale from which a way is broken."""
+    frame = pd.DataFrame(found).dropna(subset=["scale"]).fillna({"error": math.inf})
     ways = list(dict.fromkeys(frame["way"]))
-    yield f"| {stream} | {' | '.join(ways)} |"
+    yield f"| norm | {' | '.join(ways)} |"
     yield "|---" * (len(ways) + 1) + "|"
-    for norm in dict.fromkeys(frame.dropna(subset=[stream])["norm"]):
+    for norm in dict.fromkeys(frame["norm"]):
         cells = []
         for way in ways:
             own = frame[(frame["norm"] == norm) & (frame["way"] == way)]
-            as_trained = own[own["scale"] == 1]["error"].median()
-            worst = own.dropna(subset=[stream]).groupby(stream)["error"].max()
+            worst = own.groupby("scale")["error"].max()
             broken = worst[worst >= BROKEN]
             until = f"from {broken.index[0]:,.0f}" if len(broken) else "never"
-            cells.append(f"{as_trained:.1g}, {until}")
+            cells.append(f"{own[own['scale'] == 1]['error'].median():.1g}, {until}")
         yield f"| `{norm}` | {' | '.join(cells)} |"
+
+
+def errors(found: list[dict[str, Any]], stream: str) -> Iterator[str]:
+    """Yield a Markdown table of the median errors by offset or spread."""
+    frame = pd.DataFrame(found).dropna(subset=[stream]).fillna({"error": math.inf})
+    values = sorted(frame[stream].unique())
+    yield f"| {stream} | | {' | '.join(f'{value:,.0f}' for value in values)} |"
+    yield "|---" * (len(values) + 2) + "|"
+    for way in ("float16 runtime", "torch float16", "torch bfloat16"):
+        for norm in dict.fromkeys(frame["norm"]):
+            own = frame[(frame["norm"] == norm) & (frame["way"] == way)]
+            cells = [f"{error:.2g}" for error in own.groupby(stream)["error"].median()]
+            yield f"| {way} | `{norm}` | {' | '.join(cells)} |"
 
 
 def plot(found: list[dict[str, Any]], path: Path) -> None:
@@ -238,19 +249,23 @@ def plot(found: list[dict[str, Any]], path: Path) -> None:
 
     frame = pd.DataFrame(found).dropna(subset=["scale"])
     ways = list(dict.fromkeys(frame["way"]))
-    figure, axes = plt.subplots(1, len(ways), figsize=(3 * len(ways), 3), sharey=True)
-    for panel, way in zip(axes, ways, strict=True):
+    figure, axes = plt.subplots(2, 3, figsize=(8, 5), sharex=True, sharey=True)
+    for panel, way in zip(axes.flat, ways, strict=False):
         for norm, own in frame[frame["way"] == way].groupby("norm", sort=False):
             by_scale = own.groupby("scale")["error"]
             (line,) = panel.plot(by_scale.median(), marker="o", markersize=3, label=norm)
             ends = by_scale.min(), by_scale.max()
             panel.fill_between(ends[0].index, *ends, alpha=0.2, color=line.get_color())
         panel.axhline(BROKEN, color="gray", linewidth=0.8, linestyle=":")
-        panel.set(title=way, xscale="log", yscale="log", xlabel="scale of the residual stream")
-    axes[0].set_ylabel("relative error of the logits")
-    axes[0].legend(fontsize="small")
+        panel.set(title=way, xscale="log", yscale="log")
+        panel.minorticks_off()
+    axes[1, 2].axis("off")
+    axes[1, 2].legend(*axes[0, 0].get_legend_handles_labels(), loc="center")
+    figure.supxlabel("scale of the residual stream (lines end where logits are infinite)")
+    figure.supylabel("relative error of the logits")
     figure.tight_layout()
-    figure.savefig(path)
+    with mpl.rc_context({"svg.hashsalt": "powernorm", "svg.fonttype": "none"}):
+        figure.savefig(path, metadata={"Date": None})
 
 
 def main() -> None:
@@ -272,8 +287,8 @@ def main() -> None:
     if given.show:
         lines = given.show.read_text(encoding="utf-8").splitlines()
         stored = [json.loads(line) for line in lines]
-        for stream in ("scale", "offset", "spread"):
-            print("\n".join(table(stored, stream)), end="\n\n")
+        for lines in (limits(stored), errors(stored, "offset"), errors(stored, "spread")):
+            print("\n".join(lines), end="\n\n")
         if given.plot:
             plot(stored, given.plot)
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +12,7 @@ from torch import Tensor
 
 import half_precision
 import powernorm
-from half_precision import NORMS, changed, outputs, table, variants
+from half_precision import NORMS, changed, errors, limits, outputs, variants
 from powernorm.lab.models.choices import TransformerShape
 from powernorm.lab.models.language_model import LanguageModel
 
@@ -55,10 +58,21 @@ def test_a_square_overflows_where_a_folded_norm_does_not(tokens: Tensor) -> None
     assert set(errors["bn"]) == {"torch float16", "torch bfloat16", *half_precision.ENGINES}
 
 
-def test_a_table_says_from_where_on_it_is_broken() -> None:
+def test_the_page_is_of_the_stored_rows() -> None:
+    root = Path(__file__).parents[2]
+    lines = (root / "benchmarks/results/half.jsonl").read_text(encoding="utf-8").splitlines()
+    stored = [json.loads(line) for line in lines]
+    page = (root / "docs/half-precision.md").read_text(encoding="utf-8")
+    for table in (limits(stored), errors(stored, "offset"), errors(stored, "spread")):
+        assert "\n".join(table) in page
+
+
+def test_tables_say_from_where_on_it_is_broken_and_by_how_much() -> None:
     found = [
-        {"norm": "ln", "seed": seed, "scale": scale, "way": "w", "error": error}
+        {"norm": "ln", "seed": seed, stream: value, "way": "torch float16", "error": error}
+        for stream in ("scale", "offset")
         for seed in (0, 1)
-        for scale, error in ((1, 0.002), (30, 0.01 if seed else 0.2), (100, None))
+        for value, error in ((1, 0.002), (30, 0.02 if seed else 0.2), (100, None))
     ]
-    assert list(table(found, "scale"))[-1] == "| `ln` | 0.002, from 30 |"
+    assert list(limits(found))[-1] == "| `ln` | 0.002, from 30 |"
+    assert "| torch float16 | `ln` | 0.002 | 0.11 | inf |" in errors(found, "offset")
