@@ -43,14 +43,14 @@ class RegularizedBatchNorm(BackwardStateNorm):
     With s² = σ² + eps, what the layer divides by (`max(σ², eps)` in the released variant), each
     feature has
 
-    =========  ====================================  ================================  =========
-    penalty    d_mean                                d_var                             unit of λ
-    =========  ====================================  ================================  =========
-    `diff`     (μ_run - μ_B)²                        abs(σ²_run - σ²_B)                loss/x²
-    `diff2`    (μ_run - μ_B)²                        (s_run - s_B)²                    loss/x²
-    `relative` (μ_run - μ_B)²/s²_run                 abs(σ²_run - σ²_B)/s²_run         loss
-    `jeffreys` (μ_run - μ_B)² (1/s²_run + 1/s²_B)/2  (s²_run - s²_B)²/(2 s²_run s²_B)  loss
-    =========  ====================================  ================================  =========
+    ==========  ====================================  ================================  =========
+    penalty     d_mean                                d_var                             unit of λ
+    ==========  ====================================  ================================  =========
+    `diff`      (μ_run - μ_B)²                        abs(σ²_run - σ²_B)                loss/x²
+    `diff2`     (μ_run - μ_B)²                        (s_run - s_B)²                    loss/x²
+    `relative`  (μ_run - μ_B)²/s²_run                 abs(σ²_run - σ²_B)/s²_run         loss
+    `jeffreys`  (μ_run - μ_B)² (1/s²_run + 1/s²_B)/2  (s²_run - s²_B)²/(2 s²_run s²_B)  loss
+    ==========  ====================================  ================================  =========
 
     `diff` is what the released code computes, with λ for a loss summed over tokens, and `diff2`
     is how outside readers implement the paper, whose formula is lost in the text at hand. The
