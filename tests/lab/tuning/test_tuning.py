@@ -153,7 +153,9 @@ def test_an_interrupted_tuning_goes_on_as_if_it_had_not_been(
     assert said(tmp_path) == said(whole)
 
 
-@pytest.mark.parametrize(("method", "number"), [("_ask", 4), ("tell", 2), ("tell", 9)])
+@pytest.mark.parametrize(
+    ("method", "number"), [("_ask", 4), ("tell", 2), ("tell", 9), ("tell", 12)]
+)
 @pytest.mark.slow
 def test_a_tuning_that_was_killed_between_two_trials_goes_on(
     whole: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, method: str, number: int
@@ -172,6 +174,10 @@ def test_a_tuning_that_was_killed_between_two_trials_goes_on(
             tuned(tmp_path, seeds=2)
     tuned(tmp_path, seeds=2, resume=True)
     assert said(tmp_path) == said(whole)
+    trials = [json.loads((one / "trials/results.json").read_text()) for one in (tmp_path, whole)]
+    assert [run["folder"] for run in trials[0]["runs"]] == [
+        run["folder"] for run in trials[1]["runs"]
+    ]
 
 
 @pytest.mark.slow

@@ -98,8 +98,11 @@ class Results:
         return ComparisonResults(**vars(head), standing=record, runs=self._ordered(results))
 
     def _ordered(self, results: Mapping[str, RunResult]) -> list[RunResult]:
-        """Return results by line, then seed; those of an earlier call with others last."""
-        lines, seeds = self.grid.lines, self.grid.seeds
+        """Return results by line, then seed; those of an earlier call with others last.
+
+        Trials are by name: after an interruption a call has fewer lines than it would have had.
+        """
+        lines, seeds = self.grid.lines if self.grid.trial is None else (), self.grid.seeds
         names = [line.folder(seed) for line in lines for seed in seeds]
         order = [name for name in dict.fromkeys([*names, *results]) if name in results]
         return [replace(results[name], study=None) for name in order]
