@@ -222,11 +222,7 @@ def _from_table(path: Path) -> Iterator[Series]:
 
 
 def _joined(
-    name: str,
-    source: str,
-    license: str,
-    read: Mapping[Split, list[Series]],
-    like: SeriesSet | None,
+    name: str, source: str, license: str, read: Mapping[Split, list[Series]], like: SeriesSet | None
 ) -> SeriesSet:
     """Return the splits on one scale, with a valid split.
 
