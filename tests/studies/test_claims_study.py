@@ -1,13 +1,12 @@
 """The study of claims: its rules on made losses, and its page from the stored ones."""
 
-import importlib.util
 import json
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
+from study_modules import modules_of
 
 ROOT = Path(__file__).parents[2]
 STUDY = ROOT / "studies" / "claims"
@@ -17,22 +16,7 @@ NOISE = (0.002, -0.001, 0.0, 0.001, -0.002)
 @pytest.fixture(scope="module")
 def study() -> dict[str, ModuleType]:
     """The study's modules, under names that no other study's modules have."""
-    found = {}
-    names = ("arms", "rules", "page", "run")
-    before = {name: sys.modules.pop(name, None) for name in names}
-    try:
-        for name in names:
-            spec = importlib.util.spec_from_file_location(name, STUDY / f"{name}.py")
-            assert spec is not None
-            assert spec.loader is not None
-            found[name] = sys.modules[name] = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(found[name])
-    finally:
-        for name, module in before.items():
-            sys.modules.pop(name, None)
-            if module is not None:
-                sys.modules[name] = module
-    return found
+    return modules_of("claims", "arms", "rules", "page", "run")
 
 
 def around(mean: float, sign: float = 1.0) -> list[float | None]:

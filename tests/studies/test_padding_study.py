@@ -1,15 +1,14 @@
 """The study of padding: its models, its gaps, and its page from the stored rows."""
 
-import importlib.util
 import json
 import shutil
-import sys
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
+from study_modules import modules_of
 
 import powernorm
 
@@ -21,22 +20,7 @@ PAGE = ROOT / "docs" / "padding.md"
 @pytest.fixture(scope="module")
 def study() -> dict[str, ModuleType]:
     """The study's modules, under names that no other study's modules have."""
-    found = {}
-    names = ("conformer", "rules", "tables", "run")
-    before = {name: sys.modules.pop(name, None) for name in names}
-    try:
-        for name in names:
-            spec = importlib.util.spec_from_file_location(name, STUDY / f"{name}.py")
-            assert spec is not None
-            assert spec.loader is not None
-            found[name] = sys.modules[name] = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(found[name])
-    finally:
-        for name, module in before.items():
-            sys.modules.pop(name, None)
-            if module is not None:
-                sys.modules[name] = module
-    return found
+    return modules_of("padding", "conformer", "rules", "tables", "run")
 
 
 def test_the_page_is_of_the_stored_rows(study: dict[str, ModuleType], tmp_path: Path) -> None:
