@@ -33,6 +33,7 @@ from powernorm.runs import (
     CHECKPOINTS_FOLDER,
     CONFIG_FILE,
     TRIALS_FOLDER,
+    WORK_FILE,
     NormTuning,
     RunResult,
     TuningRecord,
@@ -178,6 +179,8 @@ class Tuning:
                 if executor is None:  # the first grid says for what
                     executor = started.enter_context(self._executor(self._trials, grid))
                 self._train(grid, asked, executor)
+        # It told workers of the last round, which after a kill is another one than without.
+        remove(self._trials / WORK_FILE)
 
     @contextmanager
     def _executor(self, out: Path, grid: Grid) -> Iterator[Executor | None]:
