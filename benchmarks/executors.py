@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from powernorm import lab
+import powernorm_lab as lab
 
 NUM_RUNS, RUN_SECONDS, JOBS = 200, 1.0, 2
 EXECUTORS: dict[str, dict[str, Any]] = {

@@ -33,7 +33,7 @@ import torch
 from torch import Tensor, nn
 
 import powernorm
-from powernorm import lab
+import powernorm_lab as lab
 from powernorm.integrations.onnx import export
 
 NORMS = ("ln", "rms", "dyt", "bn")

@@ -24,9 +24,9 @@ from torch import nn
 
 import powernorm
 from powernorm.diagnosis import NormMonitor
-from powernorm.lab.models.choices import TransformerShape
-from powernorm.lab.models.language_model import LanguageModel
 from powernorm.norms import build_norm
+from powernorm_lab.models.choices import TransformerShape
+from powernorm_lab.models.language_model import LanguageModel
 from speed.machine import restart
 from speed.training_step import TranslationModel, make_batch
 

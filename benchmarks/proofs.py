@@ -7,7 +7,7 @@
 
 A proof of zero knowledge shows that a model gave an output, without the input. EZKL makes a circuit
 of an ONNX file whose rows the proof pays for. Small encoders are trained here to tell the next
-character from those before it; without norms is the one with LayerNorm after `powernorm.remove`.
+character from those before it; without norms is the one with LayerNorm after `remove`.
 Rows do not depend on what else the machine does; times do.
 """
 
@@ -27,8 +27,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 import powernorm
+import powernorm_lab
 from powernorm.integrations.onnx import export
-from powernorm.lab.data.embedded import embedded_corpus
+from powernorm_lab.data.embedded import embedded_corpus
 from speed.encoders import Layer, NormFactory, Placement, Size
 
 FEATURES, LAYERS, HEADS, HIDDEN = 32, 2, 2, 64
@@ -107,7 +108,9 @@ def removed(model: nn.Module, data: tuple[Tensor, Tensor]) -> nn.Module:
     batches = [draw(data, BATCH, 10_000 + step)[0] for step in range(REMOVAL_STEPS)]
     with tempfile.TemporaryDirectory() as folder:
         settings = [f"training.steps={REMOVAL_STEPS}", "optimizer.learning_rate=1e-3"]
-        found = powernorm.remove((model, batches), f"{folder}/out", settings=settings, quiet=True)
+        found = powernorm_lab.remove(
+            (model, batches), f"{folder}/out", settings=settings, quiet=True
+        )
     return found.model.eval()
 
 

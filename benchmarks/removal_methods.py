@@ -34,11 +34,11 @@ import torch
 from torch import nn
 
 import powernorm
-from powernorm import lab
-from powernorm.lab.removal.originals import open_original
-from powernorm.lab.removal.settings import RemovalSettings
-from powernorm.lab.training.optimization import build_optimizer, rate_factor
-from powernorm.lab.training.precision import autocast
+import powernorm_lab as lab
+from powernorm_lab.removal.originals import open_original
+from powernorm_lab.removal.settings import RemovalSettings
+from powernorm_lab.training.optimization import build_optimizer, rate_factor
+from powernorm_lab.training.precision import autocast
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results"
@@ -164,7 +164,7 @@ def run(trial: Trial, out: Path, precision: str) -> str:
         return folder.name
     resume = (folder / "removal.json").is_file()
     try:
-        powernorm.remove(source, folder, settings=settings, resume=resume, quiet=True)
+        lab.remove(source, folder, settings=settings, resume=resume, quiet=True)
     except powernorm.InputError as error:
         if "no longer finite" not in str(error):
             raise

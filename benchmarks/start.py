@@ -30,7 +30,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import powernorm
-from powernorm.lab.data.embedded import address_sentences, english_chapters, review_sentences
+from powernorm_lab.data.embedded import address_sentences, english_chapters, review_sentences
 
 VOCABULARY, LONGEST, WIDTH, BATCH = 2000, 40, 64, 32
 NORMS = ("bn", "rbn", "brn", "mabn", "pnv")

@@ -25,8 +25,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import powernorm
-from powernorm.lab.data.embedded import addresses, english_chapters
 from powernorm.ops.running_stats import Average, Momentum
+from powernorm_lab.data.embedded import addresses, english_chapters
 
 CONTEXT, WIDTH, BLOCKS, HEADS, BATCH, RATE = 48, 64, 4, 4, 24, 2e-3
 

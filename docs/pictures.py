@@ -13,9 +13,9 @@ import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from powernorm.lab.report.loading import read_comparison
-from powernorm.lab.report.results_document import claims, joined
-from powernorm.lab.report.summary import summarize
+from powernorm_lab.report.loading import read_comparison
+from powernorm_lab.report.results_document import claims, joined
+from powernorm_lab.report.summary import summarize
 
 ROOT = Path(__file__).parents[1]
 STORED = ROOT / "benchmarks" / "results"

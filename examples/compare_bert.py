@@ -24,7 +24,7 @@ from transformers import (
 )
 from transformers.utils.logging import disable_progress_bar
 
-from powernorm import lab
+import powernorm_lab as lab
 from powernorm.integrations.huggingface import PenaltyTrainerMixin, RunCallback
 
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 import powernorm
-from powernorm import lab
+import powernorm_lab as lab
 
 Batch = tuple[Tensor, Tensor]
 

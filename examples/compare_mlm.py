@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
-from powernorm import lab
+import powernorm_lab as lab
 
 Batch = tuple[Tensor, Tensor, Tensor]
 """Tokens, some of them hidden, what is padding (True), and targets; each (batch, length)."""

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
-from powernorm import lab
+import powernorm_lab as lab
 
 Sentence = list[tuple[str, str]]
 """Words in lower case, and the part of speech of each."""

@@ -38,10 +38,11 @@ from int8.runtime import (
 )
 from powernorm.inspection import find_norms
 from powernorm.inspection.affine import static_map
+from powernorm.integrations.model_sources import open_source
 from powernorm.integrations.onnx import export, largest_difference
-from powernorm.lab.model_outputs import answer_in
-from powernorm.lab.model_sources import batches_of, open_model
 from powernorm.surgery.folding.structure import FoldedNorm
+from powernorm_lab.model_outputs import answer_in
+from powernorm_lab.model_sources import batches_of
 
 NUM_CALIBRATION = 16
 """Batches that the ranges of a static quantization are measured on."""
@@ -236,7 +237,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     parser.add_argument("--fixed", action="store_true", help="fix all sizes")
     given = parser.parse_args(arguments)
 
-    opened = open_model(given.model)
+    opened = open_source(given.model)
     batches = batches_of(opened, NUM_CALIBRATION + NUM_COMPARED, given.data)
     fitted, compared = batches[:NUM_CALIBRATION], batches[NUM_CALIBRATION:] or batches
     original = opened.model.float().eval()

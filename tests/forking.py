@@ -17,11 +17,11 @@ multiprocessing.set_forkserver_preload(
         *("torch.utils.tensorboard", "matplotlib.figure", "scipy.stats", "torchmetrics"),
         *(
             "powernorm.cli.commands",
-            "powernorm.lab.tasks.registry",
-            "powernorm.lab.tasks.builtin",
+            "powernorm_lab.tasks.registry",
+            "powernorm_lab.tasks.builtin",
         ),
         *(
-            "powernorm.lab.report",
+            "powernorm_lab.report",
             "powernorm.surgery",
             "powernorm.diagnosis",
         ),

@@ -15,9 +15,9 @@ from torch import Tensor, nn
 import powernorm
 from powernorm.checksums import save_sealed, seal_archive, seal_of
 from powernorm.errors import InputError
-from powernorm.lab.data.cache import Encoded, found_or_made
-from powernorm.lab.engine.averaging import read_weights, write_weights
-from powernorm.lab.engine.state import FORMAT, read_checkpoint
+from powernorm_lab.data.cache import Encoded, found_or_made
+from powernorm_lab.engine.averaging import read_weights, write_weights
+from powernorm_lab.engine.state import FORMAT, read_checkpoint
 
 NUM_DAMAGES = 400
 

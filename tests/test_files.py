@@ -9,15 +9,15 @@ import zipfile
 from pathlib import Path
 
 import pytest
+from lab.tests.own_training import tiny_grid
 
 import powernorm
-from lab.own_training import tiny_grid
 from powernorm import InputError
 from powernorm.files import remove, write
-from powernorm.lab.engine.grid_training import compare_grid
-from powernorm.lab.report.document import write_page
-from powernorm.lab.tuning.norm_studies import STORAGE_FILE, open_storage
-from powernorm.lab.tuning.records import take_folder
+from powernorm_lab.engine.grid_training import compare_grid
+from powernorm_lab.report.document import write_page
+from powernorm_lab.tuning.norm_studies import STORAGE_FILE, open_storage
+from powernorm_lab.tuning.records import take_folder
 
 
 def test_written_in_one_step(tmp_path: Path) -> None:
@@ -121,10 +121,10 @@ def test_the_folder_of_a_tuning_is_no_url(tmp_path: Path, name: str) -> None:
 
 IN_A_ZIP = """
 import powernorm
-from powernorm.lab.recipes.files import named_recipe
-from powernorm.lab.recipes.paper_statistics import printed_statistics
-from powernorm.lab.recipes.studies.sizes import presets_of
-from powernorm.lab.report.document import part
+from powernorm_lab.recipes.files import named_recipe
+from powernorm_lab.recipes.paper_statistics import printed_statistics
+from powernorm_lab.recipes.studies.sizes import presets_of
+from powernorm_lab.report.document import part
 
 assert ".zip" in powernorm.__file__
 assert named_recipe("lm", "demo").settings.task == "lm"

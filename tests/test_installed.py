@@ -11,14 +11,13 @@ import venv
 import zipfile
 from collections.abc import Sequence
 from email.parser import Parser
-from importlib.metadata import distribution
+from importlib.metadata import distribution, version
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 
 import powernorm
-from powernorm.integrations.extras import EXTRAS
 from powernorm.ops.kernels.cpu.building import LIBRARY_NAME, NOTE_NAME
 
 ROOT = Path(__file__).parents[1]
@@ -80,6 +79,15 @@ def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.fixture(scope="module")
+def lab_wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel of the laboratory."""
+    folder = tmp_path_factory.mktemp("lab")
+    left = shutil.ignore_patterns("__pycache__", "*.egg-info", "build", "tests")
+    shutil.copytree(ROOT / "packages" / "lab", folder / "sources", ignore=left)
+    return build(folder / "sources", folder / "dist")
+
+
 def metadata_of(wheel: Path) -> dict[str, list[str]]:
     with zipfile.ZipFile(wheel) as archive:
         (name,) = (name for name in archive.namelist() if name.endswith(".dist-info/METADATA"))
@@ -99,7 +107,6 @@ def test_the_wheel_for_all_platforms(wheel: Path) -> None:
         names = set(archive.namelist())
     assert {
         "powernorm/py.typed",
-        "powernorm/lab/data/sets/data_sets.toml",
         f"{KERNELS}/{NOTE_NAME}",
         f"{KERNELS}/source/kernels.cpp",
     } <= names
@@ -115,7 +122,7 @@ def test_its_metadata(wheel: Path) -> None:
     assert [each.partition(">")[0] for each in needed] == [
         *("safetensors[torch]", "torch", "typer", "typing-extensions")
     ]
-    assert set(EXTRAS) <= set(found["Provides-Extra"])
+    assert {"hf", "lightning", "export"} <= set(found["Provides-Extra"])
     # Not before it is on the index.
     assert not [line for line in found["Requires-Dist"] if "powernorm" in line]
     assert "Homepage, https://example.org/powernorm" in found["Project-URL"]
@@ -152,9 +159,12 @@ def plain_environment(installed: Path, folder: Path) -> Path:
     """
     venv.create(folder, symlinks=True, with_pip=False)
     (site,) = folder.glob("lib/python*/site-packages")
-    (metadata,) = installed.glob("*.dist-info/METADATA")
-    wanted = Parser().parsestr(metadata.read_text(encoding="utf-8")).get_all("Requires-Dist", [])
-    wanted = [(line, "") for line in wanted]
+    wanted = [
+        (line, "")
+        for metadata in installed.glob("*.dist-info/METADATA")
+        for line in Parser().parsestr(metadata.read_text("utf-8")).get_all("Requires-Dist", [])
+        if not line.startswith("powernorm")
+    ]
     seen: set[tuple[str, str]] = set()
     while wanted:
         line, extra = wanted.pop()
@@ -207,6 +217,37 @@ def test_all_commands_of_a_plain_install(installed: Path, tmp_path: Path) -> Non
     said = in_plain_environment(python, tmp_path / "empty", SCRIPTS / "plain_install.py")
     assert str(tmp_path) in said
     assert "the wheel for all platforms has none" in said
+
+
+def test_the_wheel_of_the_laboratory(lab_wheel: Path) -> None:
+    assert lab_wheel.name == f"powernorm_lab-{version('powernorm-lab')}-py3-none-any.whl"
+    with zipfile.ZipFile(lab_wheel) as archive:
+        names = set(archive.namelist())
+    files = ("py.typed", "data/sets/data_sets.toml", "tasks/lm/studies.toml", "report/page.py")
+    assert {f"powernorm_lab/{name}" for name in files} <= names
+    assert len([name for name in names if "/recipes/" in name and name.endswith(".toml")]) > 40
+    assert not [name for name in names if name.endswith(".pyc") or "/tests/" in name]
+    assert "powernorm<0.4,>=0.3" in metadata_of(lab_wheel)["Requires-Dist"]
+
+
+@pytest.mark.slow
+def test_both_wheels_compare_norms(wheel: Path, lab_wheel: Path, tmp_path: Path) -> None:
+    for path in (wheel, lab_wheel):
+        with zipfile.ZipFile(path) as archive:
+            archive.extractall(tmp_path / "site")
+    python = plain_environment(tmp_path / "site", tmp_path / "both")
+    text = tmp_path / "text.txt"
+    text.write_text("".join(f"{n} comes before {n + 1}.\n" for n in range(2000)))
+    said = in_plain_environment(
+        *(python, tmp_path / "empty", "-m", "powernorm", "compare", "lm", "--preset", "smoke"),
+        *("--data", text, "--norms", "ln,bn", "--out", "runs"),
+    )
+    assert "report: runs/report.html" in said
+    folded = in_plain_environment(
+        *(python, tmp_path / "other", "-m", "powernorm", "fold"),
+        *(tmp_path / "empty/runs/bn-pre-seed0", "--out", "folded"),
+    )
+    assert "folded model: folded, for powernorm.load" in folded
 
 
 @pytest.mark.slow

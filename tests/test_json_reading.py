@@ -13,9 +13,9 @@ from powernorm import json_reading
 from powernorm.errors import InputError
 from powernorm.integrations.pretrained import build_from_config, is_pretrained
 from powernorm.json_reading import MAX_DEPTH, parse_json, read_json, read_json_object
-from powernorm.lab.engine.folders import read_json as read_run_json
-from powernorm.lab.report.loading import read_diagnosis
 from powernorm.option_values import parse_options
+from powernorm_lab.engine.folders import read_json as read_run_json
+from powernorm_lab.report.loading import read_diagnosis
 
 HOSTILE = {
     "empty": (b"", r"line 1: not JSON \(Expecting value\)"),

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from machine import CACHES
-from powernorm.lab.data.cache import cache_folder
-from powernorm.lab.data.fetching import cached_state
+from powernorm_lab.data.cache import cache_folder
+from powernorm_lab.data.fetching import cached_state
 
 ROOT = Path(__file__).parents[1]
 

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from powernorm.lab.recipes import named_recipe
-from powernorm.lab.recipes.files import paths_of
-from powernorm.lab.recipes.studies import study_config
-from powernorm.lab.tasks import TASKS
+from powernorm_lab.recipes import named_recipe
+from powernorm_lab.recipes.files import paths_of
+from powernorm_lab.recipes.studies import study_config
+from powernorm_lab.tasks import TASKS
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted((ROOT / "docs" / "papers").glob("*.md"))

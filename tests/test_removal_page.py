@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from powernorm.lab.removal.settings import RemovalSettings
+from powernorm_lab.removal.settings import RemovalSettings
 
 ROOT = Path(__file__).parents[1]
 

@@ -104,12 +104,10 @@ def _is_read(name: str) -> bool:
 def entry(name: str) -> str:
     """Return the entry of the budget that a Python file belongs to.
 
-    It is named after the directory below the package (`src/ops`, `packages/lab/engine`), of the
-    laboratory in src one deeper (`src/lab/engine`), or below tests. `top` has the files beside.
+    It is named after the directory below the package (`src/ops`, `packages/lab/engine`) or below
+    tests. `top` has the files beside.
     """
     match list(PurePosixPath(name).parts[:-1]):
-        case ["src", _, "lab", *rest]:
-            return "/".join(["src/lab", *rest[:1]] if rest else ["src/lab/top"])
         case ["packages", package, "src", _, *rest] | ["packages", package, *rest]:
             return "/".join(["packages", package, *(rest[:1] or ["top"])])
         case ["src", _, *rest] | ["tests", *rest]:

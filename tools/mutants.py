@@ -1,7 +1,7 @@
 """Measure the killing power of a package's tests: how many small mistakes they notice.
 
     python tools/mutants.py diagnosis --out build/mutants.jsonl
-    python tools/mutants.py lab/engine --tests tests/lab/engine tests/lab/test_killed_anytime.py
+    python tools/mutants.py engine --tests packages/lab/tests/engine
     python tools/mutants.py norms --compare HEAD~3
 
 It makes seeded mutants of the package (tools/mutations.py), writes each into a copy of the checkout
@@ -181,7 +181,7 @@ class Suite:
 
 
 def package_files(root: Path, package: str) -> dict[str, str]:
-    """Read a package, or a module, of the source: `norms`, `lab/engine`, `errors`."""
+    """Read a package, or a module, of the source: `norms`, `engine`, `errors`."""
     for folder in [*root.glob("src/*"), *root.glob("packages/*/src/*")]:
         paths = [*(folder / package).rglob("*.py"), *folder.glob(f"{package}.py")]
         texts = {path.relative_to(root).as_posix(): path.read_text("utf-8") for path in paths}
@@ -189,7 +189,7 @@ def package_files(root: Path, package: str) -> dict[str, str]:
         texts = {name: text for name, text in texts.items() if "@triton.jit" not in text}
         if texts:
             return texts
-    sys.exit(f"{package!r} is no package of {root / 'src'}: try `norms` or `lab/engine`")
+    sys.exit(f"{package!r} is no package of {root / 'src'}: try `norms` or `engine`")
 
 
 def tests_of(file: str, package: str) -> list[str]:
@@ -270,7 +270,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("package", help="below the package of src or of packages/*/src: norms, lab/engine")
+    add("package", help="below the package of src or of packages/*/src: norms, engine")
     add("--count", type=int, default=60, help="mutants (60)")
     add("--seed", type=int, default=0)
     add("--tests", nargs="+", metavar="PATH", help="tests/PACKAGE by default")

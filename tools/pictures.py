@@ -25,8 +25,8 @@ from matplotlib.figure import Figure
 from pandas import Series
 
 from powernorm.errors import InputError
-from powernorm.lab.report.drawing import add_legend
-from powernorm.lab.report.figures import (
+from powernorm_lab.report.drawing import add_legend
+from powernorm_lab.report.figures import (
     FLUCTUATIONS,
     Axis,
     MonitoredPanel,
@@ -34,13 +34,13 @@ from powernorm.lab.report.figures import (
     metric_bands,
     own_columns,
 )
-from powernorm.lab.report.lines import Band, Panel, draw_panel, scale_x
-from powernorm.lab.report.loading import read_runs
-from powernorm.lab.report.measures import better_way, own_heading
-from powernorm.lab.report.page import read_selection
-from powernorm.lab.report.records import Comparison, ReportedRun
-from powernorm.lab.report.results_document import joined
-from powernorm.runs import is_run_folder
+from powernorm_lab.report.lines import Band, Panel, draw_panel, scale_x
+from powernorm_lab.report.loading import read_runs
+from powernorm_lab.report.measures import better_way, own_heading
+from powernorm_lab.report.page import read_selection
+from powernorm_lab.report.records import Comparison, ReportedRun
+from powernorm_lab.report.results_document import joined
+from powernorm_lab.runs import is_run_folder
 
 SUFFIXES: Final = (".svg", ".png")
 

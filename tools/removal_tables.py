@@ -13,8 +13,8 @@ from typing import Any
 
 from cost_tables import NOTHING, RESULTS, page, table
 
-from powernorm.lab.report import numerals
-from powernorm.lab.report.summary import gap_of
+from powernorm_lab.report import numerals
+from powernorm_lab.report.summary import gap_of
 
 PAGE = Path(__file__).parents[1] / "docs" / "removal.md"
 CONTROL = "control"

@@ -14,7 +14,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from powernorm.lab.report.results_document import results_document
+from powernorm_lab.report.results_document import results_document
 
 BEGIN = "<!-- begin: written by `powernorm results`, do not edit -->"
 END = "<!-- end: written by `powernorm results` -->"

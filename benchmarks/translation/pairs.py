@@ -10,16 +10,16 @@ import torch
 from joeynmt_files import SOURCE, TARGET, write_pairs, write_vocabulary
 from shapes import Search, Shape
 
-from powernorm.lab.data.batch import Batch, TrainingBatches
-from powernorm.lab.tasks.translation.batches import pair_batch
-from powernorm.lab.tasks.translation.batches import training_pairs as pairs_of
-from powernorm.lab.tasks.translation.sentence_pairs import (
+from powernorm_lab.data.batch import Batch, TrainingBatches
+from powernorm_lab.tasks.translation.batches import pair_batch
+from powernorm_lab.tasks.translation.batches import training_pairs as pairs_of
+from powernorm_lab.tasks.translation.sentence_pairs import (
     EncodedPairs,
     PairOptions,
     encode_pairs,
     load_pairs,
 )
-from powernorm.lab.tasks.translation.token_lists import EncodedPairSplit
+from powernorm_lab.tasks.translation.token_lists import EncodedPairSplit
 
 TRAINING_SEED = 0
 NUM_VALID = 8

@@ -17,15 +17,15 @@ from clocks import Reading, elapsed, read_clocks
 from pairs import TRAINING_SEED, open_pairs, test_batch, training_pairs
 from shapes import SHAPES, Search, Shape
 
-from powernorm.lab.data.batch import TrainingBatches
-from powernorm.lab.data.subwords import END_ID
-from powernorm.lab.models.choices import TransformerShape
-from powernorm.lab.settings.training import OptimizerSettings
-from powernorm.lab.tasks.translation.beam_search import BeamSearch, beam_search
-from powernorm.lab.tasks.translation.model import NormPlaces, TranslationModel
-from powernorm.lab.training.losses import smoothed_cross_entropy
-from powernorm.lab.training.optimization import build_optimizer
 from powernorm.norms import build_norm
+from powernorm_lab.data.batch import TrainingBatches
+from powernorm_lab.data.subwords import END_ID
+from powernorm_lab.models.choices import TransformerShape
+from powernorm_lab.settings.training import OptimizerSettings
+from powernorm_lab.tasks.translation.beam_search import BeamSearch, beam_search
+from powernorm_lab.tasks.translation.model import NormPlaces, TranslationModel
+from powernorm_lab.training.losses import smoothed_cross_entropy
+from powernorm_lab.training.optimization import build_optimizer
 
 
 def build_model(shape: Shape, vocabulary_size: int) -> TranslationModel:

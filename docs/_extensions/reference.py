@@ -13,7 +13,7 @@ from pydantic.dataclasses import is_pydantic_dataclass
 from sphinx.addnodes import pending_xref
 from sphinx.application import Sphinx
 
-from powernorm import lab
+import powernorm_lab as lab
 
 _NAME: Final = re.compile(r"(powernorm(\.\w+)+|[A-Z]\w+|build_norm|register_norm)(\(.*\))?")
 

@@ -16,16 +16,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Circle, FancyBboxPatch
 
-from powernorm.lab.models.choices import TransformerShape
-from powernorm.lab.models.placements import (
+from powernorm_lab.models.choices import TransformerShape
+from powernorm_lab.models.placements import (
     WITHOUT_FINAL_NORM,
     LayerPlaces,
     SubLayerPlaces,
     has_embedding_norm,
     layer_places,
 )
-from powernorm.lab.report.drawing import SERIES
-from powernorm.runs import PLACEMENTS, Placement
+from powernorm_lab.report.drawing import SERIES
+from powernorm_lab.runs import PLACEMENTS, Placement
 
 OUT: Final = Path(__file__).with_suffix(".svg")
 

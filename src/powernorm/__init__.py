@@ -2,8 +2,7 @@
 
 Layers (`PowerNorm`, `RegularizedBatchNorm`, `AdaNorm`, …), the padding mask's scope
 (`padding_mask`), what acts on a whole model (`penalty`, `set_loss_scale`), surgery on
-models that exist (`swap`, `insert`, `calibrate`, `freeze_statistics`, `fold`, `remove`, `save`,
-`load`) and
+models that exist (`swap`, `insert`, `calibrate`, `freeze_statistics`, `fold`, `save`, `load`) and
 diagnosis (`diagnose`). The names below are loaded when they are first used, so that `import
 powernorm` costs nothing.
 """
@@ -63,7 +62,6 @@ __all__ = [
     "plan_insert",
     "plan_swap",
     "register_norm",
-    "remove",
     "save",
     "set_loss_scale",
     "swap",
@@ -82,7 +80,6 @@ if TYPE_CHECKING:
     from powernorm.errors import InputError
     from powernorm.inspection import Where, declare_mask, declare_norm
     from powernorm.integrations.saved_models import load, save
-    from powernorm.lab.removal.removing import remove
     from powernorm.norms import (
         NORMS,
         AdaNorm,
@@ -171,7 +168,6 @@ else:
             "diagnose": "diagnosis",
             "padding_check": "diagnosis",
             "training_inference_discrepancy": "diagnosis",
-            "remove": "lab.removal.removing",
         }
         from powernorm.integrations.extras import needed_for
 

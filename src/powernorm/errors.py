@@ -11,6 +11,10 @@ class InputError(ValueError):
     """
 
 
+class RepeatedInputError(InputError):
+    """The same as the first of several processes says; this one ends without a word."""
+
+
 def printable(text: str) -> str:
     """Return a text with control characters made visible.
 

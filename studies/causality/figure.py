@@ -11,7 +11,7 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.figure import Figure
 
-from powernorm import lab
+import powernorm_lab as lab
 
 Values = dict[tuple[str, int], Any]
 """Numbers by variant and seed."""

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from powernorm import lab
+import powernorm_lab as lab
 
 SEEDS = (0, 1, 2, 3, 4)
 TRIALS = 10

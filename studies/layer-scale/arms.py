@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from powernorm import lab
+import powernorm_lab as lab
 
 GROUPS = 4
 """Of layer-scale: the heads, as Shen et al. 2020 have them."""

@@ -14,8 +14,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import powernorm_lab as lab
 from arms import SETTINGS, TRIALS, best_rates, comparison, trial_rows, trials
-from powernorm import lab
 from scores import rows, tables
 
 HERE = Path(__file__).parent

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from powernorm import lab
+import powernorm_lab as lab
 
 FULL_SEEDS = 5
 CLEAR_GAP = 0.01

@@ -9,7 +9,7 @@ replayed on what their runs came to.
 from collections import defaultdict
 from pathlib import Path
 
-from powernorm import lab
+import powernorm_lab as lab
 
 ROOT = Path(__file__).parents[2]
 CONFIDENCES = (0.8, 0.95)

@@ -30,8 +30,8 @@ from typing import Any
 
 import torch
 
-import powernorm
-from powernorm import InputError, lab
+import powernorm_lab as lab
+from powernorm import InputError
 
 SPLITS = ("train", "valid", "test")
 HOME = ("human", "mouse", "rat", "rhesus")
@@ -176,7 +176,7 @@ def run(name: str, out: Path, changes: Sequence[str] = (), *, again: bool = Fals
     """Prepare a model and its texts, and take its norms out; goes on where it was stopped."""
     model = PREPARATIONS[name](out)
     removal = out / "removal"
-    return powernorm.remove(
+    return lab.remove(
         model,
         removal,
         data=str(out / "text"),

@@ -22,7 +22,7 @@ from rich.console import Console
 from torch import nn
 
 import powernorm
-from powernorm import lab
+import powernorm_lab as lab
 from powernorm.diagnosis import DiagnosisRow, evaluation_gap
 from scores import CLEAR_GAP, NORMS, TIDS, scores_of
 from settings import RUNS, Setting, settings

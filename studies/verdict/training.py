@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 import powernorm
-from powernorm import lab
+import powernorm_lab as lab
 from settings import VOCABULARY, Setting
 
 sys.path.append(str(Path(__file__).parents[2] / "examples"))

@@ -13,8 +13,8 @@ from torch import Tensor
 import half_precision
 import powernorm
 from half_precision import NORMS, changed, errors, limits, outputs, variants
-from powernorm.lab.models.choices import TransformerShape
-from powernorm.lab.models.language_model import LanguageModel
+from powernorm_lab.models.choices import TransformerShape
+from powernorm_lab.models.language_model import LanguageModel
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ import sys
 from pathlib import Path
 
 import pytest
+from lab.tests.report.synthetic import write_comparison
 
 from commands import SECONDS, SMALL, Outcome, arguments, environment, powernorm, refusal
-from lab.report.synthetic import write_comparison
-from powernorm.integrations.extras import install_extra
+from powernorm.integrations.extras import LABORATORY, install_command
 
 NORM_NAMES = (
     *("ln", "ln-simple", "detach", "adanorm", "rms", "gs", "gn", "dyt"),
@@ -230,7 +230,7 @@ def test_missing_extra_is_named(tmp_path: Path, package: str) -> None:
     )
     refused = Outcome(done.returncode, done.stdout, done.stderr).refused()
     assert package in refused
-    assert install_extra("train") in refused
+    assert install_command(LABORATORY) in refused
 
 
 def test_interrupted_comparison_goes_on(tmp_path: Path, text_file: Path) -> None:

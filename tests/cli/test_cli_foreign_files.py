@@ -12,9 +12,9 @@ from rich.console import Console
 from commands import powernorm, refusal
 from powernorm import InputError, files
 from powernorm.files import read_text
-from powernorm.lab.engine.events import Notice
-from powernorm.lab.engine.progress import ComparisonProgress
-from powernorm.lab.report.loading import read_metrics
+from powernorm_lab.engine.events import Notice
+from powernorm_lab.engine.progress import ComparisonProgress
+from powernorm_lab.report.loading import read_metrics
 
 ESCAPE = "\x1b[2J"
 

@@ -14,15 +14,15 @@ from commands import SMALL, Outcome, powernorm, refusal
 from integrations.tiny_encoder import TEXTS, write_encoder
 from powernorm import calibrate
 from powernorm import swap as swap_norms
-from powernorm.cli.diagnose import diagnose
 from powernorm.cli.models import fold, swap
 from powernorm.errors import InputError
 from powernorm.integrations.pretrained import load_pretrained
 from powernorm.integrations.saved_models import save
-from powernorm.lab import diagnosed_runs
-from powernorm.lab.removal.removing import remove
-from powernorm.lab.tasks.trained_models import load_folded_run, load_trained
 from powernorm.norms import Norm, build_norm
+from powernorm_lab import diagnosed_runs
+from powernorm_lab.cli.diagnose import diagnose
+from powernorm_lab.removal.removing import remove
+from powernorm_lab.tasks.trained_models import load_folded_run, load_trained
 
 MODELS = """
 from torch import nn

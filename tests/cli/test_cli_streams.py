@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
+from lab.tests.report.synthetic import write_comparison
 
 from commands import SECONDS, arguments, environment, powernorm
-from lab.report.synthetic import write_comparison
 
 
 def shell(

@@ -10,7 +10,7 @@ from diagnosis.models import BATCH_STATISTICS_NORMS, Batch, Masked, batches, inp
 from powernorm.diagnosis import NormMonitor, NormRow
 from powernorm.errors import InputError
 from powernorm.norms import BatchNorm, BatchStatisticsNorm, build_norm
-from powernorm.runs import NORMS_COLUMNS
+from powernorm.records import NORMS_COLUMNS
 
 
 def train(model: nn.Module, batch: Batch) -> None:

@@ -17,9 +17,9 @@ import powernorm
 from diagnosis.models import Masked, batches
 from norms.processes import run_processes
 from powernorm.diagnosis import NormMonitor, NormRow
-from powernorm.lab.models.choices import TransformerShape
-from powernorm.lab.models.language_model import LanguageModel
 from powernorm.norms import BatchNorm, build_norm
+from powernorm_lab.models.choices import TransformerShape
+from powernorm_lab.models.language_model import LanguageModel
 from surgery.foreign_models import FAMILIES, PADDED
 
 

@@ -9,7 +9,7 @@ from torch import nn
 import powernorm
 from powernorm.diagnosis import Diagnosis
 from powernorm.errors import InputError
-from powernorm.runs import DIAGNOSIS_COLUMNS, DiagnosisRecord
+from powernorm.records import DIAGNOSIS_COLUMNS, DiagnosisRecord
 
 
 @pytest.fixture(scope="module")

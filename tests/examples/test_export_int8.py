@@ -16,9 +16,8 @@ from torch import Tensor, nn
 from covering import some_default
 from integrations.tiny_encoder import TEXTS, write_encoder
 from powernorm.errors import InputError
-from powernorm.integrations.extras import EXTRAS
 
-for _package in EXTRAS["export"]:
+for _package in ("onnx", "onnxruntime", "onnxscript"):
     pytest.importorskip(_package)
 
 # torch's own: its exporter to ONNX.
@@ -27,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.`
 ROOT = Path(__file__).parents[2]
 EXAMPLE = runpy.run_path(str(ROOT / "examples" / "export_int8.py"))
 MAIN: Callable[[list[str]], dict[str, Any]] = EXAMPLE["main"]
-RUN = ROOT / "tests" / "frozen" / "releases" / "0.2.0" / "runs" / "lm" / "rbn-pre-seed0"
+RUN = ROOT / "packages/lab/tests/frozen/releases" / "0.2.0" / "runs" / "lm" / "rbn-pre-seed0"
 MODELS = """
 import torch
 from torch import nn

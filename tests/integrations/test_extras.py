@@ -10,7 +10,13 @@ from pathlib import Path
 import pytest
 
 from powernorm.integrations import extras
-from powernorm.integrations.extras import EXTRAS, install_corpora, install_extra
+from powernorm.integrations.extras import (
+    COMMANDS,
+    LABORATORY,
+    install_command,
+    plugins,
+    requirement_of,
+)
 
 ROOT = Path(__file__).parents[2]
 
@@ -47,7 +53,7 @@ def test_missing_package(package: str, extra: str, code: str) -> None:
         check=False,
     )
     last = done.stderr.strip().splitlines()[-1]
-    wanted = f"needs the package {package}: {install_extra(extra)}"
+    wanted = f"needs the package {package}: {install_command(extra=extra)}"
     assert re.match(r"(\w+\.)*MissingPackageError: ", last), done.stderr
     assert last.endswith(wanted), done.stderr
 
@@ -55,38 +61,29 @@ def test_missing_package(package: str, extra: str, code: str) -> None:
 def test_the_way_to_install_works_from_here(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """No index has the package, so that its name alone would install another one."""
-    assert install_extra("hf") == f"pip install -e {shlex.quote(f'{ROOT}[hf]')}"
+    """No index has the distributions, so that a name alone would install another one."""
+    assert install_command(extra="hf") == f"pip install -e {shlex.quote(f'{ROOT}[hf]')}"
+    assert install_command(LABORATORY) == f"pip install -e {shlex.quote(f'{ROOT}/packages/lab')}"
+    assert install_command("other", "hf") == "pip install 'other[hf]'"
     monkeypatch.setattr(extras, "checkout", lambda: None)
-    assert install_extra("hf") == "`pip install '.[hf]'` in powernorm's source tree"
-    assert "`pip install ./packages/data`" in install_corpora()
-    monkeypatch.setattr(extras, "checkout", lambda: tmp_path)
-    assert install_extra("hf").endswith(f"{tmp_path}[hf]'")
-    (tmp_path / "packages" / "data").mkdir(parents=True)
-    assert install_corpora() == f"pip install {tmp_path / 'packages' / 'data'}"
+    assert install_command(extra="hf") == "`pip install '.[hf]'` in powernorm's source tree"
+    assert "`pip install './packages/lab[tune]'`" in install_command(LABORATORY, "tune")
+    monkeypatch.setattr(extras, "checkout", lambda: tmp_path)  # without the other distributions
+    assert install_command(extra="hf").endswith(f"{tmp_path}[hf]'")
+    assert "`pip install ./packages/data`" in install_command("powernorm-data")
 
 
-def test_each_module_of_the_laboratory_names_the_extra() -> None:
-    """Whichever is imported first, and however it imports what is missing."""
-    code = (
-        "import sys\n"
-        "sys.modules['pandas'] = sys.modules['torchmetrics'] = None\n"
-        "for name in ('powernorm.lab', 'powernorm.lab.report', 'powernorm.lab.engine.run'):\n"
-        "    try:\n"
-        "        __import__(name)\n"
-        "    except ModuleNotFoundError as error:\n"
-        "        print(error)\n"
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60
-    )
-    wanted = f"powernorm.lab needs the packages pandas, torchmetrics: {install_extra('train')}"
-    assert done.stdout.splitlines() == [wanted] * 3
-
-
-def test_extras_are_those_of_the_package() -> None:
-    """`pip install` of an extra brings the packages that an error promises."""
-    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    for extra, packages in EXTRAS.items():
-        lines = "\n".join(project["optional-dependencies"][extra])
-        assert set(packages) == set(re.findall(r"^[\w-]+", lines, re.MULTILINE))
+@pytest.mark.parametrize("folder", [".", "packages/lab"])
+def test_what_brings_a_package_is_what_the_distributions_ask_for(folder: str) -> None:
+    project = tomllib.loads((ROOT / folder / "pyproject.toml").read_text("utf-8"))["project"]
+    if folder != "." and not plugins(COMMANDS):
+        pytest.skip("the laboratory is not installed")
+    wanted = {None: project["dependencies"], **project["optional-dependencies"]}
+    for extra in wanted.keys() - {"dev", "docs"}:
+        for line in wanted[extra]:
+            found = requirement_of(re.split(r"[^\w-]", line)[0])
+            assert found is not None, line
+            # What the core has in an extra, another distribution may require.
+            assert found == (project["name"], extra) or found.distribution == "powernorm", line
+    assert requirement_of("nothing_that_exists") is None
+    assert requirement_of("ruff") is None

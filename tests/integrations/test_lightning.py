@@ -32,7 +32,7 @@ from powernorm.integrations.lightning import (
     PenaltyCallback,
 )
 from powernorm.norms import BatchNorm
-from powernorm.runs import NORMS_COLUMNS
+from powernorm.records import NORMS_COLUMNS
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Found 2 module.* in eval mode"),

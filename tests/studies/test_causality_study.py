@@ -5,10 +5,10 @@ import runpy
 from pathlib import Path
 from typing import Any
 
-from powernorm import lab
-from powernorm.lab.comparing import notes_of
-from powernorm.lab.report.studies import study_contents
-from powernorm.lab.tasks.run_settings import comparison_settings
+import powernorm_lab as lab
+from powernorm_lab.comparing import notes_of
+from powernorm_lab.report.studies import study_contents
+from powernorm_lab.tasks.run_settings import comparison_settings
 
 STUDY = Path(__file__).parents[2] / "studies" / "causality"
 STORED = STUDY / "results" / "results.json"

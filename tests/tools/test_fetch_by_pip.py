@@ -7,11 +7,11 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 
 import pytest
+from lab.tests.data.served_sets import FILES, NOWHERE, make_entry
 
-from lab.data.served_sets import FILES, NOWHERE, make_entry
 from powernorm.errors import InputError
-from powernorm.lab.data.fetching import fetched
-from powernorm.lab.data.sets import catalog
+from powernorm_lab.data.fetching import fetched
+from powernorm_lab.data.sets import catalog
 
 TOOLS = Path(__file__).parents[2] / "tools"
 

@@ -7,13 +7,13 @@ from statistics import fmean
 
 import pictures
 import pytest
+from lab.tests.report.synthetic import write_comparison
 from pictures import draw_fluctuation, draw_training_curves
 
-from lab.report.synthetic import write_comparison
 from powernorm.errors import InputError
-from powernorm.lab.report import read_comparison
-from powernorm.lab.report.figures import Axis, learning_curves
-from powernorm.runs import METRICS_FILE
+from powernorm_lab.report import read_comparison
+from powernorm_lab.report.figures import Axis, learning_curves
+from powernorm_lab.runs import METRICS_FILE
 
 
 @pytest.fixture

@@ -18,12 +18,16 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final, NoReturn, cast
 
-from powernorm.errors import InputError, printable
+from powernorm.errors import InputError, RepeatedInputError, printable
 
 BAD_INPUT: Final = 2
 """Exit code after an InputError or a wrong option."""
 INTERRUPTED: Final = 130
 """Exit code after Ctrl-C, as the shells have it."""
+_LABORATORY_COMMANDS: Final = (
+    *("compare", "data", "recipes", "remove", "report", "results", "tune", "work"),
+)
+"""Commands that another distribution brings, which an error names."""
 _SHOWN: Final = 200
 """Letters of a path in an error."""
 PIPE_CLOSED: Final = 141
@@ -145,8 +149,6 @@ def _run(app: Callable[..., Any]) -> int:
     except SystemExit as error:
         leave(error.code if isinstance(error.code, int) else 1)
     except InputError as error:
-        from powernorm.lab.engine.processes import RepeatedInputError
-
         if isinstance(error, RepeatedInputError):
             leave(LOST_ANOTHER)  # the first process says what is wrong, and how it ended
         who = "" if is_main() else f" in process {os.environ['RANK']}"
@@ -182,6 +184,14 @@ def _called(app: Callable[..., Any]) -> int:
         raise
     except usage_error as error:
         message = error.format_message().rstrip(".")
+        for name in _LABORATORY_COMMANDS:
+            if message == f"No such command '{name}'":
+                from powernorm.integrations.extras import LABORATORY, install_command
+
+                raise InputError(
+                    f"`powernorm {name}` is a command of {LABORATORY}, which is not installed: "
+                    f"{install_command(LABORATORY)}"
+                ) from None
         if "\n" in message:  # the help, of a command without arguments
             error.show()
             return BAD_INPUT

@@ -1,23 +1,16 @@
-"""All commands, in the order of the help. What is heavy is imported inside a command."""
+"""All commands: those of this distribution, then those of installed ones, by their entry points.
 
-from collections.abc import Callable
+What is heavy is imported inside a command. A command of another distribution takes the place of
+one of the same name here.
+"""
+
 from typing import Annotated
 
 import typer
 
 import powernorm
-from powernorm.cli import (
-    compare,
-    data,
-    diagnose,
-    machine,
-    models,
-    recipes,
-    remove,
-    results,
-    tune,
-    work,
-)
+from powernorm.cli import diagnose, machine, models
+from powernorm.integrations.extras import COMMANDS, plugins
 
 app = typer.Typer(
     help="Normalization for Transformers beyond LayerNorm.",
@@ -46,16 +39,7 @@ def _options(
     del version
 
 
-def _add(group: typer.Typer, *commands: Callable[..., None]) -> None:
-    for command in commands:
-        group.command()(command)
-
-
-app.command(cls=compare.CompareCommand)(compare.compare)
-_add(app, tune.tune, work.work, machine.norms, recipes.recipes, results.report)
-app.add_typer(data.app, name="data")
-# In a group without a name: typer puts an app's own commands before its groups, such as `data`.
-_rest = typer.Typer()
-_add(_rest, models.swap, models.fold, remove.remove, diagnose.diagnose)
-_add(_rest, results.results, machine.doctor)
-app.add_typer(_rest)
+for _command in (machine.norms, models.swap, models.fold, diagnose.diagnose, machine.doctor):
+    app.command()(_command)
+for _plugin in plugins(COMMANDS):
+    _plugin.load()(app)

@@ -1,24 +1,15 @@
-"""`powernorm diagnose`: whether batch statistics work in a model, or in several side by side."""
+"""`powernorm diagnose`: whether batch statistics work in a model that comes with its batches."""
 
-import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Final, cast
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 
 from powernorm.cli.launching import INTERRUPTED
-from powernorm.cli.options import (
-    FigureFormats,
-    Figures,
-    TrustCode,
-    Wide,
-    saving_figures,
-    text_width,
-)
+from powernorm.cli.options import TrustCode, Wide, text_width
 from powernorm.cli.progress import progress_bar
-from powernorm.cli.scores import check_split, scored_folder, scoring_bar
 from powernorm.errors import InputError, printable
 
 if TYPE_CHECKING:
@@ -27,77 +18,31 @@ if TYPE_CHECKING:
     from powernorm.diagnosis import Diagnosis
     from powernorm.inspection.batches import Progress as OnProgress
     from powernorm.inspection.devices import Device
-    from powernorm.lab.data.corpus import EvaluatedSplit
-    from powernorm.lab.diagnosing import Look, Overlay
 
-_OVERLAY_PAGE: Final = "overlay.html"
-_PASSES: Final = 2
+PASSES: Final = 2
 """Over the batches."""
+
+Csv = Annotated[
+    Path | None, typer.Option(metavar="FILE", help="Write the table of layers there, too.")
+]
+Batches = Annotated[int, typer.Option(min=2, metavar="N", help="Training batches in each pass.")]
+DeviceName = Annotated[
+    str,
+    typer.Option(metavar="DEVICE", help="cpu, cuda, cuda:1, …; auto is a GPU where there is one."),
+]
 
 
 def diagnose(
-    sources: Annotated[
-        list[str],
+    source: Annotated[
+        str,
         typer.Argument(
-            metavar="MODEL…",
-            help="A run's folder (the weights that were scored), one of its checkpoints, a folder "
-            "with a Hugging Face model, or module:name of (model, batches) or of a function that "
-            "returns them. With --overlay several, and comparisons, which are all of their runs.",
+            metavar="MODEL",
+            help="module:name of (model, batches), or of a function that returns them.",
         ),
     ],
-    overlay: Annotated[
-        bool,
-        typer.Option(
-            "--overlay",
-            help="One page of all models, a line a norm: by layer, and over the training where "
-            "training.diagnose_every recorded it. Runs without a diagnosis.json of the same "
-            "batches are diagnosed first.",
-        ),
-    ] = False,
-    data: Annotated[
-        str | None,
-        typer.Option(metavar="PATH", help="Another text than the run's, as `compare --data`."),
-    ] = None,
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            metavar="FILE",
-            help="The page; for a run else RUN/diagnosis.html, with --overlay overlay.html in the "
-            "folder that holds all runs.",
-        ),
-    ] = None,
-    csv: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the table of layers there, too.")
-    ] = None,
-    figures: Figures = None,
-    formats: FigureFormats = None,
-    batches: Annotated[
-        int, typer.Option(min=2, metavar="N", help="Training batches in each pass.")
-    ] = 50,
-    device: Annotated[
-        str,
-        typer.Option(
-            metavar="DEVICE",
-            help="cpu, cuda, cuda:1, …; auto is a GPU where there is one.",
-        ),
-    ] = "auto",
-    sequences: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="Of a Hugging Face model: rows in a batch (32)."),
-    ] = None,
-    length: Annotated[
-        int | None,
-        typer.Option(min=1, metavar="N", help="Of a Hugging Face model: tokens in a row (128)."),
-    ] = None,
-    scores: Annotated[
-        str | None,
-        typer.Option(
-            metavar="test|valid",
-            help="Of a run, or of all runs of a folder: the task's score (BLEU, accuracy, …) of "
-            "this split by running, re-estimated and batch statistics of several sizes. Reads or "
-            "translates the split up to nine times a run.",
-        ),
-    ] = None,
+    csv: Csv = None,
+    batches: Batches = 50,
+    device: DeviceName = "auto",
     wide: Wide = False,
     trust_code: TrustCode = False,
 ) -> None:
@@ -106,226 +51,62 @@ def diagnose(
     In Python, for any model: powernorm.diagnose(model, batches).
     """
     from powernorm.inspection.devices import checked_device
-    from powernorm.integrations.model_sources import check_folder, check_own, is_named
+    from powernorm.integrations.extras import LABORATORY, install_command
+    from powernorm.integrations.model_sources import check_folder, is_named
     from powernorm.norms import named_layers
-    from powernorm.runs import DIAGNOSIS_PAGE
 
     named_layers.trust_code(trust_code)
-    if batches < _PASSES:
-        raise InputError(f"num_batches is {batches}, expected at least 2: TID compares batches")
     place = checked_device(device)
-    if len(sources) == 1 and is_named(sources[0]) and not overlay:
-        given = {"--data": data, "--sequences": sequences, "--length": length, "--scores": scores}
-        check_own(sources[0], given)
-        diagnosed = partial(_diagnosed_own, sources[0], batches, place)
-        _check_page(figures, out)
-        with saving_figures(figures, formats):
-            _diagnose_one(diagnosed, None, out, csv, wide=wide)
-        return
-    if len(sources) > 1 and not overlay:
+    if not is_named(source):
+        check_folder(Path(source))
         raise InputError(
-            f"{len(sources)} models are given: add --overlay for one page of all, or give them "
-            "one at a time"
+            f"{source} is a folder: give module:name of (model, batches); folders are diagnosed by "
+            f"{LABORATORY}, which is not installed: {install_command(LABORATORY)}"
         )
-    for source in sources:
-        if not is_named(source):
-            check_folder(Path(source))
-    from powernorm.lab.diagnosing import Look, is_run
-
-    split = cast("EvaluatedSplit | None", check_split(scores))
-    look = Look(batches, data, sequences, length, place, split)
-    if overlay:
-        with saving_figures(figures, formats):
-            _diagnose_together(sources, look, out or _overlay_page(sources), csv, wide=wide)
-        return
-    (source,) = sources
-    if split and scored_folder(Path(source), look, (out, csv, figures)):
-        return
-    _check_one_run(source)
-    keeps_it = is_run(Path(source)) and data is None
-    if keeps_it:
-        out = out or Path(source) / DIAGNOSIS_PAGE
-    _check_page(figures, out)
-    diagnosed = partial(_diagnosed_source, source, look)
-    with saving_figures(figures, formats):
-        _diagnose_one(diagnosed, Path(source) if keeps_it else None, out, csv, wide=wide)
+    check_target(csv)
+    report = diagnosed(partial(diagnosed_own, source, batches, place), wide=wide)
+    write_table(report, csv)
 
 
-def _check_one_run(source: str) -> None:
-    """Raise an InputError where a folder holds the runs of a comparison.
-
-    Raises:
-        InputError: it does.
-    """
-    from powernorm.lab.diagnosing import runs_in
-
-    runs = runs_in(Path(source))
-    if runs:
-        raise InputError(
-            f"{source} is no run of `powernorm compare` but holds {len(runs)}: add --overlay "
-            f"for one page of all, or give one, such as {runs[0]}"
-        )
-
-
-# One ---------------------------------------------------------------------------------------------
-
-
-def _diagnose_one(
-    diagnosed: "Callable[[Progress], Diagnosis]",
-    run: Path | None,
-    out: Path | None,
-    csv: Path | None,
-    *,
-    wide: bool,
-) -> None:
-    for target in (out, csv):
-        _check_target(target)
+def diagnosed(diagnose: "Callable[[Progress], Diagnosis]", *, wide: bool) -> "Diagnosis":
+    """Diagnose a model with a bar of the progress, and print the report."""
     try:
         with progress_bar() as progress:
-            report = diagnosed(progress)
+            report = diagnose(progress)
     except KeyboardInterrupt:
         typer.echo("interrupted: nothing was written", err=True)
         raise typer.Exit(INTERRUPTED) from None
     typer.echo(printable(report.to_text(text_width(wide=wide))))
-    _print_diagnosis(report, run, out, csv)
+    return report
 
 
-def _diagnosed_own(
-    source: str, batches: int, device: "Device", progress: "Progress"
-) -> "Diagnosis":
-    """Diagnose a model by name, which takes torch alone."""
+def diagnosed_own(source: str, batches: int, device: "Device", progress: "Progress") -> "Diagnosis":
+    """Diagnose a model by name."""
     from powernorm.integrations.model_sources import diagnose_own, model_by_name
 
-    moved = _bar_of(progress, batches)
+    moved = bar_of(progress, batches)
     return diagnose_own(model_by_name(source), source, batches, device=device, on_progress=moved)
 
 
-def _diagnosed_source(source: str, look: "Look", progress: "Progress") -> "Diagnosis":
-    from powernorm.lab.diagnosing import diagnose_source
-
-    moved = _bar_of(progress, look.num_batches)
-    return diagnose_source(source, look, moved, scoring_bar(progress, look.scores))
-
-
-def _bar_of(progress: "Progress", batches: int) -> "OnProgress":
+def bar_of(progress: "Progress", batches: int) -> "OnProgress":
     """Add a line for the batches; return what moves it."""
-    task = progress.add_task("diagnosing", total=_PASSES * batches)
+    task = progress.add_task("diagnosing", total=PASSES * batches)
     return lambda done, _: progress.update(task, completed=done)
 
 
-def _print_diagnosis(
-    report: "Diagnosis", run: Path | None, out: Path | None, csv: Path | None
-) -> None:
-    """Print the evaluation, and write what is asked for.
-
-    Args:
-        report: what was found.
-        run: the folder of a run that keeps it; None where nobody does.
-        out: the page.
-        csv: the table of layers.
-    """
-    from powernorm.integrations.extras import check_extra
-    from powernorm.runs import DIAGNOSIS_FILE
-
-    if report.evaluation or report.paper:
-        _print_evaluation(report)
-    if run is not None:
-        report.write_json(run / DIAGNOSIS_FILE)
-        typer.echo(f"written: {run / DIAGNOSIS_FILE}")
+def write_table(report: "Diagnosis", csv: Path | None) -> None:
+    """Write the table of layers, if it is asked for, and say so."""
     if csv is not None:
         report.write_csv(csv)
         typer.echo(f"written: {csv}")
-    if out is not None:
-        check_extra("train", f"the page {out}")
-        from powernorm.lab.report.diagnosis_page import write_diagnosis_page
-
-        typer.echo(f"report: {write_diagnosis_page(report.to_json(), out)}")
 
 
-def _print_evaluation(report: "Diagnosis") -> None:
-    """Print the losses, and the scores, by each kind of statistics."""
-    from rich.console import Console
+def check_target(target: Path | None) -> None:
+    """Before the minutes that it takes, not after.
 
-    from powernorm.lab.report import print_evaluation
-    from powernorm.lab.report.diagnosis_page import evaluation_words
-
-    words = evaluation_words(report.to_json()["evaluation"])
-    if words:
-        typer.echo(words)
-    print_evaluation(Console(), report.to_json())
-
-
-# Several -----------------------------------------------------------------------------------------
-
-
-def _diagnose_together(
-    sources: Sequence[str], look: "Look", out: Path, csv: Path | None, *, wide: bool
-) -> None:
-    from powernorm.lab.diagnosing import overlay
-
-    if look.scores is not None:
-        raise InputError(
-            "--overlay shows no scores: leave out --scores, or run it without it first"
-        )
-    for target in (out, csv):
-        _check_target(target)
-    try:
-        with progress_bar() as progress:
-            task = progress.add_task("diagnosing", total=None)
-
-            def start(name: str, number: int, total: int) -> "OnProgress":
-                words = f"diagnosing {name} ({number + 1} of {total})"
-                progress.reset(task, description=words, total=_PASSES * look.num_batches)
-                return lambda done, _: progress.update(task, completed=done)
-
-            found = overlay(sources, look, start)
-    except KeyboardInterrupt:
-        typer.echo(
-            "interrupted: runs that were diagnosed keep it; the same command goes on", err=True
-        )
-        raise typer.Exit(INTERRUPTED) from None
-    _print_overlay(found, out, csv, wide=wide)
-
-
-def _print_overlay(found: "Overlay", out: Path, csv: Path | None, *, wide: bool) -> None:
-    from rich.console import Console
-
-    from powernorm.lab.report import print_table
-    from powernorm.lab.report.overlays import (
-        overlay_table,
-        write_overlay_csv,
-        write_overlay_page,
-    )
-
-    print_table(Console(), overlay_table(found.lines), wide=wide)
-    for name, reason in found.left_out.items():
-        typer.echo(printable(f"left out: {name}: {reason}"), err=True)
-    typer.echo(f"{found.num_diagnosed} diagnosed now, {found.num_known} before")
-    if csv is not None:
-        write_overlay_csv(found.lines, csv)
-        typer.echo(f"written: {csv}")
-    typer.echo(f"report: {write_overlay_page(found.lines, out)}")
-
-
-def _overlay_page(sources: Sequence[str]) -> Path:
-    """Return where the page goes: the folder that holds all runs, else the current one."""
-    folders = [Path(source).resolve() for source in sources]
-    if all(folder.is_dir() for folder in folders):
-        shared = Path(os.path.commonpath(folders))
-        here = Path.cwd()
-        if shared != Path(shared.anchor):
-            shown = shared.relative_to(here) if shared.is_relative_to(here) else shared
-            return shown / _OVERLAY_PAGE
-    return Path(_OVERLAY_PAGE)
-
-
-def _check_page(figures: Path | None, out: Path | None) -> None:
-    if figures is not None and out is None:
-        raise InputError(f"--figures {figures} are those of the page: give --out FILE, too")
-
-
-def _check_target(target: Path | None) -> None:
-    """Before the minutes that it takes, not after."""
+    Raises:
+        InputError: no file can be written there.
+    """
     if target is None:
         return
     if target.is_dir():

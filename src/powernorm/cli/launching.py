@@ -1,25 +1,21 @@
-"""One command in several processes of this machine, each with a device of its own."""
+"""One command in several processes that `torchrun` started."""
 
 import os
-import signal
 import sys
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Final, NoReturn
+from typing import Final, NoReturn
 
-import typer
-
-from powernorm.errors import InputError
-
-if TYPE_CHECKING:
-    from torch.distributed.elastic.multiprocessing.errors import ProcessFailure
-
-OPTION: Final = "--devices"
 FAILED: Final = 1
 """Exit code after a process was lost, or where runs failed."""
+
+
 BAD_INPUT: Final = 2
 """Exit code of a process that has said what is wrong."""
+
+
 LOST_ANOTHER: Final = 3
 """Exit code of a process whose exchange with another one failed."""
+
+
 INTERRUPTED: Final = 130
 """Exit code after Ctrl-C, as the shells have it."""
 
@@ -32,114 +28,6 @@ def is_launched() -> bool:
 def is_main() -> bool:
     """Return whether this process is the one that speaks."""
     return os.environ.get("RANK", "0") == "0"
-
-
-def launch(num_processes: int, arguments: list[str], resume_hint: str) -> int:
-    """Run `powernorm` with these arguments in several processes and wait for them.
-
-    When one of them is lost the others are stopped, as `torchrun` does.
-
-    Args:
-        num_processes: how many.
-        arguments: of the command line, without `--devices`.
-        resume_hint: the command that goes on with the work.
-
-    Returns:
-        The exit code: 0; 1 where a process was lost or failed, 2 for bad input, 130 after Ctrl-C.
-    """
-    import uuid
-
-    import torch
-    from torch.distributed.elastic.multiprocessing import DefaultLogsSpecs, SignalException
-    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
-    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
-
-    from powernorm.lab.engine.executors.local import available_cores
-    from powernorm.lab.engine.stopping import EXIT_CODE
-
-    _silence("torch.distributed.elastic")
-    num_gpus = torch.cuda.device_count()
-    if 0 < num_gpus < num_processes:
-        raise InputError(
-            f"{OPTION} {num_processes}, but this machine has {num_gpus} GPUs: give at most that"
-        )
-    if not num_gpus:
-        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, available_cores() // num_processes)))
-    # Its own default would let SIGUSR1 end this process and leave the others.
-    os.environ.setdefault("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1")
-    config = LaunchConfig(
-        min_nodes=1,
-        max_nodes=1,
-        nproc_per_node=num_processes,
-        run_id=uuid.uuid4().hex,
-        rdzv_backend="c10d",
-        rdzv_endpoint="localhost:0",
-        max_restarts=0,
-        logs_specs=DefaultLogsSpecs(),
-    )
-    try:
-        elastic_launch(config, sys.executable)("-m", "powernorm", *arguments)
-    except ChildFailedError as error:
-        rank = first_to_fail(error.failures)
-        failure = error.failures[rank]
-        if failure.exitcode in (BAD_INPUT, INTERRUPTED):
-            # It has said why, or the user knows.
-            return int(failure.exitcode)
-        if failure.exitcode == EXIT_CODE:
-            typer.echo(f"stopped by the scheduler; go on with: {resume_hint}", err=True)
-            return EXIT_CODE
-        how = (
-            f"failed (exit code {failure.exitcode})"
-            if failure.exitcode > 0
-            else f"was lost ({failure.signal_name()})"
-        )
-        typer.echo(
-            f"error: process {rank} of {num_processes} {how}, and the others were stopped; go on "
-            f"with: {resume_hint}",
-            err=True,
-        )
-        return FAILED
-    except SignalException as error:
-        if error.sigval in (signal.SIGTERM, getattr(signal, "SIGUSR1", None)):
-            typer.echo(f"stopped by the scheduler; go on with: {resume_hint}", err=True)
-            return EXIT_CODE
-        typer.echo(f"interrupted; go on with: {resume_hint}", err=True)
-        return INTERRUPTED
-    except KeyboardInterrupt:
-        typer.echo(f"interrupted; go on with: {resume_hint}", err=True)
-        return INTERRUPTED
-    return 0
-
-
-def first_to_fail(failures: Mapping[int, "ProcessFailure"]) -> int:
-    """Return the rank of the process that the others ended with.
-
-    Times are whole seconds, and by then others may have ended, too: by SIGTERM, with which they are
-    stopped, with the exit code by which they answer it, or because their exchange failed.
-
-    Args:
-        failures: by rank.
-    """
-    from powernorm.lab.engine.stopping import EXIT_CODE
-
-    later = {-signal.SIGTERM: 1, EXIT_CODE: 1, LOST_ANOTHER: 2}
-    return min(
-        failures,
-        key=lambda rank: (
-            later.get(failures[rank].exitcode, 0),
-            failures[rank].timestamp,
-            rank,
-        ),
-    )
-
-
-def _silence(package: str) -> None:
-    """Log nothing of what is said by a package: in many lines what `launch` says in one."""
-    import logging
-
-    for name in list(logging.root.manager.loggerDict):
-        if name.startswith(package):
-            logging.getLogger(name).setLevel(logging.CRITICAL + 1)
 
 
 def leave(code: int) -> NoReturn:

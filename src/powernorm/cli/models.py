@@ -179,10 +179,6 @@ def fold(
     if out is not None:
         check_target(out)
     source = open_source(str(checkpoint))
-    if source is None:  # a run of the laboratory, which has packages of its own
-        from powernorm.lab.model_sources import open_model
-
-        source = open_model(str(checkpoint))
     plan = plan_fold(
         source.model,
         source.example_inputs,
@@ -207,17 +203,6 @@ def _write(source: "ModelSource", report: "FoldReport", out: Path) -> str:
     path = Path(source.name)
     if source.kind == "pretrained":
         return write_folded(report, path, out)
-    settings = {**source.settings, **_own_subwords(path)} if source.kind == "run" else {}
+    settings = source.settings
     save(report.model, out, config=settings)
     return "powernorm.load"
-
-
-def _own_subwords(checkpoint: Path) -> dict[str, Any]:
-    """Those of a run, with which a folded model translates wherever it is taken."""
-    from powernorm.lab.engine.folders import read_json
-    from powernorm.lab.tasks.translation.vocabulary_files import SUBWORDS
-    from powernorm.runs import SUBWORDS_FILE
-
-    folder = checkpoint if checkpoint.is_dir() else checkpoint.parent.parent
-    file = folder / SUBWORDS_FILE
-    return {SUBWORDS: read_json(file)} if file.is_file() else {}

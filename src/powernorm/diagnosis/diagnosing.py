@@ -23,7 +23,7 @@ from powernorm.norms import BatchStatisticsNorm
 from powernorm.norms.arguments import check_flag, check_function
 from powernorm.norms.feature_dims import LAST
 from powernorm.norms.preserved_state import preserved_state
-from powernorm.runs import BatchSizeRow, ScaleRecord
+from powernorm.records import BatchSizeRow, ScaleRecord
 
 BATCH_SIZES: Final = (512, 1024, 2048, 4096, 8192, 16384)
 """Batch sizes, in tokens, into which the same tokens are regrouped."""

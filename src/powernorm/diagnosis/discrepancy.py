@@ -19,7 +19,7 @@ from powernorm.norms.arguments import check_model
 from powernorm.norms.preserved_state import preserved_state
 from powernorm.norms.registry import short_name
 from powernorm.ops.moments import Moments
-from powernorm.runs import TID
+from powernorm.records import TID
 from powernorm.surgery.stand_ins import torch_batch_norms_replaced
 
 

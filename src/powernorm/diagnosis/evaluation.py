@@ -14,7 +14,7 @@ from powernorm.inspection.batches import Forward, check_repeatable
 from powernorm.inspection.modules import batch_layers
 from powernorm.norms.arguments import check_function, check_model
 from powernorm.norms.preserved_state import preserved_state
-from powernorm.runs import SMALLEST_GAP, EvaluationRow
+from powernorm.records import SMALLEST_GAP, EvaluationRow
 from powernorm.surgery.calibration import calibrate
 from powernorm.surgery.populations import evaluating_by_batches
 from powernorm.surgery.stand_ins import torch_batch_norms_replaced

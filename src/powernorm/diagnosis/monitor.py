@@ -27,10 +27,10 @@ from powernorm.inspection.modules import check_not_compiled, modules_by_name
 from powernorm.norms import BatchStatisticsNorm, Norm
 from powernorm.norms.feature_dims import LAST
 from powernorm.norms.registry import short_name
-from powernorm.runs import NORMS_COLUMNS
+from powernorm.records import NORMS_COLUMNS
 
 NormRow = Mapping[str, str | int | float | None]
-"""Values of one layer at one step, keyed by `powernorm.runs.NORMS_COLUMNS`."""
+"""Values of one layer at one step, keyed by `powernorm.records.NORMS_COLUMNS`."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +62,7 @@ class NormMonitor:
     gradient that flow through them (Fig. 3, 4 right). For all norms, torch's and other libraries'
     LayerNorm and RMSNorm included, it measures the norm of the whole input gradient, its mean and
     variance per token (Xu et al. 2019, Theorem 1) and outliers (eq. 7), and it names the first norm
-    with a value that is not finite. The columns are `powernorm.runs.NORMS_COLUMNS`.
+    with a value that is not finite. The columns are `powernorm.records.NORMS_COLUMNS`.
 
     Call `start_step` before the forward and `finish_step` after the optimizer's step, when the
     running statistics have been updated. In observed steps, operators around each norm keep sums on

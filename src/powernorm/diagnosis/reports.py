@@ -16,7 +16,7 @@ from powernorm.errors import InputError
 from powernorm.files import write
 from powernorm.inspection.rows import PERCENT, NormRow, NormTable
 from powernorm.inspection.selection import Side
-from powernorm.runs import (
+from powernorm.records import (
     DIAGNOSIS_COLUMNS,
     TID,
     BatchSizeRow,

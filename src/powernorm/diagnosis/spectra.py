@@ -10,7 +10,7 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from powernorm.runs import SpectrumRecord
+from powernorm.records import SpectrumRecord
 
 SHARES: Final = (0.2, 0.5, 0.8)
 """p of κ_p in Wang et al. 2022, Fig. 6."""

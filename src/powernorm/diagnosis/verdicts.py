@@ -10,7 +10,7 @@ from typing import Final, Literal
 from powernorm.diagnosis.reports import KEEP, DiagnosisRow
 from powernorm.errors import InputError
 from powernorm.norms.arguments import check_number
-from powernorm.runs import ThresholdRecord, VerdictRecord
+from powernorm.records import ThresholdRecord, VerdictRecord
 
 Action = Literal["keep", "swap", "swap lowest"]
 

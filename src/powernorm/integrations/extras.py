@@ -1,42 +1,36 @@
-"""Packages of the extras of powernorm, and what to install where one is missing."""
+"""Optional packages, and the command that installs a missing one."""
 
+import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
+from functools import cache
+from importlib.metadata import EntryPoints, PackageNotFoundError, entry_points, requires
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
-EXTRAS: Final[Mapping[str, tuple[str, ...]]] = {
-    "train": (
-        *(
-            "filelock",
-            "jinja2",
-            "markupsafe",
-            "matplotlib",
-            "pandas",
-            "pooch",
-            "pydantic",
-            "rich",
-            "sacrebleu",
-            "sacremoses",
-            "scipy",
-        ),
-        *("tensorboard", "tokenizers", "torchmetrics"),
-    ),
-    "hf": ("accelerate", "datasets", "transformers"),
-    "lightning": ("lightning",),
-    "sentencepiece": ("sentencepiece",),
-    "ray": ("ray",),
-    "slurm": ("submitit",),
-    "tune": ("optuna",),
-    "export": ("onnx", "onnxruntime", "onnxscript"),
-}
-"""Packages of each extra, by their import names."""
-CORPORA: Final = "packages/data"
-"""In a checkout, the folder of the distribution `powernorm-data`."""
-_NAMED: Final = 3
-"""So many missing packages are named; the extra brings them all."""
+COMMANDS: Final = "powernorm.commands"
+"""Entry points of functions that add commands to the app of `powernorm`."""
+MODELS: Final = "powernorm.models"
+"""Entry points of functions that open a trained model by its folder, as a `ModelSource`."""
+
+LABORATORY: Final = "powernorm-lab"
+FOLDERS: Final = {"powernorm": ".", LABORATORY: "packages/lab", "powernorm-data": "packages/data"}
+"""The distributions of this project, and their folders in its source tree."""
+_REQUIRED: Final = re.compile(r"([\w.-]+)[^;]*(?:;.*\bextra == [\"'](\w+)[\"'])?")
+
+
+class Requirement(NamedTuple):
+    """A package that a distribution asks for, with an extra or without."""
+
+    distribution: str
+    extra: str | None
+
+
+@cache
+def plugins(group: str) -> EntryPoints:
+    """Return the entry points of installed distributions: `COMMANDS` or `MODELS`."""
+    return entry_points(group=group)
 
 
 def checkout() -> Path | None:
@@ -46,49 +40,44 @@ def checkout() -> Path | None:
     return root if is_checkout else None
 
 
-def install_extra(extra: str) -> str:
-    """Return the command that installs an extra, for a checkout or for an installed package."""
+def install_command(distribution: str = "powernorm", extra: str | None = None) -> str:
+    """Return the command that installs one of this project's distributions, or an extra of it."""
+    end = "" if extra is None else f"[{extra}]"
+    if distribution not in FOLDERS:
+        return f"pip install {shlex.quote(distribution + end)}"
     root = checkout()
-    if root is None:
-        # No index has the package, and what has its name there is another one.
-        return f"`pip install '.[{extra}]'` in powernorm's source tree"
-    return f"pip install -e {shlex.quote(f'{root}[{extra}]')}"
+    if root is not None and (root / FOLDERS[distribution]).is_dir():
+        return f"pip install -e {shlex.quote(str(root / FOLDERS[distribution]) + end)}"
+    # No index has the distributions, and what has their names there is something else.
+    folder = FOLDERS[distribution] if distribution == "powernorm" else f"./{FOLDERS[distribution]}"
+    return f"`pip install {shlex.quote(folder + end)}` in powernorm's source tree"
 
 
-def install_corpora() -> str:
-    """Return what to do where `powernorm-data` is missing."""
-    root = checkout()
-    if root is not None and (root / CORPORA).is_dir():
-        return f"pip install {shlex.quote(str(root / CORPORA))}"
-    return f"`pip install ./{CORPORA}` in powernorm's source tree, or the wheel of powernorm-data"
+def requirement_of(package: str) -> Requirement | None:
+    """Return which distribution asks for a package, ours or one with commands; None if none does.
 
-
-def _extra_of(package: str) -> str | None:
-    """Return the extra that installs a package, or None if no extra does."""
-    return next((extra for extra, packages in EXTRAS.items() if package in packages), None)
+    Packages are told by their import names, which are those of their distributions here.
+    """
+    names = {"powernorm": None}
+    names |= dict.fromkeys(one.dist.name for one in plugins(COMMANDS) if one.dist is not None)
+    for name in names:
+        try:
+            lines = requires(name) or []
+        except PackageNotFoundError:  # its sources alone are on the path
+            continue
+        for line in lines:
+            found = _REQUIRED.match(line)
+            if found and found[1] == package and found[2] not in ("dev", "docs"):
+                return Requirement(name, found[2])
+    return None
 
 
 class MissingPackageError(ModuleNotFoundError):
-    """A package of an extra is missing; the message says what to install."""
-
-
-def check_extra(extra: str, what: str) -> None:
-    """Raise unless all packages of an extra can be found; none is imported.
-
-    Args:
-        extra: its name.
-        what: subject of the error message: what needs it.
-
-    Raises:
-        MissingPackageError: one is missing.
-    """
-    missing = [package for package in EXTRAS[extra] if find_spec(package) is None]
-    if missing:
-        raise _missing(what, missing, extra)
+    """A package that powernorm can use is missing; the message says what to install."""
 
 
 def explained(error: ModuleNotFoundError, what: str) -> MissingPackageError | None:
-    """Return the error that names the extra of a missing package; None if no extra brings it.
+    """Return the error that names what to install for a missing package; None if nothing brings it.
 
     Args:
         error: as Python raised it.
@@ -97,23 +86,16 @@ def explained(error: ModuleNotFoundError, what: str) -> MissingPackageError | No
     if isinstance(error, MissingPackageError):
         return error
     package = (error.name or "").partition(".")[0]
-    extra = _extra_of(package)
-    return None if extra is None else _missing(what, [package], extra)
-
-
-def _missing(what: str, packages: Sequence[str], extra: str) -> MissingPackageError:
-    several = "s" if len(packages) > 1 else ""
-    more = f" and {len(packages) - _NAMED} more" if len(packages) > _NAMED else ""
-    named = ", ".join(packages[:_NAMED]) + more
-    return MissingPackageError(
-        f"{what} needs the package{several} {named}: {install_extra(extra)}",
-        name=packages[0],
-    )
+    required = requirement_of(package)
+    if required is None:
+        return None
+    message = f"{what} needs the package {package}: {install_command(*required)}"
+    return MissingPackageError(message, name=package)
 
 
 @contextmanager
 def needed_for(what: str) -> Iterator[None]:
-    """In the block, raise an error that names the extra if an imported package is missing.
+    """In the block, raise an error that names what to install if an imported package is missing.
 
     Args:
         what: subject of the error message: what needs the package.

@@ -207,7 +207,7 @@ class NormCallback(TrainerCallback):
     """Callback that logs batch statistics, gradients and non-finite values of the norms.
 
     `trainer.add_callback(NormCallback(trainer))` adds an entry with `norm/<layer>/<quantity>` to
-    the Trainer's log, for the quantities of `powernorm.runs.NORMS_COLUMNS` that the norm has
+    the Trainer's log, for the quantities of `powernorm.records.NORMS_COLUMNS` that the norm has
     (`mean_tid`, `gradient_norm`, …; see `powernorm.diagnosis.NormMonitor`). It does so at every
     logging step, right after the entry of the loss, or at the steps of a schedule. Other steps are
     not measured. Gradients are those of the loss that the backward starts from, without the loss
@@ -448,7 +448,7 @@ def _check_trainer(trainer: object, name: str) -> None:
 
 
 class ReportingRun(Protocol):
-    """What `RunCallback` needs of a `powernorm.lab.Run`."""
+    """What `RunCallback` needs of the run of a comparison."""
 
     @property
     def should_stop(self) -> bool:
@@ -478,7 +478,7 @@ class ReportingRun(Protocol):
 
 
 class RunCallback(TrainerCallback):
-    """Callback that connects a Trainer with a run of `powernorm.lab.compare`.
+    """Callback that connects a Trainer with the run of a comparison.
 
     What the Trainer logs goes to the run's metrics.csv: `loss` as `train_loss`, `eval_loss` as
     `valid_loss`, other numbers of an evaluation by their own names. The Trainer writes its own

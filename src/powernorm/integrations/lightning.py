@@ -156,7 +156,7 @@ class NormCallback(pl.Callback):
     """Callback that logs batch statistics, gradients and non-finite values of the norms.
 
     It sends `norm/<layer>/<quantity>` directly to the loggers, for the quantities of
-    `powernorm.runs.NORMS_COLUMNS` that the norm has (`mean_tid`, `gradient_norm`, …; see
+    `powernorm.records.NORMS_COLUMNS` that the norm has (`mean_tid`, `gradient_norm`, …; see
     `powernorm.diagnosis.NormMonitor`), with the number of the update as step. Values that are not
     finite are left out, and other steps are not measured. Gradients are those of the loss that the
     backward starts from: divided by `accumulate_grad_batches`, without the loss scale of float16,

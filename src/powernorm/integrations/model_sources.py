@@ -1,11 +1,11 @@
-"""Models by the names that commands take, without a laboratory: `module:name` and folders."""
+"""Models by the names that commands take: `module:name` and folders."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, Literal, NamedTuple
+from typing import Any, Final, Literal, NamedTuple, cast
 
 from torch import nn
 
@@ -13,15 +13,16 @@ from powernorm.diagnosis import Diagnosis, diagnose
 from powernorm.errors import InputError
 from powernorm.inspection.batches import Progress
 from powernorm.inspection.devices import Device
+from powernorm.integrations.extras import LABORATORY, MODELS, install_command, plugins
 from powernorm.integrations.folded_pretrained import example_inputs, load_whole
 from powernorm.integrations.pretrained import is_pretrained
 from powernorm.norms.named_layers import imported
-from powernorm.runs import CONFIG_FILE, MODEL_FILE
+from powernorm.records import CONFIG_FILE, MODEL_FILE
 from powernorm.surgery.saving.storage import read_config
 
 Kind = Literal["pretrained", "own", "run"]
 _OF_A_RUN: Final = "vocabulary_size"
-"""Key of a configuration by which the laboratory builds the model of a run."""
+"""Key of a configuration by which the model of a run is built."""
 
 
 class ModelWithBatches(NamedTuple):
@@ -57,15 +58,16 @@ def is_named(source: str) -> bool:
     return ":" in source and not Path(source).exists()
 
 
-def open_source(source: str) -> ModelSource | None:
-    """Return a model that no comparison has trained; None for any other name.
+def open_source(source: str) -> ModelSource:
+    """Return a trained model.
 
     Args:
-        source: `module:name` of (model, batches), or a folder in Hugging Face's layout or one that
-            `powernorm.save` wrote.
+        source: `module:name` of (model, batches), a folder in Hugging Face's layout, or one that
+            an installed distribution opens by an entry point of `powernorm.models`: runs and
+            checkpoints of comparisons.
 
     Raises:
-        InputError: the model cannot be loaded, or the folder does not say how it is built.
+        InputError: the model cannot be loaded, or nothing here can open the folder.
     """
     if is_named(source):
         return own_source(source, model_by_name(source))
@@ -74,7 +76,12 @@ def open_source(source: str) -> ModelSource | None:
         model = load_whole(path)
         return ModelSource("pretrained", source, model, example_inputs(model))
     check_folder(path)
-    return None
+    for opener in plugins(MODELS):
+        return cast(ModelSource, opener.load()(source))
+    raise InputError(
+        f"{source} is no folder of a Hugging Face model, and the runs of comparisons are opened by "
+        f"{LABORATORY}, which is not installed: {install_command(LABORATORY)}"
+    )
 
 
 def own_source(name: str, found: ModelWithBatches) -> ModelSource:

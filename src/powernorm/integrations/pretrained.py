@@ -17,7 +17,7 @@ from powernorm.integrations.architectures import loading_quietly, model_class
 from powernorm.integrations.extras import needed_for
 from powernorm.integrations.saved_models import load, place_modules
 from powernorm.json_reading import read_json
-from powernorm.runs import MODEL_FILE
+from powernorm.records import MODEL_FILE
 from powernorm.surgery.saving.records import KEY
 from powernorm.surgery.saving.storage import read_config
 

@@ -19,7 +19,7 @@ from powernorm.integrations.stock_models import save_stock
 from powernorm.json_reading import read_json
 from powernorm.norms.arguments import check_model
 from powernorm.norms.preserved_state import made_like
-from powernorm.runs import CONFIG_FILE, MODEL_FILE
+from powernorm.records import CONFIG_FILE, MODEL_FILE
 from powernorm.surgery.saving.loading import fill_model
 from powernorm.surgery.saving.records import KEY, REBUILD, ModelRecord, is_pretrained
 from powernorm.surgery.saving.storage import (
@@ -79,9 +79,8 @@ def save(
             `ln` and `rms` in place of LayerNorm and RMSNorm, or static norms, folded or not, in
             place of a BatchNorm of torch; or LayerNorms and RMSNorms of its own whose weights were
             folded (`keep="statistics"`). Static norms that are not folded fit in the place of
-            RMSNorm, and those that center (`match-centered`, `freeze` and `taper` of
-            `powernorm.remove`) in that of LayerNorm: there the configuration gets an eps so large
-            that the class divides by a constant. It is loaded and compared.
+            RMSNorm, and those that center (`match-centered`, `freeze` and `taper` of `powernorm
+            remove`) in that of LayerNorm: there the configuration gets an eps so large that the class divides by a constant. It is loaded and compared.
 
     Raises:
         InputError: the folder cannot be written or holds other weights, the model holds no norm of

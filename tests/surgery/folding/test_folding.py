@@ -14,10 +14,10 @@ from torch import Tensor, nn
 import powernorm
 from covering import some_default
 from powernorm.errors import InputError
-from powernorm.lab.models.choices import TransformerShape
-from powernorm.lab.models.language_model import LanguageModel
 from powernorm.norms import Norm
 from powernorm.surgery.folding.structure import FeatureAffine, FoldedNorm
+from powernorm_lab.models.choices import TransformerShape
+from powernorm_lab.models.language_model import LanguageModel
 from surgery.foreign_models import FAMILIES, PADDED, output_of, run
 from surgery.static_models import left_of, settle, static_family
 

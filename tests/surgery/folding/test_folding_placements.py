@@ -11,10 +11,10 @@ from torch import Tensor, nn
 
 import powernorm
 from covering import some_default
-from powernorm.lab.models.choices import TransformerShape
-from powernorm.lab.models.language_model import LanguageModel
 from powernorm.norms import BatchStatisticsNorm, build_norm
-from powernorm.runs import PLACEMENTS
+from powernorm_lab.models.choices import TransformerShape
+from powernorm_lab.models.language_model import LanguageModel
+from powernorm_lab.runs import PLACEMENTS
 from surgery.static_models import left_of, settle
 
 BOUND = 1e-12

@@ -23,7 +23,7 @@ from powernorm.errors import InputError
 from powernorm.files import check_regular, replacing
 from powernorm.json_reading import parse_json
 from powernorm.norms import Norm
-from powernorm.runs import COMPARISON_FILE, CONFIG_FILE, MODEL_FILE, RESULTS_FILE
+from powernorm.records import CONFIG_FILE, MODEL_FILE
 from powernorm.surgery.folding.structure import FeatureAffine, FoldedNorm
 from powernorm.surgery.saving.records import KEY, ModelRecord
 
@@ -46,7 +46,7 @@ _FAST_PATH: Final = (
     "use_nested_tensor",
 )
 """What chooses between ways to compute the same; a swap changes it."""
-_TAKEN: Final = (CONFIG_FILE, COMPARISON_FILE, RESULTS_FILE)
+_TAKEN: Final = (CONFIG_FILE, "comparison.json", "results.json")
 """Of a run, a comparison or another model."""
 
 

@@ -1,0 +1,289 @@
+"""`powernorm diagnose`: whether batch statistics work in a model, or in several side by side."""
+
+import os
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Final, cast
+
+import typer
+
+from powernorm.cli.diagnose import (
+    PASSES,
+    Batches,
+    Csv,
+    DeviceName,
+    bar_of,
+    check_target,
+    diagnosed,
+    diagnosed_own,
+    write_table,
+)
+from powernorm.cli.launching import INTERRUPTED
+from powernorm.cli.options import TrustCode, Wide
+from powernorm.cli.progress import progress_bar
+from powernorm.errors import InputError, printable
+from powernorm_lab.cli.options import FigureFormats, Figures, saving_figures
+from powernorm_lab.cli.scores import check_split, scored_folder, scoring_bar
+
+if TYPE_CHECKING:
+    from rich.progress import Progress
+
+    from powernorm.diagnosis import Diagnosis
+    from powernorm.inspection.batches import Progress as OnProgress
+    from powernorm_lab.data.corpus import EvaluatedSplit
+    from powernorm_lab.diagnosing import Look, Overlay
+
+_OVERLAY_PAGE: Final = "overlay.html"
+
+
+def diagnose(
+    sources: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="MODEL…",
+            help="A run's folder (the weights that were scored), one of its checkpoints, a folder "
+            "with a Hugging Face model, or module:name of (model, batches) or of a function that "
+            "returns them. With --overlay several, and comparisons, which are all of their runs.",
+        ),
+    ],
+    overlay: Annotated[
+        bool,
+        typer.Option(
+            "--overlay",
+            help="One page of all models, a line a norm: by layer, and over the training where "
+            "training.diagnose_every recorded it. Runs without a diagnosis.json of the same "
+            "batches are diagnosed first.",
+        ),
+    ] = False,
+    data: Annotated[
+        str | None,
+        typer.Option(metavar="PATH", help="Another text than the run's, as `compare --data`."),
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE",
+            help="The page; for a run else RUN/diagnosis.html, with --overlay overlay.html in the "
+            "folder that holds all runs.",
+        ),
+    ] = None,
+    csv: Csv = None,
+    figures: Figures = None,
+    formats: FigureFormats = None,
+    batches: Batches = 50,
+    device: DeviceName = "auto",
+    sequences: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Of a Hugging Face model: rows in a batch (32)."),
+    ] = None,
+    length: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="Of a Hugging Face model: tokens in a row (128)."),
+    ] = None,
+    scores: Annotated[
+        str | None,
+        typer.Option(
+            metavar="test|valid",
+            help="Of a run, or of all runs of a folder: the task's score (BLEU, accuracy, …) of "
+            "this split by running, re-estimated and batch statistics of several sizes. Reads or "
+            "translates the split up to nine times a run.",
+        ),
+    ] = None,
+    wide: Wide = False,
+    trust_code: TrustCode = False,
+) -> None:
+    """Say whether batch statistics (would) work in a trained model, layer by layer.
+
+    In Python, for any model: powernorm.diagnose(model, batches).
+    """
+    from powernorm.inspection.devices import checked_device
+    from powernorm.integrations.model_sources import check_folder, check_own, is_named
+    from powernorm.norms import named_layers
+    from powernorm_lab.runs import DIAGNOSIS_PAGE
+
+    named_layers.trust_code(trust_code)
+    if batches < PASSES:
+        raise InputError(f"num_batches is {batches}, expected at least 2: TID compares batches")
+    place = checked_device(device)
+    if len(sources) == 1 and is_named(sources[0]) and not overlay:
+        given = {"--data": data, "--sequences": sequences, "--length": length, "--scores": scores}
+        check_own(sources[0], given)
+        of_one = partial(diagnosed_own, sources[0], batches, place)
+        _check_page(figures, out)
+        with saving_figures(figures, formats):
+            _diagnose_one(of_one, None, out, csv, wide=wide)
+        return
+    if len(sources) > 1 and not overlay:
+        raise InputError(
+            f"{len(sources)} models are given: add --overlay for one page of all, or give them "
+            "one at a time"
+        )
+    for source in sources:
+        if not is_named(source):
+            check_folder(Path(source))
+    from powernorm_lab.diagnosing import Look, is_run
+
+    split = cast("EvaluatedSplit | None", check_split(scores))
+    look = Look(batches, data, sequences, length, place, split)
+    if overlay:
+        with saving_figures(figures, formats):
+            _diagnose_together(sources, look, out or _overlay_page(sources), csv, wide=wide)
+        return
+    (source,) = sources
+    if split and scored_folder(Path(source), look, (out, csv, figures)):
+        return
+    _check_one_run(source)
+    keeps_it = is_run(Path(source)) and data is None
+    if keeps_it:
+        out = out or Path(source) / DIAGNOSIS_PAGE
+    _check_page(figures, out)
+    of_one = partial(_diagnosed_source, source, look)
+    with saving_figures(figures, formats):
+        _diagnose_one(of_one, Path(source) if keeps_it else None, out, csv, wide=wide)
+
+
+def _check_one_run(source: str) -> None:
+    """Raise an InputError where a folder holds the runs of a comparison.
+
+    Raises:
+        InputError: it does.
+    """
+    from powernorm_lab.diagnosing import runs_in
+
+    runs = runs_in(Path(source))
+    if runs:
+        raise InputError(
+            f"{source} is no run of `powernorm compare` but holds {len(runs)}: add --overlay "
+            f"for one page of all, or give one, such as {runs[0]}"
+        )
+
+
+# One ---------------------------------------------------------------------------------------------
+
+
+def _diagnose_one(
+    of_one: "Callable[[Progress], Diagnosis]",
+    run: Path | None,
+    out: Path | None,
+    csv: Path | None,
+    *,
+    wide: bool,
+) -> None:
+    for target in (out, csv):
+        check_target(target)
+    _print_diagnosis(diagnosed(of_one, wide=wide), run, out, csv)
+
+
+def _diagnosed_source(source: str, look: "Look", progress: "Progress") -> "Diagnosis":
+    from powernorm_lab.diagnosing import diagnose_source
+
+    moved = bar_of(progress, look.num_batches)
+    return diagnose_source(source, look, moved, scoring_bar(progress, look.scores))
+
+
+def _print_diagnosis(
+    report: "Diagnosis", run: Path | None, out: Path | None, csv: Path | None
+) -> None:
+    """Print the evaluation, and write what is asked for.
+
+    Args:
+        report: what was found.
+        run: the folder of a run that keeps it; None where nobody does.
+        out: the page.
+        csv: the table of layers.
+    """
+    from powernorm_lab.runs import DIAGNOSIS_FILE
+
+    if report.evaluation or report.paper:
+        _print_evaluation(report)
+    if run is not None:
+        report.write_json(run / DIAGNOSIS_FILE)
+        typer.echo(f"written: {run / DIAGNOSIS_FILE}")
+    write_table(report, csv)
+    if out is not None:
+        from powernorm_lab.report.diagnosis_page import write_diagnosis_page
+
+        typer.echo(f"report: {write_diagnosis_page(report.to_json(), out)}")
+
+
+def _print_evaluation(report: "Diagnosis") -> None:
+    """Print the losses, and the scores, by each kind of statistics."""
+    from rich.console import Console
+
+    from powernorm_lab.report import print_evaluation
+    from powernorm_lab.report.diagnosis_page import evaluation_words
+
+    words = evaluation_words(report.to_json()["evaluation"])
+    if words:
+        typer.echo(words)
+    print_evaluation(Console(), report.to_json())
+
+
+# Several -----------------------------------------------------------------------------------------
+
+
+def _diagnose_together(
+    sources: Sequence[str], look: "Look", out: Path, csv: Path | None, *, wide: bool
+) -> None:
+    from powernorm_lab.diagnosing import overlay
+
+    if look.scores is not None:
+        raise InputError(
+            "--overlay shows no scores: leave out --scores, or run it without it first"
+        )
+    for target in (out, csv):
+        check_target(target)
+    try:
+        with progress_bar() as progress:
+            task = progress.add_task("diagnosing", total=None)
+
+            def start(name: str, number: int, total: int) -> "OnProgress":
+                words = f"diagnosing {name} ({number + 1} of {total})"
+                progress.reset(task, description=words, total=PASSES * look.num_batches)
+                return lambda done, _: progress.update(task, completed=done)
+
+            found = overlay(sources, look, start)
+    except KeyboardInterrupt:
+        typer.echo(
+            "interrupted: runs that were diagnosed keep it; the same command goes on", err=True
+        )
+        raise typer.Exit(INTERRUPTED) from None
+    _print_overlay(found, out, csv, wide=wide)
+
+
+def _print_overlay(found: "Overlay", out: Path, csv: Path | None, *, wide: bool) -> None:
+    from rich.console import Console
+
+    from powernorm_lab.report import print_table
+    from powernorm_lab.report.overlays import (
+        overlay_table,
+        write_overlay_csv,
+        write_overlay_page,
+    )
+
+    print_table(Console(), overlay_table(found.lines), wide=wide)
+    for name, reason in found.left_out.items():
+        typer.echo(printable(f"left out: {name}: {reason}"), err=True)
+    typer.echo(f"{found.num_diagnosed} diagnosed now, {found.num_known} before")
+    if csv is not None:
+        write_overlay_csv(found.lines, csv)
+        typer.echo(f"written: {csv}")
+    typer.echo(f"report: {write_overlay_page(found.lines, out)}")
+
+
+def _overlay_page(sources: Sequence[str]) -> Path:
+    """Return where the page goes: the folder that holds all runs, else the current one."""
+    folders = [Path(source).resolve() for source in sources]
+    if all(folder.is_dir() for folder in folders):
+        shared = Path(os.path.commonpath(folders))
+        here = Path.cwd()
+        if shared != Path(shared.anchor):
+            shown = shared.relative_to(here) if shared.is_relative_to(here) else shared
+            return shown / _OVERLAY_PAGE
+    return Path(_OVERLAY_PAGE)
+
+
+def _check_page(figures: Path | None, out: Path | None) -> None:
+    if figures is not None and out is None:
+        raise InputError(f"--figures {figures} are those of the page: give --out FILE, too")

@@ -1,0 +1,145 @@
+"""`powernorm remove`: LayerNorm and RMSNorm out of a trained model."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from powernorm_lab.cli import options
+from powernorm_lab.cli.ends import interruptible
+
+if TYPE_CHECKING:
+    from powernorm_lab.removal.removing import Removed
+
+
+def remove(
+    model: Annotated[
+        str,
+        typer.Argument(
+            metavar="MODEL",
+            help="A run of `powernorm compare` or one of its checkpoints, a folder with a Hugging "
+            "Face model, or module:name of (model, batches) or of a function that returns them.",
+        ),
+    ],
+    out: Annotated[
+        Path,
+        typer.Option(
+            metavar="DIR",
+            help="Where the removal goes; the model without norms is then in DIR/model, for "
+            "powernorm.load.",
+        ),
+    ],
+    data: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT",
+            help="What to train on: a text file, a folder of them, or the name of an embedded "
+            "text. For a run: as `compare --data`, else its own text.",
+        ),
+    ] = None,
+    other: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TEXT",
+            help="Another text, whose test split is measured at the end too; of a Hugging Face "
+            "model. Short for --set data.other=TEXT.",
+        ),
+    ] = None,
+    method: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME",
+            help="match (the default), match-centered, freeze, freeze-in-turn, taper or prepbn; "
+            "short for --set method.name=NAME.",
+        ),
+    ] = None,
+    steps: Annotated[
+        int | None,
+        typer.Option(
+            min=1, metavar="N", help="Updates; else a tenth of a run's own, or 300 for others."
+        ),
+    ] = None,
+    share: Annotated[
+        float | None,
+        typer.Option(metavar="PART", help="Updates as a part of a run's own, such as 0.03."),
+    ] = None,
+    seed: Annotated[
+        int, typer.Option(min=0, metavar="N", help="Of the order of the batches and of dropout.")
+    ] = 0,
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--set",
+            metavar="KEY=VALUE",
+            help="Change a setting; may be given several times. docs/removal.md lists them.",
+        ),
+    ] = None,
+    resume: Annotated[bool, options.resume("the removal", ", if any")] = False,
+    force: Annotated[bool, options.force("the removal")] = False,
+    stock: Annotated[
+        bool,
+        typer.Option(
+            "--stock",
+            help="Of a Hugging Face model: also write DIR/stock, which its own class loads without "
+            "powernorm; with --method match-centered, freeze or taper.",
+        ),
+    ] = False,
+    device: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="auto (a GPU where there is one), cpu, cuda, cuda:1, …"),
+    ] = "auto",
+    threads: Annotated[
+        int | None,
+        typer.Option(min=1, metavar="N", help="CPU threads of torch. Small models like 1."),
+    ] = None,
+    quiet: options.Silent = False,
+    trust_code: options.TrustCode = False,
+) -> None:
+    """Take the norms out of a trained model by a short training, and fold what is left of them.
+
+    Ctrl-C, SIGTERM and SIGUSR1 leave a checkpoint; the same command with --resume goes on from it,
+    exactly as if it had not been interrupted. In Python: powernorm_lab.remove(model, out).
+    """
+    from powernorm.norms import named_layers
+    from powernorm_lab.removal.removing import remove as remove_norms
+
+    named_layers.trust_code(trust_code)
+    given = {
+        "data.other": other,
+        "method.name": method,
+        "training.steps": steps,
+        "training.share": share,
+        "training.num_threads": threads,
+        "seed": seed or None,
+    }
+    changes = [f"{key}={value}" for key, value in given.items() if value is not None]
+    with interruptible(out):
+        removed = remove_norms(
+            model,
+            out,
+            data=data,
+            settings=[*changes, *(assignments or [])],
+            device=device,
+            resume=resume,
+            force=force,
+            stock=stock,
+            quiet=quiet,
+        )
+    _print_removed(removed)
+
+
+def _print_removed(removed: "Removed") -> None:
+    from rich.console import Console
+
+    from powernorm_lab.removal.removing import MODEL_FOLDER
+    from powernorm_lab.removal.report import removal_table
+    from powernorm_lab.report import print_table
+
+    table = removal_table(removed.metrics)
+    if table.lines:
+        print_table(Console(), table)
+    if removed.is_folded:
+        typer.echo(f"model without norms: {removed.folder / MODEL_FOLDER}")
+    if removed.stock is not None:
+        typer.echo(f"for its own class, without powernorm: {removed.stock}")
+    typer.echo(f"report: {removed.report}")

@@ -1,0 +1,173 @@
+"""`powernorm tune`: the same budget of trials for every norm, then the comparison of the best."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from powernorm.errors import InputError
+from powernorm_lab.cli import options
+from powernorm_lab.cli.compare import (
+    built_in_settings,
+    named_settings,
+    own_lines,
+    parsed_executor_options,
+    refuse,
+)
+from powernorm_lab.cli.ends import end_with_failures, interruptible, results_printed
+
+if TYPE_CHECKING:
+    from powernorm_lab.runs import Goal
+
+
+def tune(
+    task: Annotated[str, options.task()],
+    norms: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME,…",
+            help="Short names (see `powernorm norms`) or module:Class of your own; else the "
+            "preset's, or ln,bn,rbn,pn.",
+        ),
+    ] = None,
+    trials: Annotated[
+        int, typer.Option(metavar="T", help="Trials of each norm; all of them count.")
+    ] = 20,
+    search: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="KEY=RANGE",
+            help="A range over those that the recipe and the norms have: log:LOW:HIGH, "
+            "linear:LOW:HIGH, int:LOW:HIGH, choice:A,B,…, or fixed; KEY as in --set, or "
+            "norm_options.NORM.OPTION; may be given several times.",
+        ),
+    ] = None,
+    placement: options.Placement = None,
+    preset: options.Preset = None,
+    seeds: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N | A,B,…",
+            help="Of the comparison of the best settings: how many seeds (3: 0 to 2), or which.",
+        ),
+    ] = None,
+    tuning_seed: Annotated[
+        int | None,
+        typer.Option(metavar="S", help="Of the trials, none of the comparison's seeds; else 1000."),
+    ] = None,
+    data: options.Data = None,
+    goal: Annotated[
+        str | None,
+        typer.Option(
+            metavar="METRIC:max|min",
+            help="Of a function of your own: the value that the comparison is about.",
+        ),
+    ] = None,
+    select_by: Annotated[
+        str | None,
+        typer.Option(
+            metavar="METRIC:max|min",
+            help="The value of the valid split by which trials are judged; else what the task "
+            "chooses checkpoints by, or valid_NAME for the goal test_NAME.",
+        ),
+    ] = None,
+    prune: Annotated[
+        bool,
+        typer.Option(
+            "--prune/--no-prune",
+            help="End trials early that are worse than the median of the earlier ones.",
+        ),
+    ] = True,
+    out: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="DIR",
+            help="Where all goes; else runs/tuned-TASK-PRESET or the function's name.",
+        ),
+    ] = None,
+    assignments: options.Assignments = None,
+    force: Annotated[bool, options.force("the tuning and the runs")] = False,
+    resume: Annotated[
+        bool, options.resume("the tuning", ", also with more trials, norms or seeds")
+    ] = False,
+    device: options.Device = "auto",
+    devices: Annotated[int, options.devices("; with --jobs so many for each of them")] = 1,
+    jobs: options.Jobs = 1,
+    num_threads: options.Threads = None,
+    executor: options.ExecutorName = None,
+    executor_options: options.ExecutorOptions = None,
+    retries: options.Retries = 3,
+    as_json: options.AsJson = False,
+    quiet: options.Quiet = False,
+) -> None:
+    """Choose each norm's settings by the same number of trials, then compare the best ones.
+
+    Trials are judged on the valid split; the best settings of each norm are trained with the
+    comparison's seeds and scored on the test split. Ends as `powernorm compare` does; the report
+    says how each number was tuned. The same command with --resume goes on.
+    """
+    from powernorm_lab.comparing import notes_of
+    from powernorm_lab.engine.executors.choice import Workers
+    from powernorm_lab.tuning.rounds import Budget
+    from powernorm_lab.tuning.subjects import builtin_subject, own_subject
+    from powernorm_lab.tuning.tuner import tune_and_show
+    from powernorm_lab.working import with_threads
+
+    budget = Budget(trials, tuning_seed, prune)
+    # What asks for the trials stays one process: runs of several are a worker's.
+    engine = executor or ("local" if devices > 1 else None)
+    workers = Workers(
+        jobs, engine, parsed_executor_options(executor_options or []), retries, devices
+    )
+    judged = None if select_by is None else _goal("--select-by", select_by)
+    changes = assignments or []
+    if ":" in task:
+        foreign = {"--placement": placement, "--preset": preset, "--data": data}
+        refuse(foreign, f"{task} is a function of your own")
+        folder = out or Path("runs") / f"tuned-{task.replace(':', '-')}"
+        if goal is None:
+            raise InputError(
+                f"{task} needs --goal METRIC:max or METRIC:min: which of the values that it "
+                "returns the comparison is about, e.g. --goal test_accuracy:max"
+            )
+        decides = _goal("--goal", goal)
+        subject = own_subject(
+            task,
+            goal={decides["metric"]: decides["direction"]},
+            select_by=judged,
+            device=device,
+            num_threads=workers.threads(num_threads),
+            **own_lines(norms, seeds, changes),
+        )
+    else:
+        refuse({"--goal": goal}, f"{task} has a measure of its own")
+        chosen = named_settings(norms, placement, seeds, data, device)
+        config, recipe, name = built_in_settings(task, preset, None, [*chosen, *changes])
+        notes = notes_of(config, recipe)
+        subject = builtin_subject(with_threads(config, workers, num_threads), notes, judged)
+        folder = out or Path("runs") / f"tuned-{name}"
+    with interruptible(folder), results_printed(folder, as_json=as_json):
+        tune_and_show(
+            subject,
+            folder,
+            budget,
+            search or [],
+            workers=workers,
+            resume=resume,
+            force=force,
+            progress=not quiet,
+            table=not (quiet or as_json),
+        )
+    end_with_failures(folder)
+
+
+def _goal(option: str, text: str) -> "Goal":
+    """Return metric and direction of `accuracy:max`."""
+    from powernorm_lab.runs import Goal
+
+    metric, _, direction = text.rpartition(":")
+    if metric and direction == "max":
+        return Goal(metric=metric, direction="max")
+    if metric and direction == "min":
+        return Goal(metric=metric, direction="min")
+    raise InputError(f"{option} {text}: give METRIC:max or METRIC:min, such as valid_loss:min")

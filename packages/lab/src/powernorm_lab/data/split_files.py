@@ -1,0 +1,97 @@
+"""The files of a data set in three splits, by the names that they have where they are published."""
+
+import re
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, TypeVar
+
+from powernorm.errors import InputError
+from powernorm_lab.data.corpus import SPLITS, TEN, Split, split_by_position
+
+_SPLITS: Final[dict[str, Split]] = {
+    "train": "train",
+    "valid": "valid",
+    "dev": "valid",
+    "testa": "valid",
+    "testb": "test",
+    "test": "test",
+}
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class SplitFiles:
+    """How the files of a kind of data sets are called.
+
+    Attributes:
+        pattern: of a file's name, with the groups `name`, of the data set, which may be missing,
+            and `split`.
+        expected: such names, for messages.
+        what: such data sets, for messages.
+        optional: splits that may be missing.
+    """
+
+    pattern: re.Pattern[str]
+    expected: str
+    what: str
+    optional: tuple[Split, ...] = ()
+
+    def names(self, folder: Path) -> set[str]:
+        """Return the names of the data sets in a folder; "" for files without one."""
+        matches = (self.pattern.fullmatch(path.name) for path in folder.iterdir())
+        return {match["name"] or "" for match in matches if match}
+
+    def only_name(self, names: Collection[str], folder: Path) -> str | None:
+        """Return the name of the only data set in a folder, None where there is none.
+
+        Raises:
+            InputError: there are several.
+        """
+        if len(names) > 1:
+            found = ", ".join(sorted(name or "train" for name in names))
+            raise InputError(
+                f"{folder} holds several {self.what} ({found}): give the path of the train file of "
+                "one"
+            )
+        return next(iter(names), None)
+
+    def train_name(self, path: Path) -> str | None:
+        """Return the name of the data set that has a file as its train split, else None."""
+        match = self.pattern.fullmatch(path.name)
+        return (match["name"] or "") if match and match["split"].lower() == "train" else None
+
+    def of(self, folder: Path, name: str) -> dict[Split, Path]:
+        """Return the file of each split of a data set.
+
+        Raises:
+            InputError: a split has none or several.
+        """
+        found: dict[Split, list[Path]] = {split: [] for split in SPLITS}
+        for path in sorted(folder.iterdir()):
+            match = self.pattern.fullmatch(path.name)
+            if match and (match["name"] or "") == name:
+                found[_SPLITS[match["split"].lower()]].append(path)
+        for split, paths in found.items():
+            if len(paths) > 1 or (not paths and split not in self.optional):
+                held = " and ".join(path.name for path in paths) or "none"
+                raise InputError(
+                    f"{folder} must hold one {split} split of {name or 'the data set'}, found "
+                    f"{held}: expected {self.expected}"
+                )
+        return {split: paths[0] for split, paths in found.items() if paths}
+
+
+def split_sentences(sentences: Sequence[_T], source: Path) -> dict[Split, tuple[_T, ...]]:
+    """Split the sentences of one file: of every ten the ninth is valid and the tenth test.
+
+    Raises:
+        InputError: there are fewer than ten.
+    """
+    if len(sentences) < TEN.length:
+        raise InputError(
+            f"{source} has {len(sentences)} sentences: at least {TEN.length} are needed to set "
+            "some aside for validation and test"
+        )
+    return split_by_position(sentences, TEN)

@@ -1,0 +1,137 @@
+"""One model in several processes: replicated, or with its weights divided among them."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_model_state_dict,
+    get_optimizer_state_dict,
+    set_model_state_dict,
+    set_optimizer_state_dict,
+)
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+from powernorm_lab.engine.processes import num_processes, replicated
+
+
+def optimized(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
+    """Return the parameters of an optimizer, group by group."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def divide_weights(model: nn.Module, device: torch.device) -> None:
+    """Divide each layer's weights, then the rest, among the processes (FSDP2).
+
+    Norms keep their running statistics whole in every process: they are buffers.
+    """
+    mesh = init_device_mesh(device.type, (num_processes(),))
+    for module in list(model.modules()):
+        if isinstance(module, nn.ModuleList):
+            for layer in module:
+                fully_shard(layer, mesh=mesh)
+    fully_shard(model, mesh=mesh)
+
+
+def synchronized(module: nn.Module) -> nn.Module:
+    """Return a module whose backward gives every process the mean of the gradients of all.
+
+    The module itself where the process is alone, or where the weights are divided, which do that
+    themselves.
+    """
+    return module if is_divided(module) else replicated(module)
+
+
+def accumulating(module: nn.Module) -> AbstractContextManager[None]:
+    """Return a context in which the gradients of a `synchronized` module stay in their process."""
+    return module.no_sync() if isinstance(module, DistributedDataParallel) else nullcontext()
+
+
+@contextmanager
+def whole(model: nn.Module) -> Iterator[None]:
+    """Have the weights of a model that is divided whole in every process, to evaluate it.
+
+    Processes may then call its layers, or their methods, as often as each has to.
+    """
+    parts = [part for part in model.modules() if isinstance(part, FSDPModule)]
+    try:
+        for part in parts:
+            part.set_reshard_after_forward(False, recurse=False)
+            part.unshard()
+        yield
+    finally:
+        for part in parts:
+            # As `fully_shard` has it: the whole model's own remain until the backward.
+            part.set_reshard_after_forward(part is not model, recurse=False)
+            part.reshard()
+
+
+_WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
+
+
+def whole_weights(model: nn.Module) -> dict[str, Tensor]:
+    """Return parameters and buffers; every process calls it, and the first one has them all."""
+    if not is_divided(model):
+        return dict(model.state_dict())
+    weights: dict[str, Any] = dict(get_model_state_dict(model, options=_WHOLE))
+    return weights
+
+
+def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
+    """Set parameters and buffers to whole ones, which every process has."""
+    if is_divided(model):
+        set_model_state_dict(model, dict(weights), options=_WHOLE)
+    else:
+        model.load_state_dict(weights)
+
+
+def whole_state(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Any]:
+    """Return the state of an optimizer; every process calls it, and the first one has it all.
+
+    Parameters are numbers in it, group by group, as in any optimizer's.
+    """
+    if not is_divided(model):
+        return dict(optimizer.state_dict())
+    named = get_optimizer_state_dict(model, optimizer, options=_WHOLE)
+    if not named:
+        return {}
+    numbers = {name: number for number, name in enumerate(_names(optimizer, model))}
+    return _renamed(dict(named), numbers)
+
+
+def load_state(
+    optimizer: torch.optim.Optimizer, model: nn.Module, state: Mapping[str, Any]
+) -> None:
+    """Set an optimizer to what `whole_state` returned, which every process has."""
+    if not is_divided(model):
+        optimizer.load_state_dict(dict(state))
+        return
+    numbers = [number for group in state["param_groups"] for number in group["params"]]
+    names = dict(zip(numbers, _names(optimizer, model), strict=True))
+    set_optimizer_state_dict(model, optimizer, _renamed(state, names), options=_WHOLE)
+
+
+def is_divided(module: nn.Module) -> bool:
+    """Return whether the processes have parts of the weights each."""
+    return any(isinstance(part, FSDPModule) for part in module.modules())
+
+
+def _names(optimizer: torch.optim.Optimizer, model: nn.Module) -> list[str]:
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    return [names[parameter] for parameter in optimized(optimizer)]
+
+
+def _renamed(state: Mapping[str, Any], names: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return the state of an optimizer with other names of the parameters."""
+    return {
+        "state": {names[name]: values for name, values in state["state"].items()},
+        "param_groups": [
+            {**group, "params": [names[name] for name in group["params"]]}
+            for group in state["param_groups"]
+        ],
+    }

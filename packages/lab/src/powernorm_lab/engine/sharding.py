@@ -1,0 +1,127 @@
+"""A training function's batches and weights in several processes: divided, and compared."""
+
+import copy
+from collections.abc import Iterable, Iterator, MutableMapping, Sequence
+from typing import Any, Final, TypeVar
+
+import torch
+from torch import Tensor, nn
+from torch.distributed.tensor import DTensor
+from torch.utils.data.distributed import DistributedSampler
+
+from powernorm.errors import InputError
+from powernorm_lab.engine.processes import gather, num_processes, rank, refuse
+
+_Batch = TypeVar("_Batch")
+_FIX: Final = (
+    "give tensors with a row each, or run.steps(…, shard=False) with batches of each process's own"
+)
+
+
+def is_sharded(batches: Any) -> bool:
+    """Return whether a loader gives each process batches of its own by itself."""
+    sampler = getattr(batches, "sampler", None)
+    inner = getattr(getattr(batches, "batch_sampler", None), "sampler", None)
+    return isinstance(sampler, DistributedSampler) or isinstance(inner, DistributedSampler)
+
+
+def shards(batches: Iterator[_Batch]) -> Iterator[_Batch]:
+    """Yield this process's rows of every batch; all processes iterate the same batches.
+
+    Raises:
+        InputError: a batch cannot be divided, or the processes have different ones.
+    """
+    for number, batch in enumerate(batches):
+        if number == 0:
+            # Rows of batches that differ already would be lost.
+            found = gather([_summary(tensor) for tensor in _tensors(batch)])
+            if any(one != found[0] for one in found):
+                refuse(
+                    "the processes have different batches, of which run.steps would leave out "
+                    "rows: give all of them the same, or say run.steps(…, shard=False)"
+                )
+        try:
+            yield shard(batch, rank(), num_processes())
+        except InputError as error:
+            refuse(str(error))
+
+
+def shard(batch: Any, index: int, size: int) -> Any:
+    """Return one of several parts of a batch, which differ by one row at most.
+
+    Args:
+        batch: a tensor of rows, or a mapping, list or tuple of such, also of several batches.
+        index: of the part, from 0.
+        size: number of parts.
+
+    Raises:
+        InputError: it holds something else, rows of different numbers, or too few of them.
+
+    >>> shard({"x": torch.arange(5), "y": (torch.arange(5), None)}, 1, 2)
+    {'x': tensor([3, 4]), 'y': (tensor([3, 4]), None)}
+    """
+    if isinstance(batch, Tensor) and batch.ndim:
+        if len(batch) < size:
+            raise InputError(
+                f"a batch of {len(batch)} rows cannot be divided among {size} processes: give "
+                "larger ones, or a DataLoader with drop_last=True"
+            )
+        return batch.tensor_split(size)[index]
+    if not isinstance(batch, MutableMapping | list | tuple):
+        what = "a tensor without rows" if isinstance(batch, Tensor) else f"{batch!r:.40}"
+        raise InputError(f"run.steps cannot divide {what} among {size} processes: {_FIX}")
+    values = list(batch.values() if isinstance(batch, MutableMapping) else batch)
+    lengths = {len(value) for value in values if isinstance(value, Tensor) and value.ndim}
+    if len(lengths) > 1:
+        raise InputError(
+            f"run.steps cannot divide a batch with tensors of {sorted(lengths)} rows among {size} "
+            f"processes: {_FIX}"
+        )
+    parts = [None if value is None else shard(value, index, size) for value in values]
+    if isinstance(batch, MutableMapping):
+        divided = copy.copy(batch)
+        divided.update(zip(batch, parts, strict=True))
+        return divided
+    kind: Any = type(batch)
+    return kind(*parts) if hasattr(batch, "_fields") else kind(parts)
+
+
+def check_equal_weights(modules: Iterable[nn.Module]) -> None:
+    """End all processes where one has learned something else than the others.
+
+    Args:
+        modules: that are trained; weights that are divided among processes are left out.
+
+    Raises:
+        InputError: parameters differ.
+    """
+    named = {
+        id(parameter): (name, parameter)
+        for module in modules
+        for name, parameter in module.named_parameters()
+        if not isinstance(parameter, DTensor)
+    }
+    found = gather([(name, _summary(parameter)) for name, parameter in named.values()])
+    differing = [
+        ours[0] for ours, *others in zip(*found, strict=True) if others != [ours] * len(others)
+    ]
+    if differing:
+        refuse(
+            f"{differing[0]} differs between the {len(found)} processes, whose gradients nothing "
+            "averages: call run.wrap(model) in the training in place of the model"
+        )
+
+
+def _tensors(batch: Any) -> Iterator[Tensor]:
+    if isinstance(batch, Tensor):
+        yield batch
+    elif isinstance(batch, MutableMapping | list | tuple):
+        for value in batch.values() if isinstance(batch, MutableMapping) else batch:
+            yield from _tensors(value)
+
+
+def _summary(tensor: Tensor) -> tuple[Sequence[int], str]:
+    """Return what two tensors have in common if they are equal, and hardly else."""
+    values = tensor.detach().to(torch.float64)
+    # As text, in which NaN equals itself.
+    return tuple(tensor.shape), str([values.sum().item(), values.square().sum().item()])

@@ -1,0 +1,103 @@
+"""Trained models by the name that commands take, runs of `compare` included, with batches."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from powernorm.errors import InputError
+from powernorm.integrations.model_sources import ModelSource, own_source
+from powernorm.integrations.pretrained import Pretrained, check_reads_text, load_tokenizer
+from powernorm_lab.data.batch import MASK
+from powernorm_lab.data.readers import load_corpus
+from powernorm_lab.engine.folders import read_json
+from powernorm_lab.own_models import is_own_run, load_own_run
+from powernorm_lab.runs import SUBWORDS_FILE
+from powernorm_lab.tasks.trained_models import (
+    is_folded,
+    load_folded_run,
+    load_trained,
+    training_batches,
+)
+from powernorm_lab.tasks.translation.vocabulary_files import SUBWORDS
+
+_ROWS = 8
+_LENGTH = 128
+
+
+def open_run(source: str) -> ModelSource:
+    """Return the model of a run; `powernorm.integrations.model_sources.open_source` calls it.
+
+    Args:
+        source: a run's folder or checkpoint, or a folder that `powernorm fold` or `remove` wrote
+            of a run.
+
+    Raises:
+        InputError: there is no such model, or it cannot be loaded.
+    """
+    path = Path(source)
+    if is_own_run(path):
+        return own_source(source, load_own_run(path))
+    trained = load_folded_run(path) if is_folded(path) else load_trained(path)
+    settings = {**trained.settings, **_own_subwords(path)}
+    return ModelSource("run", source, trained.model, trained.example_inputs(), settings)
+
+
+def _own_subwords(checkpoint: Path) -> dict[str, Any]:
+    """Return those of a run, with which its folded model translates wherever it is taken."""
+    folder = checkpoint if checkpoint.is_dir() else checkpoint.parent.parent
+    file = folder / SUBWORDS_FILE
+    return {SUBWORDS: read_json(file)} if file.is_file() else {}
+
+
+def batches_of(source: ModelSource, number: int, data: str | None = None) -> list[Any]:
+    """Return inputs of a model that are not random.
+
+    Args:
+        source: the model.
+        number: how many at most.
+        data: a text: needed for a Hugging Face folder, else that of the run.
+
+    Raises:
+        InputError: there is no text, it is too short, or the model has batches of its own.
+    """
+    if source.kind == "own":
+        if data is not None:
+            raise InputError(f"{source.name} has batches of its own: leave out --data")
+        return list(source.own_batches[:number])
+    if source.kind == "run":
+        return _with_all_masks(training_batches(source.settings, number, data=data))
+    return _texts(source, number, data)
+
+
+def _texts(source: ModelSource, number: int, data: str | None) -> list[Any]:
+    check_reads_text(source.model, Path(source.name))
+    if data is None:
+        raise InputError(f"{source.name} comes without a text: give one, --data TEXT")
+    tokenizer = load_tokenizer(Path(source.name))
+    texts = load_corpus(data).documents["train"][: number * _ROWS]
+    batches = Pretrained(source.model, tokenizer, ()).batches(texts, _ROWS, _LENGTH)
+    if not batches:
+        raise InputError(
+            f"{data} holds {len(texts)} documents to take, fewer than the {_ROWS} of a batch: "
+            "give more text"
+        )
+    return list(batches)
+
+
+def _with_all_masks(batches: Sequence[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
+    """Return batches with the masks of all of them: one of nothing may be left out."""
+    masks = dict.fromkeys(name for batch in batches for name in batch if name.endswith(MASK))
+    return [
+        {**{name: _no_padding(batch, name) for name in masks}, **batch} if masks else batch
+        for batch in batches
+    ]
+
+
+def _no_padding(batch: Mapping[str, Tensor], mask: str) -> Tensor:
+    tokens = batch[mask.removesuffix(MASK).rstrip("_") or "tokens"]
+    return torch.zeros(tokens.shape[:2], dtype=torch.bool)

@@ -1,0 +1,243 @@
+"""Multi-head attention on torch's scaled-dot-product kernel."""
+
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from powernorm.errors import InputError
+from powernorm_lab.models.choices import QueryKeyNorm
+from powernorm_lab.models.normed import HeadScale, Normed, NormFactory, apply_masked
+
+
+def attended_positions(padding_mask: Tensor) -> Tensor:
+    """Return where attention over a padded memory may look, True = yes, (batch, 1, 1, length).
+
+    A row of nothing but padding sees all of it: a softmax over nothing is NaN.
+    """
+    allowed = ~padding_mask[:, None, None, :]
+    return allowed | ~allowed.any(dim=-1, keepdim=True)
+
+
+class NormOfHeads(nn.Module):
+    """A norm of queries or keys, before they meet (qk-norm).
+
+    `per_head` normalizes the features of each head by one norm that all heads share: one weight,
+    and with batch statistics one mean and variance for each feature of a head. `whole` normalizes
+    all features at once: a token's statistics are over all heads, a batch's are for each head and
+    feature.
+
+    Args:
+        kind: what is normalized.
+        num_features: of all heads.
+        num_heads: number of heads.
+        norm: makes the norm.
+
+    Shape:
+        - x: (batch, length, num_features)
+        - padding_mask: (batch, length)
+        - output: (batch, heads, length, features of a head)
+    """
+
+    def __init__(
+        self, kind: QueryKeyNorm, num_features: int, num_heads: int, norm: NormFactory
+    ) -> None:
+        super().__init__()
+        self.kind = kind
+        self.num_heads = num_heads
+        self.norm = norm(num_features if kind == "whole" else num_features // num_heads)
+
+    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+        """Return the normalized heads."""
+        if self.kind == "whole":
+            return _split_heads(self.norm(x, padding_mask), self.num_heads)
+        heads = x.unflatten(-1, (self.num_heads, -1))
+        mask = None if padding_mask is None else padding_mask[..., None].expand(heads.shape[:-1])
+        normalized: Tensor = self.norm(heads, mask)
+        return normalized.transpose(1, 2)
+
+
+class HeadNorms(NamedTuple):
+    """What normalizes queries and keys."""
+
+    kind: QueryKeyNorm
+    norm: NormFactory
+
+
+class MultiHeadAttention(nn.Module):
+    """Attention of every position over a sequence, its own or another's.
+
+    Args:
+        num_features: size of the features, divisible by `num_heads`.
+        num_heads: number of heads.
+        dropout: of the attention weights, in training.
+        causal: a position attends to itself and earlier ones only (self-attention).
+        scales_heads: whether each head has a learned scale, before the out-projection.
+        linear_norm: makes a norm after each linear map; None has none.
+        head_norms: make the norms of queries and keys; None has none.
+
+    Shape:
+        - x: (batch, length, features)
+        - memory: (batch, memory length, features)
+        - padding_mask: (batch, memory length), or (batch, length) without a memory
+        - query_mask: (batch, length)
+        - output: (batch, length, features)
+
+    Raises:
+        InputError: `num_heads` does not divide `num_features`.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        num_heads: int,
+        *,
+        dropout: float = 0.0,
+        causal: bool = False,
+        scales_heads: bool = False,
+        linear_norm: NormFactory | None = None,
+        head_norms: HeadNorms | None = None,
+    ) -> None:
+        super().__init__()
+        if num_features % num_heads:
+            raise InputError(
+                f"num_heads={num_heads} does not divide num_features={num_features}: choose a "
+                "divisor"
+            )
+        self.num_heads = num_heads
+        self.dropout = dropout
+        self.causal = causal
+        self.query = linear(num_features, num_features, linear_norm)
+        self.key_value = linear(num_features, 2 * num_features, linear_norm)
+        self.output = linear(num_features, num_features, linear_norm)
+        self.head_scale = HeadScale(num_heads) if scales_heads else None
+        self.query_norm: nn.Module | None = None
+        self.key_norm: nn.Module | None = None
+        if head_norms is not None:
+            kind, norm = head_norms
+            self.query_norm = NormOfHeads(kind, num_features, num_heads, norm)
+            self.key_norm = NormOfHeads(kind, num_features, num_heads, norm)
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: Tensor | None = None,
+        padding_mask: Tensor | None = None,
+        query_mask: Tensor | None = None,
+    ) -> Tensor:
+        """Attend from `x` to `memory` (to `x` itself where there is none), but not to padding.
+
+        Args:
+            x: (batch, length, features).
+            memory: what is attended to.
+            padding_mask: of the memory, or of x without one.
+            query_mask: of x, for norms inside alone: the padding of x is attended to. Without a
+                memory None is `padding_mask`.
+        """
+        if memory is None:
+            query_mask = padding_mask if query_mask is None else query_mask
+            key_mask = query_mask
+        else:
+            key_mask = padding_mask
+        query = self._queries(x, query_mask)
+        keys, values = self.keys_values(x if memory is None else memory, key_mask)
+        allowed = None if padding_mask is None else self._allowed(padding_mask)
+        causal = self.causal and padding_mask is None
+        return self._attended(query, keys, values, allowed, causal=causal, mask=query_mask)
+
+    def keys_values(
+        self, memory: Tensor, padding_mask: Tensor | None = None
+    ) -> tuple[Tensor, Tensor]:
+        """Return what `attend` looks at, each (batch, heads, memory length, features of a head).
+
+        Args:
+            memory: (batch, memory length, features).
+            padding_mask: of the memory, for norms inside.
+        """
+        if self.key_norm is not None and isinstance(self.key_value, nn.Linear):
+            # Two maps by rows of one weight: a norm of the keys then folds into its own rows.
+            size = self.key_value.in_features
+            weight, bias = self.key_value.weight, self.key_value.bias
+            keys = F.linear(memory, weight[:size], bias[:size])
+            values = F.linear(memory, weight[size:], bias[size:])
+        else:
+            keys, values = apply_masked(self.key_value, memory, padding_mask).chunk(2, dim=-1)
+        if self.key_norm is not None:
+            return self.key_norm(keys, padding_mask), self._heads(values)
+        return self._heads(keys), self._heads(values)
+
+    def branch_weights(self) -> list[Tensor]:
+        """Return the weights of values and output with their biases, for DeepNorm."""
+        assert isinstance(self.key_value, nn.Linear)
+        assert isinstance(self.output, nn.Linear)
+        size = self.key_value.in_features
+        values = (self.key_value.weight[size:], self.key_value.bias[size:])
+        return [*values, self.output.weight, self.output.bias]
+
+    def attend(self, x: Tensor, keys: Tensor, values: Tensor, allowed: Tensor | None) -> Tensor:
+        """Attend from `x` to the keys and values of `keys_values`.
+
+        Args:
+            x: (batch, length, features).
+            keys: of the memory.
+            values: of the memory.
+            allowed: where attention may look, True = yes, for each query at least one place;
+                broadcasts to (batch, heads, length, memory length).
+        """
+        return self._attended(self._queries(x, None), keys, values, allowed)
+
+    def _queries(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        queries = apply_masked(self.query, x, mask)
+        if self.query_norm is not None:
+            normalized: Tensor = self.query_norm(queries, mask)
+            return normalized
+        return self._heads(queries)
+
+    def _attended(
+        self,
+        query: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        allowed: Tensor | None,
+        *,
+        causal: bool = False,
+        mask: Tensor | None = None,
+    ) -> Tensor:
+        attended = F.scaled_dot_product_attention(
+            query,
+            keys,
+            values,
+            attn_mask=allowed,
+            dropout_p=self.dropout if self.training else 0.0,
+            is_causal=causal,
+        )
+        mixed = attended.transpose(1, 2).flatten(2)
+        if self.head_scale is not None:
+            mixed = self.head_scale(mixed)
+        return apply_masked(self.output, mixed, mask)
+
+    def _heads(self, x: Tensor) -> Tensor:
+        return _split_heads(x, self.num_heads)
+
+    def _allowed(self, padding_mask: Tensor) -> Tensor:
+        """Return where attention may look, True = yes, (batch, 1, length or 1, length)."""
+        if not self.causal:
+            return attended_positions(padding_mask)
+        allowed = ~padding_mask[:, None, None, :]
+        length = padding_mask.shape[-1]
+        earlier = torch.ones(length, length, dtype=torch.bool, device=padding_mask.device).tril()
+        # A position always sees itself: a softmax over nothing (padding at the start) is NaN.
+        return (allowed & earlier) | earlier.new_ones(length).diag()
+
+
+def _split_heads(x: Tensor, num_heads: int) -> Tensor:
+    """(batch, length, features) → (batch, heads, length, features of a head)."""
+    batch, length, features = x.shape
+    return x.view(batch, length, num_heads, features // num_heads).transpose(1, 2)
+
+
+def linear(num_inputs: int, num_outputs: int, norm: NormFactory | None) -> nn.Module:
+    """Return a linear map, with a norm of its output where there is what makes one."""
+    plain = nn.Linear(num_inputs, num_outputs)
+    return plain if norm is None else Normed(plain, norm(num_outputs))

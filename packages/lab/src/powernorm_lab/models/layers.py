@@ -1,0 +1,289 @@
+"""The parts of a Transformer layer: feed-forward network, residual sub-layer, both together."""
+
+from collections.abc import Callable
+from typing import Protocol, TypeVar, cast
+
+import torch
+from torch import Tensor, nn
+
+from powernorm.errors import InputError
+from powernorm_lab.models.attention import HeadNorms, MultiHeadAttention, linear
+from powernorm_lab.models.choices import Activation, TransformerShape
+from powernorm_lab.models.dropout import Dropout
+from powernorm_lab.models.normed import Normed, NormFactory, apply_masked
+from powernorm_lab.models.placements import (
+    WITHOUT_FINAL_NORM,
+    LayerPlaces,
+    SubLayerPlaces,
+    has_embedding_norm,
+    layer_places,
+)
+
+Norms = TypeVar("Norms")
+
+
+class Cube(nn.Module):
+    """x³ (Chen and Manning 2014)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the third power of each element."""
+        return x * x * x
+
+
+ACTIVATIONS: dict[Activation, type[nn.Module]] = {"gelu": nn.GELU, "relu": nn.ReLU, "cube": Cube}
+
+
+class Branches(Protocol):
+    """An attention whose values and output DeepNorm begins smaller."""
+
+    def branch_weights(self) -> list[Tensor]:
+        """Return their weights and biases."""
+        ...
+
+
+class FeedForward(nn.Sequential):
+    """Linear, activation, dropout, Linear, at every position alike, and norms between them.
+
+    Args:
+        shape: of the layers.
+        places: of the norms.
+        norm: makes the norms.
+
+    Shape:
+        - x: (batch, length, features)
+        - padding_mask: (batch, length), True = padding
+        - output: as x
+    """
+
+    def __init__(self, shape: TransformerShape, places: LayerPlaces, norm: NormFactory) -> None:
+        hidden = shape.feedforward_features
+        dropped = shape.dropout if shape.activation_dropout is None else shape.activation_dropout
+        before = norm if places.linears or places.hidden == "before" else None
+        first = linear(shape.num_features, hidden, before)
+        dropout: nn.Module = Dropout(dropped)
+        if places.hidden == "after":
+            dropout = Normed(dropout, norm(hidden))
+        super().__init__(
+            first,
+            ACTIVATIONS[shape.activation](),
+            dropout,
+            linear(hidden, shape.num_features, norm if places.linears else None),
+        )
+
+    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+        """Return what the network makes of every position."""
+        for part in self:
+            x = apply_masked(part, x, padding_mask)
+        return x
+
+    def branch_weights(self) -> list[Tensor]:
+        """Return the weights and biases of both linear maps, for DeepNorm."""
+        maps = [part for part in self if isinstance(part, nn.Linear)]
+        return [tensor for part in maps for tensor in (part.weight, part.bias)]
+
+
+class Residual(nn.Module):
+    """The frame of a sub-layer f: `N₃(α x + N₂(f(N₁(x))))`, of which most placements have a part.
+
+    The norm before the sub-layer or at the sum is `norm`, that after it is `branch_norm`. α is the
+    vector `scale`: learned, or a constant whose entries are equal until a norm is folded.
+
+    Args:
+        num_features: size of the features.
+        norm: makes the norms.
+        places: of the norms.
+        dropout: of what is added, in training.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        norm: NormFactory,
+        *,
+        places: SubLayerPlaces,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.places = places
+        self.norm = norm(num_features) if places.before or places.at_sum else None
+        self.branch_norm = norm(num_features) if places.after else None
+        self.dropout = Dropout(dropout)
+        self.scale: Tensor | None
+        if places.residual == "learned":
+            self.scale = nn.Parameter(torch.ones(num_features))
+        elif places.residual == 1:
+            self.scale = None
+        else:
+            self.register_buffer("scale", torch.full((num_features,), float(places.residual)))
+
+    def forward(
+        self, x: Tensor, sublayer: Callable[[Tensor], Tensor], padding_mask: Tensor | None = None
+    ) -> Tensor:
+        """Apply `sublayer` inside the frame; x: (batch, length, features)."""
+        branch = sublayer(self._normalized(x, padding_mask) if self.places.before else x)
+        if self.branch_norm is not None:
+            branch = self.branch_norm(branch, padding_mask)
+        kept = x if self.scale is None else x * self.scale
+        total = kept + self.dropout(branch)
+        return self._normalized(total, padding_mask) if self.places.at_sum else total
+
+    def _normalized(self, x: Tensor, padding_mask: Tensor | None) -> Tensor:
+        assert self.norm is not None
+        normalized: Tensor = self.norm(x, padding_mask)
+        return normalized
+
+
+class SubLayers(nn.Module):
+    """An attention and a feed-forward network, each in its residual frame; how they meet is left.
+
+    Args:
+        attention: of positions to each other.
+        shape: of the layers.
+        norm: makes the norms.
+        places: of the norms; None is where the lowest layer has them.
+    """
+
+    def __init__(
+        self,
+        attention: nn.Module,
+        shape: TransformerShape,
+        norm: NormFactory,
+        *,
+        places: LayerPlaces | None = None,
+    ) -> None:
+        super().__init__()
+        places = places or layer_places(shape)[0]
+        self.branch_scale = places.branch_scale
+        self.attention = attention
+        self.attention_frame = attention_frame(shape, places, norm)
+        self.feedforward = FeedForward(shape, places, norm)
+        self.feedforward_frame = feedforward_frame(shape, places, norm)
+
+    def scale_branches(self) -> None:
+        """Multiply the initial weights of the branches by DeepNorm's β."""
+        if self.branch_scale != 1:
+            scale_branches(self.branch_scale, [self.attention, self.feedforward])
+
+    def _through(
+        self, x: Tensor, attend: Callable[[Tensor], Tensor], padding_mask: Tensor | None
+    ) -> Tensor:
+        x = self.attention_frame(x, attend, padding_mask)
+        y: Tensor = self.feedforward_frame(
+            x, lambda inner: self.feedforward(inner, padding_mask), padding_mask
+        )
+        return y
+
+
+class AttentionLayer(SubLayers):
+    """The layer of a Transformer around an attention whose forward takes `(x, padding_mask=…)`."""
+
+    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+        """Return the layer's output, (batch, length, features)."""
+
+        def attend(inner: Tensor) -> Tensor:
+            attended: Tensor = self.attention(inner, padding_mask=padding_mask)
+            return attended
+
+        return self._through(x, attend, padding_mask)
+
+
+class TransformerLayer(AttentionLayer):
+    """The layer with the usual attention of several heads.
+
+    Args:
+        shape: of the layers.
+        norm: makes the norms.
+        causal: a position sees no later one.
+        places: of the norms; None is where the lowest layer has them.
+        qk_norm: makes the norms of queries and keys, where the shape has them; None is `norm`.
+    """
+
+    def __init__(
+        self,
+        shape: TransformerShape,
+        norm: NormFactory,
+        *,
+        causal: bool = False,
+        places: LayerPlaces | None = None,
+        qk_norm: NormFactory | None = None,
+    ) -> None:
+        places = places or layer_places(shape)[0]
+        super().__init__(
+            attention(shape, places, norm, causal=causal, qk_norm=qk_norm),
+            shape,
+            norm,
+            places=places,
+        )
+
+
+def attention(
+    shape: TransformerShape,
+    places: LayerPlaces,
+    norm: NormFactory,
+    *,
+    causal: bool,
+    qk_norm: NormFactory | None,
+) -> MultiHeadAttention:
+    """Return an attention of several heads with the norms that stand inside it."""
+    return MultiHeadAttention(
+        shape.num_features,
+        shape.num_heads,
+        dropout=shape.attention_dropout,
+        causal=causal,
+        scales_heads=places.scales_heads,
+        linear_norm=norm if places.linears else None,
+        head_norms=None if shape.qk_norm is None else HeadNorms(shape.qk_norm, qk_norm or norm),
+    )
+
+
+def attention_frame(shape: TransformerShape, places: LayerPlaces, norm: NormFactory) -> Residual:
+    """Return the frame of an attention."""
+    return Residual(shape.num_features, norm, places=places.attention, dropout=shape.dropout)
+
+
+def feedforward_frame(shape: TransformerShape, places: LayerPlaces, norm: NormFactory) -> Residual:
+    """Return the frame of a feed-forward network."""
+    return Residual(shape.num_features, norm, places=places.feedforward, dropout=shape.dropout)
+
+
+@torch.no_grad()
+def scale_branches(scale: float, modules: list[nn.Module]) -> None:
+    """Multiply weights and biases of values, outputs and feed-forward networks, as DeepNorm does.
+
+    Queries and keys, and the embeddings, stay as they are.
+    """
+    for module in modules:
+        for tensor in cast(Branches, module).branch_weights():
+            tensor.mul_(scale)
+
+
+def final_norm(shape: TransformerShape, norm: NormFactory) -> nn.Module | None:
+    """Return the norm after the last layer; None with placements that have none."""
+    return None if shape.placement in WITHOUT_FINAL_NORM else norm(shape.num_features)
+
+
+def embedding_norm(shape: TransformerShape, norm: NormFactory) -> nn.Module | None:
+    """Return the norm of the embeddings; None where they have none."""
+    return norm(shape.num_features) if has_embedding_norm(shape) else None
+
+
+def norms_by_layer(norms: Norms, shape: TransformerShape, upper: Norms | None) -> list[Norms]:
+    """Return what makes the norms of each layer, the lowest first.
+
+    Args:
+        norms: of the `num_norm_layers` lowest layers.
+        shape: has the numbers of layers.
+        upper: of the layers above them.
+
+    Raises:
+        InputError: there are no such layers, or nothing for those above them.
+    """
+    num_layers, lowest = shape.num_layers, shape.num_norm_layers
+    if lowest is None or lowest == num_layers:
+        return [norms] * num_layers
+    if upper is None or not 0 <= lowest <= num_layers:
+        raise InputError(
+            f"num_norm_layers={lowest} of num_layers={num_layers} layers: give 0 to "
+            f"{num_layers}, and with upper_norm what makes the norms above them"
+        )
+    return [norms] * lowest + [upper] * (num_layers - lowest)

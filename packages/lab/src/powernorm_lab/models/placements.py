@@ -1,0 +1,133 @@
+"""Where the norms of each layer stand, by the name of a placement."""
+
+from dataclasses import dataclass, replace
+from typing import Final, Literal, NamedTuple
+
+from powernorm_lab.models.choices import TransformerShape
+from powernorm_lab.runs import Placement
+
+WITHOUT_FINAL_NORM: Final[frozenset[Placement]] = frozenset({"post", "deepnorm", "bn-linear"})
+"""Placements without a norm after the last layer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SubLayerPlaces:
+    """Where the norms of a sub-layer f stand: `y = N₃(α x + N₂(f(N₁(x))))`."""
+
+    before: bool = False
+    """N₁, before the sub-layer, on its branch."""
+    after: bool = False
+    """N₂, after the sub-layer, on its branch."""
+    at_sum: bool = False
+    """N₃, after the residual sum."""
+    residual: float | Literal["learned"] = 1.0
+    """α: a constant, or a learned vector that begins at 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LayerPlaces:
+    """Where the norms of a layer stand, and what comes with them."""
+
+    attention: SubLayerPlaces
+    """Of its attentions."""
+    feedforward: SubLayerPlaces
+    """Of its feed-forward network."""
+    hidden: Literal["before", "after"] | None = None
+    """Inside the feed-forward network: before the activation, or after it and its dropout."""
+    linears: bool = False
+    """After every linear map of the layer."""
+    scales_heads: bool = False
+    """Whether each head has a learned scale, before the out-projection."""
+    branch_scale: float = 1.0
+    """β: what the initial weights of the branches, but for queries and keys, are multiplied by."""
+
+
+_PRE: Final = SubLayerPlaces(before=True)
+_POST: Final = SubLayerPlaces(at_sum=True)
+_BOTH: Final = SubLayerPlaces(before=True, after=True)
+_OUT: Final = SubLayerPlaces(after=True)
+_NONE: Final = SubLayerPlaces()
+
+_LAYERS: Final[dict[Placement, LayerPlaces]] = {
+    "pre": LayerPlaces(attention=_PRE, feedforward=_PRE),
+    "post": LayerPlaces(attention=_POST, feedforward=_POST),
+    "sandwich": LayerPlaces(attention=_BOTH, feedforward=_BOTH),
+    "peri": LayerPlaces(attention=_BOTH, feedforward=_BOTH),
+    "out": LayerPlaces(attention=_OUT, feedforward=_OUT),
+    "deepnorm": LayerPlaces(attention=_POST, feedforward=_POST),
+    "normformer": LayerPlaces(
+        attention=_BOTH,
+        feedforward=replace(_PRE, residual="learned"),
+        hidden="after",
+        scales_heads=True,
+    ),
+    "bn-ffn": LayerPlaces(attention=_PRE, feedforward=_PRE, hidden="before"),
+    "bn-linear": LayerPlaces(attention=_NONE, feedforward=_NONE, linears=True),
+}
+
+
+class DeepNormScales(NamedTuple):
+    """The constants of DeepNorm (Wang et al. 2022, "DeepNet", section 4)."""
+
+    residual: float
+    """α."""
+    branch: float
+    """β."""
+
+
+def deepnorm_scales(num_layers: int) -> DeepNormScales:
+    """Return α = (2L)^¼ and β = (8L)^-¼ of an encoder or a decoder alone.
+
+    >>> [round(scale, 5) for scale in deepnorm_scales(6)]
+    [1.86121, 0.37992]
+    """
+    return DeepNormScales((2 * num_layers) ** 0.25, (8 * num_layers) ** -0.25)
+
+
+def deepnorm_scales_of_both(
+    num_layers: int, num_decoder_layers: int
+) -> tuple[DeepNormScales, DeepNormScales]:
+    """Return those of an encoder with N layers and its decoder with M.
+
+    Encoder α = 0.81 (N⁴M)^(1/16), β = 0.87 (N⁴M)^(-1/16); decoder α = (3M)^¼, β = (12M)^-¼.
+
+    >>> encoder, decoder = deepnorm_scales_of_both(6, 6)
+    >>> [round(scale, 4) for scale in (*encoder, *decoder)]
+    [1.4179, 0.497, 2.0598, 0.3433]
+    """
+    depth = (num_layers**4 * num_decoder_layers) ** (1 / 16)
+    encoder = DeepNormScales(0.81 * depth, 0.87 / depth)
+    return encoder, DeepNormScales(
+        (3 * num_decoder_layers) ** 0.25, (12 * num_decoder_layers) ** -0.25
+    )
+
+
+def layer_places(
+    shape: TransformerShape,
+    *,
+    num_layers: int | None = None,
+    scales: DeepNormScales | None = None,
+) -> list[LayerPlaces]:
+    """Return where the norms of each layer of a stack stand, the lowest first.
+
+    Args:
+        shape: has the placement.
+        num_layers: of the stack; None is that of the shape.
+        scales: DeepNorm's; None is those of a stack alone.
+    """
+    count = shape.num_layers if num_layers is None else num_layers
+    if shape.placement == "mix":
+        # The lowest quarter (Mix-LN's q = 0.25). Without a layer of its own it would be `pre`.
+        num_post = max(1, count // 4)
+        return [_LAYERS["post"]] * num_post + [_LAYERS["pre"]] * (count - num_post)
+    places = _LAYERS[shape.placement]
+    if shape.placement == "deepnorm":
+        residual, branch = scales or deepnorm_scales(count)
+        at_sum = replace(_POST, residual=residual)
+        places = replace(places, attention=at_sum, feedforward=at_sum, branch_scale=branch)
+    return [places] * count
+
+
+def has_embedding_norm(shape: TransformerShape) -> bool:
+    """Return whether a norm follows the embeddings."""
+    return shape.placement == "peri" if shape.embedding_norm is None else shape.embedding_norm

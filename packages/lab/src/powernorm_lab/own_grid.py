@@ -1,0 +1,223 @@
+"""The grid of a user's own training function: what is asked for, checked."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, Final, Literal, cast, get_args
+
+import torch
+
+from powernorm.errors import InputError
+from powernorm.norms.registry import check_norm_options
+from powernorm_lab.engine.environment import environment
+from powernorm_lab.engine.grid import Grid
+from powernorm_lab.engine.line import Line
+from powernorm_lab.engine.processes import are_several, local_rank
+from powernorm_lab.engine.tasks import Task, TrainingFunction, task_of
+from powernorm_lab.runs import Goal
+from powernorm_lab.settings.comparison import Variant
+
+NORM_OPTIONS: Final = "norm_options"
+NORMS: Final = ("ln", "bn", "rbn", "pn")
+NUM_THREADS: Final = "num_threads"
+Direction = Literal["min", "max"]
+
+
+def own_grid(
+    train: Task | TrainingFunction | str,
+    *,
+    norms: Sequence[str],
+    seeds: Sequence[int],
+    goal: Mapping[str, str],
+    settings: Mapping[str, Any],
+    norm_options: Mapping[str, Mapping[str, Any]],
+    device: str = "auto",
+    num_threads: int | None = None,
+    variants: Sequence[Variant] = (),
+    labels: Sequence[str] | None = None,
+) -> Grid:
+    """Return the grid of a training function and of settings, all of them checked.
+
+    Args:
+        train: function of a `Run`, a `Task`, or `module:name` of one.
+        norms: short names, or `module:Class`.
+        seeds: of the runs.
+        goal: the metric that decides, and whether it is best at its `max` or `min`.
+        settings: values of the function's keyword parameters, or texts of them.
+        norm_options: options of `build_norm` by norm.
+        device: as in `_chosen_device`.
+        num_threads: CPU threads of torch in each run; None leaves torch its choice.
+        variants: what is trained in place of the norms as such; one whose label is its norm is
+            that norm's own line.
+        labels: of the variants that are trained; None is all. The others may have runs already.
+
+    Raises:
+        InputError: one of them cannot be used; the message names it.
+    """
+    task = task_of(train)
+    checked_goal = _checked_goal(goal, task.name)
+    checked = task.settings(settings)
+    for norm in (*norms, *norm_options):
+        check_norm_options(norm, norm_options.get(norm, {}))
+    unused = [norm for norm in norm_options if norm not in norms]
+    if unused:
+        raise InputError(
+            f"norm_options.{unused[0]} is given, and {unused[0]} is not among the norms "
+            f"({', '.join(norms)}): add it, or leave its options out"
+        )
+    options = {norm: dict(norm_options.get(norm, {})) for norm in norms}
+    lines = {norm: Line(norm, checked, options[norm]) for norm in norms}
+    if variants:
+        lines = {one.label: _line_of_variant(one, task, settings, options) for one in variants}
+    for line in lines.values():
+        task.check(line.settings, line.norm)
+    return Grid(
+        task=task,
+        lines=[lines[label] for label in (lines if labels is None else labels)],
+        seeds=seeds,
+        goal=checked_goal,
+        settings=checked,
+        head=partial(_head, task, checked, options, list(seeds)),
+        config=partial(_config, task, checked_goal, num_threads),
+        line_of=partial(_line_of, checked, norm_options, lines if variants else {}),
+        device=_chosen_device(device),
+        num_threads=num_threads,
+    )
+
+
+def _line_of_variant(
+    variant: Variant,
+    task: Task,
+    settings: Mapping[str, Any],
+    options: Mapping[str, Mapping[str, Any]],
+) -> Line:
+    chosen = {**options.get(variant.norm, {}), **variant.norm_options}
+    check_norm_options(variant.norm, chosen)
+    own = task.settings({**settings, **variant.settings})
+    if variant.label == variant.norm:
+        return Line(variant.norm, own, chosen)
+    return Line(variant.norm, own, chosen, label=variant.label)
+
+
+def _chosen_device(device: str) -> torch.device:
+    """Return the device of a name; `auto` is a GPU where there is one.
+
+    Raises:
+        InputError: torch knows no such device, or it is not there.
+    """
+    if device == "auto":
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    try:
+        chosen = torch.device(device)
+        if device == "cuda" and torch.cuda.is_available():
+            chosen = torch.device("cuda", local_rank() if are_several() else 0)
+        torch.empty(0, device=chosen)
+    except (RuntimeError, AssertionError, NotImplementedError) as error:
+        first_line = str(error).partition("\n")[0]
+        raise InputError(
+            f"device {device!r} cannot be used ({first_line}): try auto or cpu"
+        ) from error
+    return chosen
+
+
+def _checked_goal(goal: Mapping[str, str], task: str) -> Goal:
+    """Return the metric and its direction.
+
+    Raises:
+        InputError: there is not exactly one, or its direction is unknown.
+    """
+    if len(goal) != 1:
+        raise InputError(
+            f"goal is {goal!r}: name the one value that {task} returns by which the norms are "
+            "compared, and which way it is better, e.g. {'valid_loss': 'min'}"
+        )
+    ((metric, direction),) = goal.items()
+    if direction not in get_args(Direction):
+        raise InputError(f"the goal {metric} has the direction {direction!r}, expected min or max")
+    return Goal(metric=metric, direction=cast("Direction", direction))
+
+
+def checked_seeds(seeds: int | Sequence[int]) -> list[int]:
+    """Return the seeds: 0 to n - 1 of a number n.
+
+    Raises:
+        InputError: there is none, one is negative or given twice.
+    """
+    chosen = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
+    if not chosen or len(set(chosen)) < len(chosen) or min(chosen) < 0:
+        raise InputError(
+            f"seeds is {seeds!r}: give a number of seeds (at least 1), or different seeds from 0"
+        )
+    return chosen
+
+
+def checked_norms(norms: Sequence[str]) -> list[str]:
+    """Return the norms of a comparison.
+
+    Raises:
+        InputError: there is none, or one is given twice.
+    """
+    chosen = list(norms)
+    if isinstance(norms, str) or not chosen or len(set(chosen)) < len(chosen):
+        raise InputError(f"norms is {norms!r}: give different short names, such as {list(NORMS)}")
+    return chosen
+
+
+def _head(
+    task: Task, settings: Any, options: Mapping[str, Any], seeds: list[int]
+) -> dict[str, Any]:
+    return {
+        "task": task.name,
+        "function": task.source(),
+        "settings": {
+            **task.to_json(settings),
+            "norms": list(options),
+            "seeds": seeds,
+            NORM_OPTIONS: {norm: chosen for norm, chosen in options.items() if chosen},
+            **environment(["powernorm"]),
+        },
+    }
+
+
+def _config(
+    task: Task,
+    goal: Goal,
+    num_threads: int | None,
+    line: Line,
+    seed: int,
+    fingerprint: str | None,
+) -> dict[str, Any]:
+    config: dict[str, Any] = {
+        "task": task.name,
+        "function": task.source(),
+        "goal": goal,
+        "norm": line.norm,
+        "seed": seed,
+        NORM_OPTIONS: dict(line.norm_options),
+        "settings": task.to_json(line.settings),
+    }
+    if num_threads is not None:
+        config[NUM_THREADS] = num_threads
+    if line.label is not None:
+        config["label"] = line.label
+    return config if fingerprint is None else {**config, "data_fingerprint": fingerprint}
+
+
+def _line_of(
+    settings: Any,
+    norm_options: Mapping[str, Mapping[str, Any]],
+    variants: Mapping[str, Line],
+    folder: Path,
+    old: Mapping[str, Any],
+) -> Line:
+    """Return the line of a run of an earlier call, also of a norm that is not chosen now."""
+    norm = old.get("norm")
+    if not isinstance(norm, str):
+        raise InputError(f"{folder} is no run of a training function: give another --out")
+    variant = variants.get(old.get("label", norm))
+    if variant is not None:
+        return variant
+    chosen = norm_options.get(norm)
+    if chosen is None and isinstance(old.get(NORM_OPTIONS), Mapping):
+        chosen = old[NORM_OPTIONS]
+    return Line(norm=norm, settings=settings, norm_options=dict(chosen or {}))

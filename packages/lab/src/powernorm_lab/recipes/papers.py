@@ -1,0 +1,65 @@
+"""What the papers print for a recipe, and by which metric a task is compared."""
+
+from powernorm.records import PaperStatistic
+from powernorm_lab.recipes.files import Recipe, named_recipe, paths_of
+from powernorm_lab.recipes.paper_results import PaperResult
+from powernorm_lab.recipes.paper_statistics import SOURCE, statistics_of
+from powernorm_lab.recipes.studies import study_recipe, study_results
+from powernorm_lab.runs import TASKS, PaperRecord
+from powernorm_lab.settings.comparison import ComparisonSettings
+from powernorm_lab.tasks.settings import settings_of
+
+
+def recipe_of(config: ComparisonSettings) -> Recipe | None:
+    """Return the recipe that settings were made of, by its name; None for others."""
+    if config.study is not None:
+        return study_recipe(config)
+    if config.preset not in paths_of(config.task):
+        return None
+    return named_recipe(config.task, config.preset)
+
+
+def measure_of(task: str) -> str:
+    """Return the metric that comparisons of a task are about.
+
+    >>> measure_of("lm"), measure_of("translation")
+    ('test_perplexity', 'test_bleu')
+    """
+    return settings_of(task).measure if task in TASKS else "test_perplexity"
+
+
+def paper_records(config: ComparisonSettings, recipe: Recipe | None = None) -> list[PaperRecord]:
+    """Return what the papers print for a recipe and placement; empty where nothing.
+
+    Args:
+        config: of the comparison.
+        recipe: it was made of; None means the one of its name.
+    """
+    return [
+        result.record()
+        for result in paper_results(config, recipe)
+        if result.placement == config.placement
+    ]
+
+
+def paper_results(
+    config: ComparisonSettings, recipe: Recipe | None = None
+) -> tuple[PaperResult, ...]:
+    """Return what the papers print for a recipe, of every placement."""
+    if config.study is not None:
+        return study_results(config)  # its variants are not the norms of the papers' tables
+    found = recipe or recipe_of(config)
+    return () if found is None else found.results
+
+
+def paper_statistics(
+    config: ComparisonSettings, recipe: Recipe | None = None
+) -> list[PaperStatistic]:
+    """Return what a paper prints of the statistics of a recipe's norms at its placement.
+
+    They are of the data sets of which the recipe has results of that paper, as its reduced recipes
+    have them too; empty where there are none.
+    """
+    results = () if config.study is not None else paper_results(config, recipe)
+    datasets = {result.dataset for result in results if result.source.startswith(SOURCE)}
+    return statistics_of(datasets, config.placement)

@@ -1,0 +1,263 @@
+"""What a comparison shows, in words: no more than its seeds, its baselines or its race allow."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from math import inf, isnan
+from statistics import fmean
+from typing import Final
+
+from markupsafe import Markup
+
+from powernorm_lab.engine.race_words import drop_sentences, end_sentence
+from powernorm_lab.report import numerals
+from powernorm_lab.report.document import part
+from powernorm_lab.report.measures import heading_of
+from powernorm_lab.report.records import Comparison
+from powernorm_lab.report.summary import (
+    CONFIDENCE,
+    LEAST_SEEDS,
+    REFERENCE,
+    PairedGap,
+    SummaryRow,
+    best_baseline,
+    is_better,
+    summarize,
+)
+from powernorm_lab.report.tables import Table
+from powernorm_lab.runs import RaceRecord
+
+MAX_NAMES: Final = 12
+"""Norms that are named in a sentence; of more the others are counted."""
+
+_Tested = tuple[SummaryRow, PairedGap]
+
+
+def conclusion(comparison: Comparison, rows: Sequence[SummaryRow] | None = None) -> list[str]:
+    """Return what a comparison shows, a sentence or two each.
+
+    Args:
+        comparison: what was compared.
+        rows: of `summarize`; made where they are not given.
+    """
+    rows = summarize(comparison) if rows is None else rows
+    norms = [row for row in rows if not row.is_baseline]
+    measured = [row for row in norms if row.test is not None]
+    if not measured:
+        return ["No run has finished with a result: no conclusion."]
+    return [
+        *_against_baselines(comparison, rows, measured),
+        *(
+            _against_reference(comparison, measured)
+            if comparison.race is None
+            else race_sentences(comparison)
+        ),
+        *_without_result(norms),
+    ]
+
+
+def _against_baselines(
+    comparison: Comparison, rows: Sequence[SummaryRow], measured: Sequence[SummaryRow]
+) -> Iterator[str]:
+    baseline = best_baseline(rows, comparison.measure)
+    if baseline is None:
+        return
+    name, value = baseline
+    behind = [
+        row.label
+        for row in measured
+        if row.test and not is_better(row.test.mean, value, comparison.measure)
+    ]
+    named = f"the {numerals.printable(name)} baseline ({numerals.number(value)})"
+    if len(behind) == len(measured):
+        yield f"No norm beats {named}."
+    elif behind:
+        yield f"No better than {named}: {_listed(behind)}."
+
+
+def _against_reference(comparison: Comparison, measured: Sequence[SummaryRow]) -> Iterator[str]:
+    """Which differ from LayerNorm by the paired test; else why nothing can be said."""
+    if len(measured) < 2:
+        yield "One norm has a result: nothing to compare."
+        return
+    seeds = max(row.test.count for row in measured if row.test)
+    if seeds < 2:
+        yield "One seed: no conclusion. How far another seed lies off is not known."
+        return
+    gaps = [(row, row.gap) for row in measured if row.gap is not None]
+    if not gaps:
+        yield f"No test: no seed finished both with {REFERENCE} and with another norm."
+        return
+    tested = [(row, gap) for row, gap in gaps if not isnan(gap.p)]
+    if not tested:
+        yield (
+            f"{seeds} seeds: no conclusion. The paired test needs {LEAST_SEEDS} that finished "
+            f"both with {REFERENCE} and with the other norm."
+        )
+        return
+    yield from _differences(comparison, tested)
+    untested = [row.label for row, gap in gaps if isnan(gap.p)]
+    if untested:
+        yield f"Fewer than {LEAST_SEEDS} seeds, so no test: {_listed(untested)}."
+    yield _method(tested)
+
+
+def _differences(comparison: Comparison, tested: Sequence[_Tested]) -> Iterator[str]:
+    measure = comparison.measure
+    sides: dict[str, list[str]] = {"Better": [], "Worse": []}
+    for row, gap in tested:
+        if gap.is_told:
+            side = "Better" if is_better(gap.difference, 0, measure) else "Worse"
+            sides[side].append(f"{row.label} {numerals.interval(gap, measure.decimals)}")
+    for side, names in sides.items():
+        if names:
+            yield f"{side} than {REFERENCE} in {measure.heading}: {_listed(names)}."
+    others = [row.label for row, gap in tested if not gap.is_told]
+    if others:
+        yield f"Not told apart from {REFERENCE} by these seeds: {_listed(others)}."
+
+
+def _method(tested: Sequence[_Tested]) -> str:
+    corrected = f", corrected for {len(tested)} norms (Holm)" if len(tested) > 1 else ""
+    marked = (
+        f" A norm with a remark is held against {REFERENCE} with the same."
+        if any(row.remark for row, _ in tested)
+        else ""
+    )
+    confidence, error = (f"{100 * part:.0f} %" for part in (CONFIDENCE, 1 - CONFIDENCE))
+    return (
+        f"By the paired t-test over the seeds, two-sided, at {error}{corrected}; in parentheses "
+        f"the {confidence} interval of a difference.{marked}"
+    )
+
+
+def _without_result(norms: Iterable[SummaryRow]) -> Iterator[str]:
+    lost = [
+        f"{row.label} ({numerals.mark(row.statuses)})"
+        for row in norms
+        if row.test is None and not row.complete
+    ]
+    if lost:
+        yield f"No finished run: {_listed(lost)}."
+
+
+def _short(name: str) -> str:
+    """A name without its middle where that would fill the sentence."""
+    return numerals.printable(name if len(name) <= 80 else f"{name[:40]}…{name[-39:]}")
+
+
+def _listed(names: Sequence[str]) -> str:
+    shown = ", ".join(map(_short, names[:MAX_NAMES]))
+    more = len(names) - MAX_NAMES
+    return f"{shown} and {more} more" if more > 0 else shown
+
+
+def race_sentences(comparison: Comparison) -> Iterator[str]:
+    """Yield what a race has shown, in place of tests for a number of seeds fixed beforehand.
+
+    Args:
+        comparison: with a race.
+    """
+    race, standing = comparison.race, comparison.standing
+    assert race is not None
+    if standing is None:
+        yield "Parts of a race: no conclusion. Each part has its own report."
+        return
+    yield from drop_sentences(standing)
+    yield end_sentence(standing)
+    yield (
+        f"The best norm stays in with a confidence of {100 * race['confidence']:g} %, by a paired "
+        f"test of the {heading_of(standing['metric'])} that may be looked at after every seed."
+    )
+    saved = _saved(comparison, standing)
+    if saved:
+        yield saved
+
+
+def _saved(comparison: Comparison, standing: RaceRecord) -> str:
+    """Return how many of the runs were not needed, and about how long they would have taken."""
+    seeds = comparison.settings.get("seeds")
+    if standing["outcome"] == "open" or not isinstance(seeds, list):
+        return ""
+    names = (*standing["left"], *(drop["label"] for drop in standing["dropped"]))
+    num_saved, seconds, spent = 0, 0.0, 0.0
+    for name in names:
+        times = [
+            run.seconds
+            for run in comparison.runs
+            if run.name == name and run.seed in seeds and run.status != "dropped"
+        ]
+        num_saved += len(seeds) - len(times)
+        seconds += (len(seeds) - len(times)) * (fmean(times) if times else 0.0)
+        spent += sum(times)
+    total = len(names) * len(seeds)
+    if not num_saved:
+        return f"All {total} runs were needed."
+    share = f", {100 * seconds / (seconds + spent):.0f} % of the time" if seconds + spent else ""
+    return (
+        f"{num_saved} of {total} runs were not needed: about {numerals.duration(seconds)}{share}."
+    )
+
+
+def race_contents(comparison: Comparison) -> list[Markup]:
+    """Return the section of the page; empty without a race."""
+    race, standing = comparison.race, comparison.standing
+    if race is None or standing is None:
+        return []
+    error = f"{100 * (1 - race['confidence']):.3g} %"
+    margin = (
+        ""
+        if race["margin"] is None
+        else f" Differences below {race['margin']:g} do not matter: norms that are so close are "
+        "level."
+    )
+    return [
+        _table(comparison, standing).html(
+            "The race",
+            f"Behind: how much worse than the leader at that time in the "
+            f"{heading_of(standing['metric'])}, mean over the seeds that finished with both, and "
+            "the lower confidence bound of that.",
+        ),
+        part(
+            "paragraph",
+            "After every seed from the third on, a norm is dropped whose differences to the "
+            "leader, seed by seed, have a lower confidence bound above 0. The levels of all these "
+            "tests are chosen such that the best norm is dropped with a chance of at most "
+            f"{error}, whenever one stops; it is assumed that what varies over the seeds is "
+            f"independent, normal and about as large for all norms.{margin} Tests and intervals "
+            "for a number of seeds that is fixed beforehand would be wrong here, and are left out.",
+            kind="soft",
+        ),
+    ]
+
+
+def _table(comparison: Comparison, standing: RaceRecord) -> Table:
+    dropped = {drop["label"]: drop for drop in standing["dropped"]}
+    last = {name: drop["after"] for name, drop in dropped.items()}
+    lines = []
+    places = sorted(
+        [*standing["left"], *dropped],
+        key=lambda one: (-last.get(one, inf), one != standing["leader"]),
+    )
+    for name in places:
+        drop = dropped.get(name)
+        word = "leads" if name == standing["leader"] else "still in"
+        behind, by = "", ["", ""]
+        if drop is not None:
+            word = f"out after {numerals.counted(drop['after'], 'seed')}"
+            behind = drop["behind"]
+            by = [
+                numerals.NOTHING if value is None else f"{value:.3g}"
+                for value in (drop["difference"], drop["at_least"])
+            ]
+        lines.append(
+            {
+                "norm": name,
+                "seeds finished": str(
+                    sum(run.name == name and run.finished for run in comparison.runs)
+                ),
+                "race": word,
+                "leader then": behind,
+                "behind by": by[0],
+                "at least by": by[1],
+            }
+        )
+    return Table.of(lines, ("norm", "race", "leader then"))

@@ -1,0 +1,324 @@
+"""The figures of a diagnosis: what is drawn from which rows, and what the caption says."""
+
+from collections.abc import Mapping, Sequence
+from math import isfinite
+from typing import Any, Final, cast
+
+import numpy as np
+from markupsafe import Markup
+from pandas import DataFrame, Series
+
+from powernorm.records import DiagnosisRecord, ScaleRecord
+from powernorm_lab.report import overlays
+from powernorm_lab.report.drawing import (
+    REFERENCE,
+    DrawnFigure,
+    figure,
+    inline_svg,
+    line_style,
+    logarithmic_scale,
+    plain_axes,
+    short_names,
+)
+from powernorm_lab.report.lines import (
+    Panel,
+    RowQuantity,
+    SeedLine,
+    bands_over_seeds,
+    panels_figure,
+    rows_figure,
+)
+from powernorm_lab.report.numerals import counted, percent, printable
+from powernorm_lab.report.overlays import KAPPAS, LAMBDA, OverlayLine
+
+MAX_LINES: Final = 8
+"""Layers that have a line each; of more, the average and the last are drawn."""
+MAX_FRAMES: Final = 12
+"""Layers whose scales are drawn: the first, the last and some between them."""
+MAX_POINTS: Final = 256
+"""Features that are drawn of a layer; of more, every second, third … is."""
+_FRAMES_IN_ROW: Final = 2
+
+_TIDS: Final[Mapping[str, str]] = {
+    "mean_tid": "mean (BatchNorm)",
+    "var_tid": "deviation (BatchNorm)",
+    "pnv_tid": "PowerNormV",
+    "pn_tid": "PowerNorm",
+}
+
+
+def tid_by_layer(record: DiagnosisRecord, prefix: str) -> list[DrawnFigure]:
+    """TID of each layer, and the same with padding counted where there is padding."""
+    limits = _limits(record)
+    caption = "Two-pass TID in percent by layer, top: first, logarithmic."
+    if limits:
+        words = ", ".join(f"{percent(limit)} % ({name})" for name, limit in limits)
+        caption += f" Dotted: the verdict's limits, {words}."
+    return [
+        *_profile_figure(
+            record,
+            {"total": "mean + deviation", **_TIDS},
+            title="TID by layer",
+            x_label="TID, %",
+            caption=caption,
+            prefix=f"{prefix}tid",
+            limits=[100 * limit for _, limit in limits],
+            scale=100,
+        ),
+        *_padding_figure(record, prefix),
+    ]
+
+
+def _limits(record: DiagnosisRecord) -> list[tuple[str, float]]:
+    """The verdict's thresholds of TIDs and sums of them, with what they are for."""
+    found = []
+    for threshold in record["verdict"]["thresholds"]:
+        name, _, quantity = threshold["quantity"].rpartition(": ")
+        if all(part in _TIDS for part in quantity.split(" + ")):
+            found.append((printable(name or quantity), threshold["limit"]))
+    return found
+
+
+def _padding_figure(record: DiagnosisRecord, prefix: str) -> list[DrawnFigure]:
+    padded = {"padded_mean_tid": "mean, counted", "padded_var_tid": "deviation, counted"}
+    if not any(layer.get(key) is not None for layer in record["layers"] for key in padded):
+        return []
+    plain = {"mean_tid": "mean, left out", "var_tid": "deviation, left out"}
+    return _profile_figure(
+        record,
+        plain | padded,
+        title="Padding left out or counted",
+        x_label="TID, %",
+        caption="TID of BatchNorm with padding left out of the statistics, and counted as tokens.",
+        prefix=f"{prefix}padding",
+        scale=100,
+    )
+
+
+def conditioning(record: DiagnosisRecord, prefix: str) -> list[DrawnFigure]:
+    """κ_p and λ₁ of each layer's input (Wang et al. 2022, Fig. 6 and 7)."""
+    return [
+        *_profile_figure(
+            record,
+            {one.key: one.name for one in KAPPAS},
+            title="Conditioning by layer",
+            x_label="κ",
+            caption="κ: the largest eigenvalue of the covariance of the layer's input over the "
+            "eigenvalue at 20, 50 and 80 % of the features (Wang et al. 2022, Fig. 6). Lower "
+            "usually trains faster.",
+            prefix=f"{prefix}kappa",
+        ),
+        *_profile_figure(
+            record,
+            {LAMBDA.key: LAMBDA.name},
+            title="Largest eigenvalue by layer",
+            x_label=LAMBDA.unit,
+            caption=LAMBDA.source,
+            prefix=f"{prefix}lambda",
+        ),
+    ]
+
+
+def _profile_figure(
+    record: DiagnosisRecord,
+    quantities: Mapping[str, str],
+    *,
+    title: str,
+    x_label: str,
+    caption: str,
+    prefix: str,
+    limits: Sequence[float] = (),
+    scale: float = 1,
+) -> list[DrawnFigure]:
+    layers = record["layers"]
+    columns = {
+        label: [_value(layer, key, scale) for layer in layers] for key, label in quantities.items()
+    }
+    lines = [
+        RowQuantity(label, values)
+        for label, values in columns.items()
+        if any(value is not None for value in values)
+    ]
+    return rows_figure(
+        [str(layer["layer"]) for layer in layers],
+        lines,
+        layers=True,
+        limits=limits,
+        title=title,
+        x_label=x_label,
+        logarithmic=True,
+        caption=caption,
+        prefix=prefix,
+    )
+
+
+def _value(layer: Mapping[str, Any], key: str, scale: float) -> float | None:
+    """A column, or what the verdicts on BatchNorm look at: mean and deviation together."""
+    values = [layer.get(part) for part in (("mean_tid", "var_tid") if key == "total" else (key,))]
+    return None if None in values else scale * sum(cast(list[float], values))
+
+
+def batch_sizes(record: DiagnosisRecord, prefix: str) -> list[DrawnFigure]:
+    """TID against the number of tokens in a batch."""
+    rows = DataFrame(record["batch_sizes"], columns=["layer", "tokens", *_TIDS])
+    layers = list(rows["layer"].unique())
+    if rows["tokens"].nunique() < 2:
+        return []
+    by_layer = {layer: rows[rows["layer"] == layer] for layer in layers}
+    if len(layers) <= MAX_LINES:
+        names = dict(zip(short_names(layers), by_layer.values(), strict=True))
+        frames = [
+            (
+                key.replace("_", "-"),
+                title,
+                {name: _by_size(part, key) for name, part in names.items()},
+            )
+            for key, title in _TIDS.items()
+        ]
+    else:
+        parts = (("average", "average", rows), ("last", "last layer", by_layer[layers[-1]]))
+        frames = [
+            (name, title, {label: _by_size(part, key) for key, label in _TIDS.items()})
+            for name, title, part in parts
+        ]
+    return [
+        drawn
+        for name, title, lines in frames
+        for drawn in panels_figure(
+            [
+                Panel(
+                    f"TID by batch size: {title}",
+                    "TID, %",
+                    bands_over_seeds({name: [SeedLine(points)] for name, points in lines.items()}),
+                    logarithmic=True,
+                )
+            ],
+            caption="The same tokens in batches of another size; both axes logarithmic.",
+            x_label="tokens in a batch",
+            logarithmic_x=True,
+            prefix=f"{prefix}sizes-{name}",
+        )
+    ]
+
+
+def _by_size(rows: DataFrame, key: str) -> Series:
+    """Mean over the rows of each size, in percent."""
+    known = rows[np.isfinite(rows[key].astype(float))]
+    return 100 * known.astype({key: float}).groupby("tokens")[key].mean()
+
+
+def spectra(record: DiagnosisRecord, prefix: str) -> list[DrawnFigure]:
+    """Singular values of the embeddings (Shen et al. 2020, Fig. 6)."""
+    return overlays.spectra([OverlayLine(record["model"], [record])], prefix)
+
+
+def evaluation(record: DiagnosisRecord, prefix: str) -> list[DrawnFigure]:
+    """Loss by the size of the batches that the statistics come from (W22, Table 8)."""
+    batches = {
+        float(row["tokens"]): row["loss"]
+        for row in record["evaluation"]
+        if row["statistics"] == "batch" and row["tokens"] is not None
+    }
+    if len(batches) < 2:
+        return []
+    ends = min(batches), max(batches)
+    lines = {"batch": [SeedLine(batches)]} | {
+        row["statistics"]: [SeedLine(dict.fromkeys(ends, row["loss"]))]
+        for row in record["evaluation"]
+        if row["statistics"] != "batch"
+    }
+    return panels_figure(
+        [Panel("Loss by statistics", "loss", bands_over_seeds(lines))],
+        caption="The same weights with batch statistics of several sizes, with the running ones, "
+        "and with those re-estimated over the training data (Wang et al. 2022, Table 7 and 8).",
+        x_label="tokens in a batch",
+        logarithmic_x=True,
+        prefix=f"{prefix}evaluation",
+    )
+
+
+def scales(record: DiagnosisRecord, prefix: str) -> list[DrawnFigure]:
+    """|γ| of each feature against the deviation there (Shen et al. 2020, App. B.1)."""
+    return draw_scales(
+        record["scales"],
+        lead="A point a feature",
+        below="|γ| is at most the deviation",
+        owner=printable(record["model"]),
+        prefix=f"{prefix}scales",
+    )
+
+
+_Pairs = list[tuple[float, float]]
+
+
+def draw_scales(
+    layers: Sequence[ScaleRecord], *, lead: str, below: str, owner: str, prefix: str
+) -> list[DrawnFigure]:
+    """γ against the deviation of the batch, a small frame a layer; empty where none has numbers.
+
+    Args:
+        layers: from the first.
+        lead: how the caption begins.
+        below: what holds below the line.
+        owner: whose layers they are.
+        prefix: of the ids in the SVG.
+    """
+    known = [(layer["layer"], pairs) for layer in layers if (pairs := scale_pairs(layer))]
+    if not known:
+        return []
+    everything = [pair for _, pairs in known for pair in pairs]
+    share = sum(weight <= deviation for deviation, weight in everything) / len(everything)
+    notes = [
+        f"{lead}, both axes logarithmic. Below the line {below}: {percent(share)} % of the "
+        "features."
+    ]
+    left_out = sum(len(layer["weight"]) for layer in layers) - len(everything)
+    if left_out:
+        notes.append(f"Left out: {counted(left_out, 'feature')} whose γ or deviation is 0.")
+    if len(known) > MAX_FRAMES:
+        notes.append(
+            f"Of {len(known)} layers {MAX_FRAMES} are drawn, from the first to the last; the share "
+            "is of all."
+        )
+    return [DrawnFigure(_draw_frames(_evenly_spaced(known), owner, prefix), " ".join(notes))]
+
+
+def scale_pairs(layer: ScaleRecord) -> _Pairs:
+    """Deviation and |γ|, where both have a logarithm."""
+    return [
+        (deviation, abs(weight))
+        for deviation, weight in zip(layer["deviation"], layer["weight"], strict=False)
+        if isfinite(deviation) and isfinite(weight) and deviation > 0 and weight
+    ]
+
+
+def _evenly_spaced(layers: Sequence[tuple[str, _Pairs]]) -> Sequence[tuple[str, _Pairs]]:
+    """All, or so many from the first to the last: a model of a hundred layers takes minutes."""
+    if len(layers) <= MAX_FRAMES:
+        return layers
+    return [layers[i * (len(layers) - 1) // (MAX_FRAMES - 1)] for i in range(MAX_FRAMES)]
+
+
+def _draw_frames(layers: Sequence[tuple[str, _Pairs]], owner: str, prefix: str) -> Markup:
+    names = short_names([name for name, _ in layers])
+    rows = -(-len(layers) // _FRAMES_IN_ROW)
+    with figure(0.4 + 1.3 * rows) as drawn:
+        grid = drawn.subplots(rows, _FRAMES_IN_ROW, sharex=True, sharey=True, squeeze=False)
+        frames = list(grid.flat)
+        for axes, (_, pairs), name in zip(frames, layers, names, strict=False):
+            plain_axes(axes, "", "", "")
+            axes.set_title(name, loc="left", fontsize=6.5, fontweight="normal")
+            x, y = zip(*pairs[:: -(-len(pairs) // MAX_POINTS)], strict=True)
+            axes.plot(x, y, ".", color=line_style(0)[0], markersize=3, alpha=0.7)
+            axes.axline((1, 1), (2, 2), **REFERENCE)
+        logarithmic_scale(frames[0].xaxis)
+        logarithmic_scale(frames[0].yaxis)
+        for index, axes in enumerate(frames):
+            # The last frame of a column shows the numbers, also where another column is longer.
+            axes.tick_params(labelsize=6.5, labelbottom=index + _FRAMES_IN_ROW >= len(layers))
+        for axes in frames[len(layers) :]:
+            axes.remove()
+        drawn.supxlabel("deviation of the batch", fontsize=8)
+        drawn.supylabel("|γ|", fontsize=8)
+        description = f"γ against the deviation of the batch in each layer of {owner}"
+        return inline_svg(drawn, prefix, description)

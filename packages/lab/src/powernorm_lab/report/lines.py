@@ -1,0 +1,459 @@
+"""The two ways to draw lines: over an x axis with bands over seeds, and through named rows."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from math import isfinite
+from typing import Any, Final
+
+import numpy as np
+from markupsafe import Markup
+from matplotlib.axes import Axes
+from matplotlib.ticker import (
+    EngFormatter,
+    FixedLocator,
+    MaxNLocator,
+    NullLocator,
+    StrMethodFormatter,
+)
+from numpy.typing import NDArray
+from pandas import Series, concat
+
+from powernorm_lab.report.drawing import (
+    NO_NUMBER,
+    REFERENCE,
+    DrawnFigure,
+    add_legend,
+    drawable,
+    figure,
+    hover_name,
+    inline_svg,
+    legend_label,
+    line_style,
+    logarithmic_scale,
+    name_rows,
+    plain_axes,
+    short_names,
+    shorten,
+)
+from powernorm_lab.report.numerals import printable
+from powernorm_lab.schema import LARGEST
+
+MAX_POINTS: Final = 300
+"""Points of a drawn line; longer logs are averaged in blocks."""
+MAX_DRAWN: Final = 30_000
+"""Points of a figure, over all its lines: what a page of hundreds of runs can hold."""
+FEWEST_POINTS: Final = 40
+"""Of a line among however many."""
+MAX_TICKS: Final = 8
+"""Of more positions on a logarithmic x axis, not each has its tick."""
+SQUEEZED: Final = 0.2
+"""Part of a frame's height that the lines must have for a reference to be drawn with them."""
+_SEEDS: Final = "Line: mean of the seeds that finished; shade: their range."
+_LOST: Final = "A cross on the upper edge: a run without a number."
+_THIN: Final = (
+    "Thin: a run that did not finish; a cross where it broke down, on the edge where it has left "
+    "the frame."
+)
+_MARKED: Final = 12
+"""Points of a line up to which each has a dot."""
+
+
+@dataclass(frozen=True)
+class UnfinishedLine:
+    """A run beside the mean, for it has not come to its end.
+
+    Attributes:
+        x: positions, rising; at least one.
+        y: values.
+        lost: whether it broke down, so that its end deserves a mark.
+    """
+
+    x: Sequence[float]
+    y: Sequence[float]
+    lost: bool
+
+
+@dataclass(frozen=True)
+class Band:
+    """A line, with the extremes over seeds where it is their mean.
+
+    Attributes:
+        label: in the legend; several lines may have one.
+        style: number of its color and dashes.
+        x: positions, rising.
+        mean: values; NaN where there is none.
+        low: smallest over seeds; empty or as `mean` for a single seed.
+        high: largest over seeds.
+        lost: positions at which runs have no number.
+        traces: runs that are no part of the mean; they do not set the frame where bands do.
+    """
+
+    label: str
+    style: int
+    x: Sequence[float]
+    mean: Sequence[float]
+    low: Sequence[float] = ()
+    high: Sequence[float] = ()
+    lost: Sequence[float] = ()
+    traces: Sequence[UnfinishedLine] = ()
+
+
+@dataclass(frozen=True)
+class SeedLine:
+    """A quantity of one run.
+
+    Attributes:
+        points: its values by position, a Series or a mapping.
+        finished: whether the run did, so that it is part of the mean over seeds.
+        lost: whether it broke down.
+    """
+
+    points: Series | Mapping[float, float]
+    finished: bool = True
+    lost: bool = False
+
+
+def bands_over_seeds(lines: Mapping[str, Sequence[SeedLine]], most: int = MAX_POINTS) -> list[Band]:
+    """One band a label: the mean over its seeds and their range, where all of them have a value.
+
+    A run that did not finish is a thin line of its own where it broke down, or where another seed
+    finished: a mean over the runs that are left would jump where one ends.
+
+    Args:
+        lines: the runs of each label. Its place is the number of its style, so that a norm looks
+            the same in all figures of a comparison: also norms without a run belong here.
+        most: points of a line; longer ones are averaged in blocks.
+    """
+    drawn = sum(len(seed.points) > 0 for seeds in lines.values() for seed in seeds)
+    most = min(most, max(FEWEST_POINTS, MAX_DRAWN // max(drawn, 1)))
+    bands = (_over_seeds(label, place, lines[label], most) for place, label in enumerate(lines))
+    return [band for band in bands if band.x or band.traces]
+
+
+def _over_seeds(label: str, style: int, seeds: Sequence[SeedLine], most: int) -> Band:
+    seeds = [seed for seed in seeds if len(seed.points)]
+    sound = [seed for seed in seeds if seed.finished] or [seed for seed in seeds if not seed.lost]
+    x, values = _in_blocks(sound, most)
+    several = len(sound) > 1
+    return Band(
+        label,
+        style,
+        x.tolist(),
+        values.mean(axis=1).tolist(),
+        values.min(axis=1).tolist() if several else (),
+        values.max(axis=1).tolist() if several else (),
+        traces=[
+            UnfinishedLine(x.tolist(), values[:, 0].tolist(), seed.lost)
+            for seed in seeds
+            if all(seed is not one for one in sound)
+            for x, values in [_in_blocks([seed], most)]
+        ],
+    )
+
+
+def _in_blocks(
+    seeds: Sequence[SeedLine], most: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """The positions that all seeds have, and (position, seed) values there: means of blocks.
+
+    A block with a value that is no number is NaN.
+    """
+    columns = [Series(seed.points, dtype=float) for seed in seeds] or [Series(dtype=float)]
+    table = concat(columns, axis=1, join="inner").sort_index()
+    if table.empty:
+        return np.empty(0), np.empty((0, 1))
+    values = table.where(table.abs() <= LARGEST).to_numpy()
+    size = -(-len(table) // most)
+    starts = np.arange(0, len(table), size)
+    lengths = np.diff([*starts, len(table)])
+    x = np.add.reduceat(table.index.to_numpy(dtype=float), starts) / lengths
+    return x, np.add.reduceat(values, starts) / lengths[:, None]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One frame.
+
+    Attributes:
+        title: above it.
+        y_label: quantity and unit.
+        bands: its lines.
+        references: horizontal lines by name.
+        zero: whether to draw a line at 0, which is always in the frame.
+        logarithmic: whether the y axis is.
+    """
+
+    title: str
+    y_label: str
+    bands: Sequence[Band]
+    references: Mapping[str, float] = field(default_factory=dict)
+    zero: bool = False
+    logarithmic: bool = False
+
+
+def draw_panels(
+    panels: Sequence[Panel],
+    *,
+    x_label: str,
+    logarithmic_x: bool = False,
+    prefix: str,
+) -> Markup:
+    """Panels below each other, with one legend.
+
+    Args:
+        panels: from top to bottom.
+        x_label: of the x axis.
+        logarithmic_x: whether it is logarithmic.
+        prefix: of the ids in the SVG.
+    """
+    height = 2.2 if len(panels) == 1 else 1.5
+    titles = ", ".join(panel.title for panel in panels)
+    labels = ", ".join(dict.fromkeys(band.label for panel in panels for band in panel.bands))
+    with figure(0.3 + height * len(panels)) as drawn:
+        frames = list(drawn.subplots(len(panels), 1, sharex=True, squeeze=False)[:, 0])
+        for axes, panel in zip(frames, panels, strict=True):
+            draw_panel(axes, panel)
+        frames[-1].set_xlabel(x_label)
+        scale_x(frames[-1], panels, logarithmic=logarithmic_x)
+        # The titles of several frames with one line each say what that is.
+        if len(panels) == 1 or any(len(panel.bands) > 1 for panel in panels):
+            add_legend(drawn, frames)
+        description = printable(f"{titles} against {x_label} for {labels}")
+        return inline_svg(drawn, prefix, description, unit=x_label)
+
+
+def panels_figure(
+    panels: Sequence[Panel], *, caption: str, x_label: str, **options: Any
+) -> list[DrawnFigure]:
+    """`draw_panels` with a caption that also says how seeds are drawn; empty without a line."""
+    panels = [panel for panel in panels if panel.bands]
+    if not panels:
+        return []
+    bands = [band for panel in panels for band in panel.bands]
+    notes = [
+        caption,
+        _SEEDS if any(list(band.low) != list(band.high) for band in bands) else "",
+        _LOST if any(band.lost for band in bands) else "",
+        _THIN if any(band.traces for band in bands) else "",
+    ]
+    svg = draw_panels(panels, x_label=x_label, **options)
+    return [DrawnFigure(svg, " ".join(filter(None, notes)))]
+
+
+def draw_panel(axes: Axes, panel: Panel) -> None:
+    """Draw one frame but for its x axis."""
+    plain_axes(axes, panel.title, "", panel.y_label)
+    for band in panel.bands:
+        _draw_band(axes, band, panel)
+    if any(isfinite(value) for band in panel.bands for value in band.mean):
+        # Broken runs would leave the others a line at the bottom.
+        _frame_lines(axes, panel)
+        axes.set_ylim(axes.get_ylim())
+        _draw_traces(axes, panel)
+    else:
+        _draw_traces(axes, panel)
+        _frame_lines(axes, panel)
+    for band in panel.bands:
+        _mark_lost(axes, band)
+
+
+def _draw_band(axes: Axes, band: Band, panel: Panel) -> None:
+    color, dashes = line_style(band.style)
+    low, high = (drawable(end, positive=panel.logarithmic) for end in (band.low, band.high))
+    if any(one < other for one, other in zip(low, high, strict=True)):
+        axes.fill_between(band.x, low, high, color=color, alpha=0.18, linewidth=0)
+    axes.plot(
+        band.x,
+        drawable(band.mean, positive=panel.logarithmic),
+        color=color,
+        linestyle=dashes,
+        linewidth=1.2,
+        marker="o" if len(band.x) <= _MARKED else "",
+        markersize=2.8,
+        label=legend_label(band.label),
+        gid=hover_name(band.label),
+    )
+
+
+def _draw_traces(axes: Axes, panel: Panel) -> None:
+    for band in panel.bands:
+        color, dashes = line_style(band.style)
+        for trace in band.traces:
+            axes.plot(
+                trace.x,
+                drawable(trace.y, positive=panel.logarithmic),
+                color=color,
+                linestyle=dashes,
+                linewidth=0.7,
+                alpha=0.8,
+                gid=hover_name(band.label),
+            )
+
+
+def _frame_lines(axes: Axes, panel: Panel) -> None:
+    """The scale of the y axis, and the references where they leave the lines room."""
+    if panel.zero:
+        axes.axhline(0, color=REFERENCE["color"], linewidth=0.7)
+    low, high = axes.get_ylim()
+    for number, (name, value) in enumerate(panel.references.items()):
+        extent = max(high, value) - min(low, value)
+        is_near = value > 0 if panel.logarithmic else high - low >= SQUEEZED * extent
+        beyond = "" if is_near else ", above" if value > high else ", below"
+        style = {
+            **REFERENCE,
+            "linestyle": (0, (1, 2 + 3 * number)),
+            "label": f"{printable(name)} {value:.3g}{beyond}",
+        }
+        if is_near:
+            axes.axhline(value, **style)
+        else:
+            axes.plot([], [], **style)
+    if panel.logarithmic:
+        logarithmic_scale(axes.yaxis)
+
+
+def _mark_lost(axes: Axes, band: Band) -> None:
+    """A cross where a run broke down: on the edge of the frame where the run has left it."""
+    color, _ = line_style(band.style)
+    cross: dict[str, Any] = {"color": color, "marker": "x", "markeredgewidth": 1.6, "linestyle": ""}
+    if band.lost:
+        # On the upper edge: above everything that has a number.
+        heights = [0.97] * len(band.lost)
+        axes.plot(band.lost, heights, transform=axes.get_xaxis_transform(), markersize=6.4, **cross)
+    low, high = axes.get_ylim()
+    for trace in band.traces:
+        known = [(x, y) for x, y in zip(trace.x, drawable(trace.y), strict=True) if isfinite(y)]
+        if trace.lost and known:
+            x, y = known[-1]
+            axes.plot(x, min(max(y, low), high), markersize=5.6, clip_on=False, **cross)
+
+
+def scale_x(axes: Axes, panels: Sequence[Panel], *, logarithmic: bool = False) -> None:
+    """Ticks of the x axis; on a logarithmic one at each position where these are few."""
+    bands = [band for panel in panels for band in panel.bands]
+    positions = sorted({x for band in bands for x in (*band.x, *band.lost)})
+    if logarithmic and positions and positions[0] > 0:
+        logarithmic_scale(axes.xaxis)
+        if len(positions) <= MAX_TICKS:
+            axes.xaxis.set_major_locator(FixedLocator(positions))
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    is_large = max(map(abs, axes.get_xlim())) >= 1e4
+    axes.xaxis.set_major_formatter(
+        EngFormatter(sep="") if is_large else StrMethodFormatter("{x:g}")
+    )
+    axes.xaxis.set_minor_locator(NullLocator())
+
+
+# Rows -------------------------------------------------------------------------------------------
+
+_MARKERS: Final = ("o", "s", "^", "D")
+_ROW_NAME: Final = 22
+
+
+@dataclass(frozen=True)
+class RowQuantity:
+    """One quantity, a value a row; None or NaN where it does not exist.
+
+    Attributes:
+        label: in the legend.
+        values: by row.
+        low: smallest over seeds, where the values are their mean; else empty.
+        high: largest over seeds.
+    """
+
+    label: str
+    values: Sequence[float | None]
+    low: Sequence[float | None] = ()
+    high: Sequence[float | None] = ()
+
+
+def rows_figure(
+    names: Sequence[str],
+    quantities: Sequence[RowQuantity],
+    *,
+    layers: bool = False,
+    notes: Sequence[str] = (),
+    limits: Sequence[float] = (),
+    title: str,
+    x_label: str,
+    logarithmic: bool = False,
+    caption: str,
+    prefix: str,
+) -> list[DrawnFigure]:
+    """All quantities in one frame: lines through layers, or dots of variants joined in each row.
+
+    Args:
+        names: of the rows, from the top.
+        quantities: with a legend where there are several.
+        layers: whether rows are layers, of which there are many with long names.
+        notes: below a name, such as what became of its runs.
+        limits: where dotted vertical lines stand.
+        title: of the frame.
+        x_label: quantity and unit.
+        logarithmic: whether the x axis is; of variants where all values are above 0.
+        caption: of the figure.
+        prefix: of the ids in the SVG.
+
+    Returns:
+        Nothing where there is no value that the axis can show.
+    """
+    lows = [value for one in quantities for value in drawable(one.low or one.values)]
+    logarithmic = logarithmic and (layers or not any(value <= 0 for value in lows))
+    table = np.array([drawable(one.values, positive=logarithmic) for one in quantities])
+    if not np.isfinite(table).any():
+        return []
+    height = 0.14 if layers else 0.3 if any(notes) else 0.22
+    with figure(0.8 + height * max(len(names), 4 if layers else 3)) as drawn:
+        axes = drawn.subplots()
+        plain_axes(axes, title, x_label, "")
+        for index, one in enumerate(quantities):
+            _draw_quantity(axes, index, one, layers=layers, logarithmic=logarithmic)
+        for limit in limits:
+            if limit > 0:
+                axes.axvline(limit, **REFERENCE)
+        if layers:
+            name_rows(axes, short_names(names), size=6)
+        else:
+            axes.grid(visible=False, axis="y")
+            rows = [row for row in range(len(names)) if np.isfinite(table[:, row]).any()]
+            ends = np.nanmin(table[:, rows], axis=0), np.nanmax(table[:, rows], axis=0)
+            axes.hlines(rows, *ends, color=NO_NUMBER, linewidth=1.2, zorder=1)
+            labels = [shorten(name, _ROW_NAME) for name in names]
+            for row, note in enumerate(notes):
+                if note:
+                    labels[row] += f"\n{printable(note)}"
+            name_rows(axes, labels, size=7)
+        if logarithmic:
+            logarithmic_scale(axes.xaxis)
+        else:
+            axes.xaxis.set_major_locator(MaxNLocator(5))
+        if len(quantities) > 1:
+            add_legend(drawn, [axes])
+        shown = ", ".join(one.label for one in quantities)
+        svg = inline_svg(drawn, prefix, printable(f"{title}: {shown}"), unit=x_label, rows=names)
+        return [DrawnFigure(svg, caption)]
+
+
+def _draw_quantity(
+    axes: Axes, index: int, one: RowQuantity, *, layers: bool, logarithmic: bool
+) -> None:
+    color, dashes = line_style(index)
+    rows = range(len(one.values))
+    low, high = (drawable(end, positive=logarithmic) for end in (one.low, one.high))
+    if layers and low:
+        axes.fill_betweenx(rows, low, high, color=color, alpha=0.18, linewidth=0)
+    elif low:
+        axes.hlines(rows, low, high, color=color, linewidth=2.4, alpha=0.35)
+    axes.plot(
+        drawable(one.values, positive=logarithmic),
+        rows,
+        color=color,
+        linestyle=dashes,
+        # Not a line of no kind: that would have no point under the pointer.
+        linewidth=0.8 if layers else 0,
+        marker=_MARKERS[index % len(_MARKERS)],
+        markersize=2.8 if layers else 4.8,
+        label=legend_label(one.label),
+        gid=hover_name(one.label),
+    )

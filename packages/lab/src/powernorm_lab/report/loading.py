@@ -1,0 +1,397 @@
+"""From the files of run folders to a `Comparison`; every damaged file is named with its place."""
+
+import csv
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from math import inf, isfinite, isinf, isnan, nan
+from pathlib import Path
+from typing import Any, Final, NotRequired, cast
+
+from pandas import DataFrame
+from typing_extensions import TypedDict
+
+from powernorm.errors import InputError
+from powernorm.files import read_text
+from powernorm.json_reading import parse_json, read_json_object
+from powernorm.records import CONFIG_FILE, NORMS_COLUMNS, DiagnosisRecord, LayerRow
+from powernorm_lab.report.measures import MAIN, PERPLEXITY, goal_of
+from powernorm_lab.report.records import Comparison, ReportedRun
+from powernorm_lab.runs import (
+    COMPARISON_FILE,
+    DIAGNOSES_FILE,
+    DIAGNOSIS_FILE,
+    METRICS_COLUMNS,
+    METRICS_FILE,
+    NORMS_FILE,
+    PLACEMENTS,
+    RESULT_FILE,
+    RESULTS_FILE,
+    SCALES_FILE,
+    TRIALS_FOLDER,
+    TUNING_FILE,
+    ComparisonHead,
+    ComparisonResults,
+    FunctionRecord,
+    Goal,
+    Placement,
+    RunResult,
+    ScalesRecord,
+    is_run_folder,
+)
+from powernorm_lab.schema import bounded, read_record, record_of
+
+_MEND: Final = "restore the file, or delete it and run the comparison again with --resume"
+_RUN_NAME: Final = re.compile(
+    rf"(?P<norm>.+?)(?:-(?P<placement>{'|'.join(PLACEMENTS)}))?-seed(?P<seed>\d+)"
+)
+
+
+def read_comparison(folder: Path) -> Comparison:
+    """Reads a comparison folder, complete or not.
+
+    Runs come from `results.json` in its order; run folders that it does not list yet follow, so a
+    comparison that is still going, or lost its `results.json`, can be read too. What is compared
+    then says `comparison.json`, and without that what the runs say of themselves.
+
+    Raises:
+        InputError: `folder` holds no run, or a file in it is damaged (file and line are named).
+    """
+    if not folder.is_dir():
+        raise InputError(f"{folder} is not a folder; expected the --out folder of a comparison")
+    head = _listed(folder)
+    results = [*head.runs] if isinstance(head, ComparisonResults) else []
+    known = {result.folder for result in results}
+    found = [
+        _read_run(path)
+        for path in sorted(folder.iterdir())
+        if path.name not in known and is_run_folder(path)
+    ]
+    results += _in_order(found, head.settings.get("norms") if head else None)
+    if head is None and not results:
+        raise InputError(_no_runs_message(folder))
+    return _comparison(folder, head, results)
+
+
+def read_runs(parent: Path, names: Sequence[str]) -> Comparison:
+    """Reads some of the runs of one folder, with the settings of their comparison if there is one.
+
+    Args:
+        parent: the folder that holds the runs.
+        names: of the runs' folders.
+
+    Raises:
+        InputError: a run or the comparison's `results.json` is damaged.
+    """
+    return _comparison(parent, _listed(parent), [_read_run(parent / name) for name in names])
+
+
+def _comparison(
+    folder: Path, head: ComparisonHead | None, results: Sequence[RunResult]
+) -> Comparison:
+    baselines = head.baselines if isinstance(head, ComparisonResults) else []
+    floor = baselines[0]["metrics"].get("valid_loss") if baselines else None
+    runs = [_with_logs(folder, result, floor) for result in results]
+    if head is None:
+        return _cleaned(_headless(folder, runs))
+    comparison = Comparison(**{**vars(head), "folder": folder, "runs": runs})
+    if comparison.changes and not comparison.changes["settings"]:
+        comparison = replace(comparison, changes=None)
+    return _cleaned(comparison)
+
+
+def _in_order(runs: list[RunResult], norms: object) -> list[RunResult]:
+    """By norm as they were asked for, and seed; as they lie where that is not known."""
+    if not isinstance(norms, list):
+        return runs
+    return sorted(
+        runs,
+        key=lambda run: (norms.index(run.norm) if run.norm in norms else len(norms), run.seed),
+    )
+
+
+def _listed(folder: Path) -> ComparisonHead | None:
+    """What `results.json` says, or else `comparison.json`, which lists no runs."""
+    kinds = {RESULTS_FILE: ComparisonResults, COMPARISON_FILE: ComparisonHead}
+    for name, kind in kinds.items():
+        if (folder / name).exists():
+            return read_record(kind, folder / name, _MEND)
+    return None
+
+
+def _cleaned(comparison: Comparison) -> Comparison:
+    """Without the numbers of an own function that are not finite, but for the goal's.
+
+    A run without a number for what the comparison is about has not come to an end; another metric
+    may have none, as a precision where nothing was found.
+    """
+    if comparison.function is None:
+        return comparison
+    runs = [
+        replace(
+            run,
+            metrics={
+                name: value
+                if name == comparison.metric or value is None or isfinite(value)
+                else None
+                for name, value in run.metrics.items()
+            },
+        )
+        for run in comparison.runs
+    ]
+    return replace(comparison, runs=runs)
+
+
+def _no_runs_message(folder: Path) -> str:
+    if (folder / TUNING_FILE).exists():
+        return (
+            f"{folder} is a tuning whose trials are not over: go on with `powernorm tune … "
+            f"--resume`; the trials so far: powernorm report {folder / TRIALS_FOLDER}"
+        )
+    message = f"{folder} holds neither {RESULTS_FILE} nor run folders; expected the --out folder "
+    if is_run_folder(folder):
+        return f"{folder} is a single run; give the comparison's folder, {folder.resolve().parent}"
+    return message + "of `powernorm compare`"
+
+
+def _headless(folder: Path, runs: list[ReportedRun]) -> Comparison:
+    """What is known of a comparison without `results.json`: one run's settings."""
+    settings: dict[str, Any] = {}
+    whose = ""
+    for run in runs:
+        path = folder / run.folder / CONFIG_FILE
+        if path.exists():
+            settings, whose = read_json_object(path, f"remove {path.parent}"), run.folder
+            break
+    own = record_of(
+        _OwnSettings, settings, f"{folder / whose / CONFIG_FILE}", f"remove {folder / whose}"
+    )
+    return Comparison(
+        format=2,
+        folder=folder,
+        study=next((run.study for run in runs if run.study is not None), None),
+        settings_of=whose,
+        goal=own.get("goal") or _goal(own, runs),
+        function=own.get("function"),
+        task=str(settings.get("task", folder.name)),
+        preset=str(settings.get("preset", "")),
+        placement=runs[0].placement,
+        settings=settings,
+        runs=runs,
+    )
+
+
+class _OwnSettings(TypedDict):
+    """What the settings of a run may say of its comparison."""
+
+    goal: NotRequired[Goal]
+    function: NotRequired[FunctionRecord | None]
+
+
+def _goal(own: _OwnSettings, runs: Sequence[ReportedRun]) -> Goal:
+    """What a comparison is about that does not say so, by what its runs have."""
+    if own.get("function") is not None:
+        # Which way a metric of its own is better, its name does not say.
+        return Goal(metric="valid_loss", direction="min")
+    found = {metric for run in runs for metric in run.metrics}
+    return goal_of(next((metric for metric in MAIN if metric in found), PERPLEXITY))
+
+
+def _read_run(folder: Path) -> RunResult:
+    path = folder / RESULT_FILE
+    if path.exists():
+        return replace(read_record(RunResult, path, f"remove {folder}"), folder=folder.name)
+    match = _RUN_NAME.fullmatch(folder.name)
+    if match is None:
+        raise InputError(
+            f"{folder} has no {RESULT_FILE} and its name is not NORM-PLACEMENT-seedN or "
+            "NORM-seedN, so nothing says which norm it trains; name it so, or move it out of the "
+            "comparison's folder"
+        )
+    config = folder / CONFIG_FILE
+    written = read_json_object(config, f"remove {folder}") if config.exists() else {}
+    return RunResult.empty(
+        norm=str(written.get("norm", match["norm"].replace("+", ":"))),
+        label=str(written.get("label", "")),
+        placement=cast("Placement | None", match["placement"]),
+        seed=int(match["seed"]),
+        status="unfinished",
+        folder=folder.name,
+    )
+
+
+def _with_logs(comparison: Path, result: RunResult, floor: float | None) -> ReportedRun:
+    folder = comparison / result.folder
+    if not folder.resolve().is_relative_to(comparison.resolve()):
+        raise InputError(
+            f"{comparison / RESULTS_FILE}: the run folder {result.folder!r} lies outside; {_MEND}"
+        )
+    diagnosis, scales = folder / DIAGNOSIS_FILE, folder / SCALES_FILE
+    x, y = (None if at is None or not isfinite(at) else at for at in (result.x, result.y))
+    curve = read_metrics(folder / METRICS_FILE)
+    return ReportedRun(
+        **{**vars(result), "x": x, "y": y},
+        curve=curve,
+        is_behind=result.status == "diverged" and _is_behind(result, curve, floor),
+        samples=read_norms(folder / NORMS_FILE),
+        diagnosis=read_diagnosis(diagnosis) if diagnosis.exists() else None,
+        diagnoses=read_diagnoses(folder / DIAGNOSES_FILE),
+        scales=read_record(ScalesRecord, scales, _MEND)["layers"] if scales.exists() else [],
+    )
+
+
+def _is_behind(result: RunResult, curve: DataFrame, floor: float | None) -> bool:
+    """Whether a run that is called diverged never rose: it came to its end behind a baseline.
+
+    The engine says so of a function's run by its message. Of a built-in task's run its valid loss
+    says so, which never came down to the unigram's and never rose.
+    """
+    if " is worse than that of " in (result.message or ""):
+        return True
+    losses = curve["valid_loss"].dropna().tolist()
+    return bool(losses) and floor is not None and floor < min(losses) <= losses[-1] <= losses[0]
+
+
+# Diagnoses.
+
+
+_MEND_LINE: Final = "mend or remove the line"
+_MEND_DIAGNOSIS: Final = "restore the file, or delete it and run `powernorm diagnose` again"
+
+
+def read_diagnosis(path: Path) -> DiagnosisRecord:
+    """The diagnosis that a file holds.
+
+    Raises:
+        InputError: the file is damaged, or a newer version of powernorm wrote it.
+    """
+    return _diagnosis(read_json_object(path, _MEND_DIAGNOSIS), str(path), _MEND_DIAGNOSIS)
+
+
+def read_diagnoses(path: Path) -> list[DiagnosisRecord]:
+    """The diagnoses of a `diagnoses.jsonl`; an empty list where the file does not exist.
+
+    Raises:
+        InputError: a line is damaged, or a newer version of powernorm wrote it; file and line are
+            named.
+    """
+    if not path.exists():
+        return []
+    text = read_text(path)
+    # A last line without its line end is still being written, or its writer was killed.
+    complete = text[: text.rfind("\n") + 1].split("\n")[:-1]
+    return [
+        _diagnosis(
+            parse_json(line, str(path), _MEND_LINE, line=number),
+            f"{path}, line {number}",
+            _MEND_LINE,
+        )
+        for number, line in enumerate(complete, start=1)
+    ]
+
+
+def _diagnosis(values: object, place: str, mend: str) -> DiagnosisRecord:
+    diagnosis = record_of(DiagnosisRecord, values, place, mend)
+    for index, row in enumerate(diagnosis["layers"]):
+        # A row has every column, and whatever else it has.
+        row |= record_of(LayerRow, row, place, mend, ("layers", index))
+        row |= {column: row[column] or "" for column in ("verdict", "reason")}
+    for index, scale in enumerate(diagnosis["scales"]):
+        weights, deviations = len(scale["weight"]), len(scale["deviation"])
+        if weights != deviations:
+            raise InputError(
+                f"{place}: scales[{index}].weight has {weights} values, deviation {deviations}; "
+                f"{mend}"
+            )
+    return diagnosis
+
+
+# The CSV logs of a run.
+
+
+_FIRST_METRICS_COLUMNS: Final = METRICS_COLUMNS[: METRICS_COLUMNS.index("valid_perplexity") + 1]
+_FIRST_NORMS_COLUMNS: Final = NORMS_COLUMNS[: NORMS_COLUMNS.index("num_nonfinite_batches") + 1]
+"""Those that the first version wrote; a file without the later ones has empty cells there."""
+
+_Rule = tuple[Callable[[float], bool], str]
+_FINITE: Final[_Rule] = (lambda value: not isinf(value), "expected a finite number")
+_WHOLE: Final[_Rule] = (lambda value: value % 1 == 0, "not a whole number")
+_COUNT: Final[_Rule] = (lambda value: isnan(value) or value % 1 == 0, "not a whole number")
+_ANY: Final[_Rule] = (lambda _: True, "")
+
+
+def read_metrics(path: Path) -> DataFrame:
+    """Return a `metrics.csv`: METRICS_COLUMNS, then the run's own columns, a row a line.
+
+    An empty cell is NaN; a number that is not finite, or that nothing can hold, is infinite. The
+    frame has no row where the file does not exist.
+
+    Raises:
+        InputError: a line is damaged; the message names file and line.
+    """
+    rules = {"step": _FINITE, "tokens": _FINITE}
+    return _read_log(path, _FIRST_METRICS_COLUMNS, METRICS_COLUMNS, rules)
+
+
+def read_norms(path: Path) -> DataFrame:
+    """Return a `norms.csv`: a row a layer and monitored step, cells as of `read_metrics`.
+
+    Raises:
+        InputError: a line is damaged; the message names file and line.
+    """
+    rules = {"step": _WHOLE, "num_nonfinite_batches": _COUNT}
+    return _read_log(path, _FIRST_NORMS_COLUMNS, NORMS_COLUMNS, rules, texts=("layer", "norm"))
+
+
+def _read_log(
+    path: Path,
+    first: Sequence[str],
+    known: Sequence[str],
+    rules: Mapping[str, _Rule],
+    texts: Sequence[str] = (),
+) -> DataFrame:
+    header, rows = list(first), []
+    text = read_text(path) if path.exists() else ""
+    # A last line without its line end is still being written, or its writer was killed.
+    complete = text[: text.rfind("\n") + 1]
+    reader = csv.reader(complete.splitlines(keepends=True), strict=True)
+    try:
+        header = next(reader, header)
+        missing = [column for column in first if column not in header]
+        if missing:
+            raise InputError(
+                f"{path}, line 1: the header lacks {', '.join(missing)}; expected {','.join(first)}"
+            )
+        for cells in reader:
+            line = f"{path}, line {reader.line_num}"
+            if len(cells) != len(header):
+                raise InputError(
+                    f"{line}: {len(cells)} cells, expected {len(header)}; mend or remove the line"
+                )
+            rows.append(
+                [
+                    cell if column in texts else _number(line, column, cell, rules)
+                    for column, cell in zip(header, cells, strict=True)
+                ]
+            )
+    except csv.Error as error:
+        raise InputError(f"{path}, line {reader.line_num}: not CSV ({error})") from error
+    table = DataFrame(rows, columns=header)
+    table = table.loc[:, ~table.columns.duplicated(keep="last")]
+    columns = dict.fromkeys([*known, *header])
+    types = {column: float for column in columns if column not in texts}
+    return table.reindex(columns=list(columns)).astype(types)
+
+
+def _number(line: str, column: str, cell: str, rules: Mapping[str, _Rule]) -> float:
+    expected = "expected a number or nothing"
+    try:
+        number = bounded(float(cell)) if cell else nan
+    except ValueError:
+        pass
+    else:
+        number = inf if cell and isnan(number) else number
+        is_valid, expected = rules.get(column, _ANY)
+        if is_valid(number):
+            return number
+    raise InputError(f"{line}: {column} is {cell!r}, {expected}; mend or remove the line")

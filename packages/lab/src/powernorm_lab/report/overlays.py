@@ -1,0 +1,490 @@
+"""The page of several diagnoses side by side: a line a norm, its seeds as mean and range."""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
+from math import ceil, isfinite
+from pathlib import Path
+from typing import Any, Final
+
+from markupsafe import Markup
+from pandas import DataFrame
+
+from powernorm.records import DIAGNOSIS_COLUMNS, DiagnosisRecord, SpectrumRecord
+from powernorm_lab.report import figures, numerals
+from powernorm_lab.report.document import Article, SectionParts, document, gallery, part, write_page
+from powernorm_lab.report.drawing import DrawnFigure, short_names
+from powernorm_lab.report.figures import (
+    FLUCTUATIONS,
+    GRADIENTS,
+    bands_of,
+    runs_by_name,
+    shared_layers,
+)
+from powernorm_lab.report.lines import (
+    Band,
+    Panel,
+    RowQuantity,
+    SeedLine,
+    bands_over_seeds,
+    panels_figure,
+    rows_figure,
+)
+from powernorm_lab.report.numerals import counted, printable
+from powernorm_lab.report.records import ReportedRun
+from powernorm_lab.report.summary import average, mean
+from powernorm_lab.report.tables import Table, copies
+
+MAX_LAYERS: Final = 24
+"""Layers that have a figure each over the training; of more, that many evenly spaced ones."""
+_FEWEST: Final = 2
+"""Diagnoses of a run from which there is a line over its training."""
+_SHOWN: Final = 3
+"""Layers whose conditioning is drawn over the training, as layers 2, 4 and 6 of six are by Wang et
+al. 2022, Fig. 6."""
+
+NOTE: Final = (
+    "Several seeds of a norm are one line, their mean, with their range as a band. "
+    "TID of a norm with batch statistics is of what it normalizes by, of another norm what "
+    "BatchNorm would see in its place."
+)
+"""What has to be known of every figure."""
+
+
+@dataclass(frozen=True)
+class LayerQuantity:
+    """A column of a diagnosis's layers, and how it is drawn.
+
+    Attributes:
+        key: of DIAGNOSIS_COLUMNS.
+        name: in titles.
+        unit: on the axis.
+        source: what it is, and the paper's figure.
+        scale: what values are multiplied by.
+    """
+
+    key: str
+    name: str
+    unit: str
+    source: str
+    scale: float = 1
+
+
+TIDS: Final = (
+    LayerQuantity(
+        "mean_tid",
+        "TID: mean",
+        "TID, %",
+        "Two-pass TID of the mean in percent, logarithmic.",
+        100,
+    ),
+    LayerQuantity(
+        "var_tid",
+        "TID: deviation",
+        "TID, %",
+        "Two-pass TID of the deviation (of the quadratic mean where a norm with batch statistics "
+        "does not center) in percent, logarithmic.",
+        100,
+    ),
+)
+KAPPAS: Final = tuple(
+    LayerQuantity(
+        f"kappa_{share}",
+        f"κ {share} %",
+        "κ",
+        f"Largest eigenvalue of the covariance of a norm's input over that at {share} % of the "
+        "features, logarithmic (Wang et al. 2022, Fig. 6). Lower usually trains faster.",
+    )
+    for share in (20, 50, 80)
+)
+LAMBDA: Final = LayerQuantity(
+    "lambda_1",
+    "λ₁",
+    "λ₁",
+    "Largest eigenvalue of the same covariance, logarithmic (Wang et al. 2022, Fig. 7). Smaller "
+    "usually permits higher learning rates.",
+)
+
+
+@dataclass(frozen=True)
+class OverlayLine:
+    """The models that share a line: the seeds of a norm, or one model.
+
+    Attributes:
+        name: in the legend.
+        diagnoses: of the trained models, a seed each.
+        runs: as far as they are runs, with what was recorded while they trained.
+    """
+
+    name: str
+    diagnoses: Sequence[DiagnosisRecord] = ()
+    runs: Sequence[ReportedRun] = ()
+
+
+def lines_of(runs: Iterable[ReportedRun]) -> list[OverlayLine]:
+    """One line for the runs of one name.
+
+    The diagnoses of seeds that did not finish are left out of a norm that has others.
+    """
+    lines = []
+    for name, group in runs_by_name(runs).items():
+        diagnosed = [run for run in group if run.diagnosis is not None]
+        sound = [run for run in diagnosed if run.finished] or diagnosed
+        lines.append(OverlayLine(name, [run.diagnosis for run in sound if run.diagnosis], group))
+    return lines
+
+
+# By layer ----------------------------------------------------------------------------------------
+
+
+def by_layer(lines: Sequence[OverlayLine], prefix: str) -> list[DrawnFigure]:
+    """TID, κ_p and λ₁ of each layer of the trained models (W22, Fig. 6 and 7)."""
+    layers = _layers(record for line in lines for record in line.diagnoses)
+    return [
+        drawn
+        for quantity in (*TIDS, *KAPPAS, LAMBDA)
+        for drawn in rows_figure(
+            layers,
+            [_profile(line, layers, quantity) for line in lines],
+            layers=True,
+            title=f"{quantity.name} by layer",
+            x_label=quantity.unit,
+            logarithmic=True,
+            caption=f"{quantity.source} Top: first layer.",
+            prefix=f"{prefix}layers-{quantity.key.replace('_', '-')}",
+        )
+    ]
+
+
+def _layers(records: Iterable[DiagnosisRecord]) -> list[str]:
+    """The names of all layers, each once, in the order of the first model that has it."""
+    return list(dict.fromkeys(layer["layer"] for record in records for layer in record["layers"]))
+
+
+def _profile(line: OverlayLine, layers: Sequence[str], quantity: LayerQuantity) -> RowQuantity:
+    seeds = [
+        {row["layer"]: _value(row, quantity) for row in record["layers"]}
+        for record in line.diagnoses
+    ]
+    table = DataFrame(seeds, columns=layers).astype(float)
+    ends = (table.min().tolist(), table.max().tolist()) if len(seeds) > 1 else ((), ())
+    return RowQuantity(line.name, table.mean().tolist(), *ends)
+
+
+def _in_layers(
+    layers: Sequence[str], quantity: LayerQuantity, record: DiagnosisRecord
+) -> float | None:
+    """The mean over those of the layers that have the quantity."""
+    rows = [row for row in record["layers"] if row["layer"] in layers]
+    known = [value for row in rows if (value := _value(row, quantity)) is not None]
+    return mean(known) if known else None
+
+
+def _value(layer: Mapping[str, Any], quantity: LayerQuantity) -> float | None:
+    value: float | None = layer.get(quantity.key)
+    return None if value is None or not isfinite(value) else quantity.scale * value
+
+
+# Over training -----------------------------------------------------------------------------------
+
+Measure = Callable[[DiagnosisRecord], float | None]
+
+
+def over_training(lines: Sequence[OverlayLine], prefix: str) -> list[DrawnFigure]:
+    """The diagnoses that runs made while they trained; empty where none did (W22, Fig. 4, 6, 7)."""
+    records = [record for line in lines for run in line.runs for record in run.diagnoses]
+    layers = shared_layers(
+        _layers(records),
+        (
+            {row["layer"] for row in record["layers"] if row["norm"] == run.norm}
+            for line in lines
+            for run in line.runs
+            for record in run.diagnoses
+        ),
+    )
+    if not layers:
+        return []
+    short = dict(zip(layers, short_names(layers), strict=True))
+    ends = {
+        f"average of {len(layers)} norms": layers,
+        f"{short[layers[-1]]}, the last": layers[-1:],
+    }
+    single = {short[layer]: [layer] for layer in _spaced(layers, _SHOWN)}
+    notes = _epochs(records)
+    drawn = []
+    for quantity in (*TIDS, *KAPPAS, LAMBDA):
+        places, source = (ends, [_FIGURE]) if quantity in TIDS else (single, [])
+        drawn += panels_figure(
+            [
+                _panel(lines, quantity, f"{quantity.name}, {place}", part)
+                for place, part in places.items()
+            ],
+            caption=" ".join([quantity.source, *source, *notes]),
+            x_label="step",
+            prefix=f"{prefix}training-{quantity.key.replace('_', '-')}",
+        )
+    for number, name in enumerate(_embeddings(lines)):
+        drawn += _spectrum_over_training(lines, name, f"{prefix}spectrum-training-{number}")
+    return drawn
+
+
+_FIGURE: Final = "Compare Wang et al. 2022, Fig. 4."
+
+
+def every_layer(lines: Sequence[OverlayLine], prefix: str) -> list[DrawnFigure]:
+    """TID, κ_50 and λ₁ of single layers over the training, a figure a layer."""
+    layers = _layers(record for line in lines for run in line.runs for record in run.diagnoses)
+    return [
+        drawn
+        for number, layer in enumerate(_spaced(layers, MAX_LAYERS))
+        for drawn in panels_figure(
+            [
+                _panel(lines, quantity, quantity.name, [layer])
+                for quantity in (*TIDS, KAPPAS[1], LAMBDA)
+            ],
+            caption=f"{printable(layer)}, logarithmic.",
+            x_label="step",
+            prefix=f"{prefix}layer-{number}",
+        )
+    ]
+
+
+def _panel(
+    lines: Sequence[OverlayLine], quantity: LayerQuantity, title: str, layers: Sequence[str]
+) -> Panel:
+    bands = _bands(lines, partial(_in_layers, layers, quantity))
+    return Panel(title, quantity.unit, bands, logarithmic=True)
+
+
+def _spaced(layers: Sequence[str], number: int) -> list[str]:
+    """So many of the layers, evenly spaced, with the last one: of six, three are 2, 4 and 6."""
+    if len(layers) <= number:
+        return list(layers)
+    return [layers[ceil(part * len(layers) / number) - 1] for part in range(1, number + 1)]
+
+
+def _bands(lines: Sequence[OverlayLine], measure: Measure) -> list[Band]:
+    """A quantity of each run over its steps."""
+
+    def over_steps(run: ReportedRun) -> dict[float, float]:
+        points = {
+            float(record["step"]): value
+            for record in run.diagnoses
+            if record["step"] is not None and (value := measure(record)) is not None
+        }
+        return points if len(points) >= _FEWEST else {}
+
+    return bands_of({line.name: line.runs for line in lines}, over_steps)
+
+
+def _epochs(records: Iterable[DiagnosisRecord]) -> list[str]:
+    """What an epoch is, where all runs have the same."""
+    found = {
+        round(record["step"] / record["epoch"], 3)
+        for record in records
+        if record["step"] and record.get("epoch")
+    }
+    return [f"An epoch is {min(found):g} steps."] if len(found) == 1 else []
+
+
+def monitored(lines: Sequence[OverlayLine], prefix: str) -> list[DrawnFigure]:
+    """Parts of the gradients and fluctuations in training (S20, Fig. 3, 4); empty without any."""
+    runs = {line.name: line.runs for line in lines}
+    return figures.monitored(runs, (*GRADIENTS, *FLUCTUATIONS), f"{prefix}monitored-")
+
+
+# Spectra -----------------------------------------------------------------------------------------
+
+
+def spectra(lines: Sequence[OverlayLine], prefix: str) -> list[DrawnFigure]:
+    """Singular values of the embeddings, and their cumulative share (S20, Fig. 6)."""
+    return [
+        drawn
+        for number, name in enumerate(_embeddings(lines))
+        for drawn in _spectrum(lines, name, f"{prefix}spectrum-{number}")
+    ]
+
+
+def _embeddings(lines: Sequence[OverlayLine]) -> list[str]:
+    """The names of the embeddings; one without a name where no model has several."""
+    records = [*(r for line in lines for r in line.diagnoses)]
+    records += [r for line in lines for run in line.runs for r in run.diagnoses]
+    if all(len(record["spectra"]) <= 1 for record in records):
+        return [""] if any(record["spectra"] for record in records) else []
+    return list(dict.fromkeys(one["name"] for record in records for one in record["spectra"]))
+
+
+def _values_of(record: DiagnosisRecord, name: str) -> list[float]:
+    """The spectrum of an embedding; empty where there is none, or where it is 0."""
+    found: SpectrumRecord | None = next(
+        (one for one in record["spectra"] if name in ("", one["name"])), None
+    )
+    return [] if found is None or not any(found["values"]) else found["values"]
+
+
+def _spectrum(lines: Sequence[OverlayLine], name: str, prefix: str) -> list[DrawnFigure]:
+    values = {
+        line.name: [v for record in line.diagnoses if (v := _values_of(record, name))]
+        for line in lines
+    }
+    if not any(values.values()):
+        return []
+    shares = {
+        line: [[part / sum(one) for part in accumulate(one)] for one in listed]
+        for line, listed in values.items()
+    }
+    of = f", {printable(name)}" if name else ""
+    return panels_figure(
+        [
+            Panel(f"Singular values{of}", "σ / σ₁", _index_bands(values), logarithmic=True),
+            Panel("Cumulative", "share of their sum", _index_bands(shares)),
+        ],
+        caption="Singular values of the embedding, divided by the largest, logarithmic (Shen et "
+        "al. 2020, Fig. 6); below, the share of their sum up to each. A slow fall means that the "
+        "embedding uses its dimensions evenly.",
+        x_label="index",
+        prefix=prefix,
+    )
+
+
+def _index_bands(spectra: Mapping[str, Sequence[Sequence[float]]]) -> list[Band]:
+    return bands_over_seeds(
+        {
+            name: [SeedLine(dict(enumerate(one, start=1))) for one in listed]
+            for name, listed in spectra.items()
+        }
+    )
+
+
+def _spectrum_over_training(
+    lines: Sequence[OverlayLine], name: str, prefix: str
+) -> list[DrawnFigure]:
+    def middle(record: DiagnosisRecord) -> float | None:
+        values = _values_of(record, name)
+        return values[ceil(len(values) / 2) - 1] if values else None
+
+    of = f", {printable(name)}" if name else ""
+    return panels_figure(
+        [Panel(f"σ at 50 % of the dimensions{of}", "σ / σ₁", _bands(lines, middle))],
+        caption="The singular value in the middle over the largest. 1: all dimensions alike.",
+        x_label="step",
+        prefix=prefix,
+    )
+
+
+# Words -------------------------------------------------------------------------------------------
+
+
+def failures(lines: Sequence[OverlayLine]) -> list[str]:
+    """Why runs have no diagnosis of some steps, each reason of a run once."""
+    found = {
+        (run.folder, record["notes"][0] if record["notes"] else ""): record["step"]
+        for line in lines
+        for run in line.runs
+        for record in reversed(run.diagnoses)
+        if not record["layers"]
+    }
+    return [f"{run}, step {step}: {reason}" for (run, reason), step in found.items()]
+
+
+def _names(lines: Sequence[OverlayLine]) -> str:
+    return ", ".join(printable(line.name) for line in lines)
+
+
+# The page ---------------------------------------------------------------------------------------
+
+_COUNTS: Final = ("num_outliers", "outlier_feature", "top_position")
+
+
+def write_overlay_page(lines: Sequence[OverlayLine], target: Path) -> Path:
+    """Writes the page of several diagnoses; returns its path.
+
+    Raises:
+        InputError: it cannot be written there.
+    """
+    return write_page(render_overlay(lines), target)
+
+
+def render_overlay(lines: Sequence[OverlayLine]) -> str:
+    """The page of several diagnoses."""
+    heading = f"Diagnoses: {', '.join(printable(line.name) for line in lines)}"
+    return document(heading, [Article(heading, _lead(lines), _sections(lines))])
+
+
+def overlay_table(lines: Iterable[OverlayLine]) -> Table:
+    """The models in numbers, a row each."""
+    rows = [_row(line, record) for line in lines for record in line.diagnoses]
+    return Table.of(rows, ("model", "norm", "verdict"), wide="verdict")
+
+
+def write_overlay_csv(lines: Iterable[OverlayLine], target: Path) -> None:
+    """Writes the layers of all models as CSV, with the model first.
+
+    Raises:
+        InputError: the file cannot be written.
+    """
+    rows = [
+        {"model": record["model"], **row}
+        for line in lines
+        for record in line.diagnoses
+        for row in record["layers"]
+    ]
+    # As `powernorm diagnose --csv` writes them: counts and places without a fraction.
+    table = DataFrame(rows, columns=["model", *DIAGNOSIS_COLUMNS])
+    table = table.astype(dict.fromkeys(_COUNTS, "Int64"))
+    write_page(table.to_csv(index=False, lineterminator="\r\n"), target)
+
+
+def training_contents(lines: Sequence[OverlayLine], prefix: str) -> list[Markup]:
+    """What runs recorded of their diagnoses over the training; empty where none did."""
+    contents = _noted(over_training(lines, prefix))
+    layers = every_layer(lines, prefix)
+    if layers:
+        summary = f"Layer by layer: {counted(len(layers), 'figure')}"
+        contents.append(part("folded", summary, gallery(layers)))
+    missing = failures(lines)
+    if missing:
+        contents += [part("heading", "Without a diagnosis"), part("bullets", missing)]
+    return contents
+
+
+def _sections(lines: Sequence[OverlayLine]) -> list[SectionParts]:
+    table = overlay_table(lines)
+    models = [table.html("Models", "TID: mean / deviation. Last: the last norm."), copies(table)]
+    return [
+        ("models", "Models", models),
+        ("training", "Through training", training_contents(lines, "")),
+        ("layers", "By layer", _noted(by_layer(lines, ""))),
+        ("gradients", "Gradients and fluctuations", gallery(monitored(lines, ""))),
+        ("spectra", "Spectra of the embeddings", gallery(spectra(lines, ""))),
+    ]
+
+
+def _lead(lines: Sequence[OverlayLine]) -> str:
+    records = [record for line in lines for record in line.diagnoses]
+    batches = sorted({record["num_batches"] for record in records})
+    return f"{counted(len(records), 'model')}, {' or '.join(map(str, batches))} batches each."
+
+
+def _noted(drawn: Sequence[DrawnFigure]) -> list[Markup]:
+    return [part("paragraph", NOTE, kind="soft"), *gallery(drawn)] if drawn else []
+
+
+def _row(line: OverlayLine, record: DiagnosisRecord) -> dict[str, str]:
+    last = record["layers"][-1] if record["layers"] else {}
+    tids = ("mean_tid", "var_tid")
+    return {
+        "model": printable(record["model"]),
+        "norm": printable(line.name),
+        "step": numerals.NOTHING if record["step"] is None else str(record["step"]),
+        "TID last, %": _pair(last.get(key) for key in tids),
+        "TID average, %": _pair(average(record["layers"], key) for key in tids),
+        "κ 50 % last": numerals.number(last.get("kappa_50")),
+        "λ₁ last": numerals.number(last.get("lambda_1")),
+        "verdict": " ".join(filter(None, (record["verdict"]["action"], record["verdict"]["norm"]))),
+    }
+
+
+def _pair(values: Iterable[float | None]) -> str:
+    return " / ".join(map(numerals.percent, values))

@@ -1,0 +1,451 @@
+"""The section of a study: its figures, along an axis, on a grid, of variants, and of γ."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from math import isnan, nan
+from types import MappingProxyType
+from typing import Any, Final
+
+from markupsafe import Markup
+from pandas import DataFrame, Series
+
+from powernorm_lab.report import maps
+from powernorm_lab.report.diagnosis_figures import draw_scales, scale_pairs
+from powernorm_lab.report.document import part
+from powernorm_lab.report.drawing import DrawnFigure
+from powernorm_lab.report.figures import bands_of, difference, run_column, runs_by_name
+from powernorm_lab.report.lines import Band, Panel, RowQuantity, panels_figure, rows_figure
+from powernorm_lab.report.numerals import STATUS_WORDS, number, printable
+from powernorm_lab.report.records import Comparison, ReportedRun
+from powernorm_lab.report.study_values import (
+    NATS,
+    VALID_LOSS,
+    Measure,
+    StudyQuantity,
+    main_score,
+    metric,
+    points_of,
+    tid_percent,
+    validation_score,
+)
+from powernorm_lab.report.summary import REFERENCE
+from powernorm_lab.runs import StudyInfo
+
+TAIL: Final = 0.1
+"""Part of the run over whose end the training loss is averaged: single batches are noisy."""
+
+LOGARITHMIC_FROM: Final = 4
+"""Ratio of the largest to the smallest value from which an axis is logarithmic."""
+
+_AVERAGE_TID: Final = StudyQuantity(
+    "tid", "Variance TID, average over layers", "variance TID, %", tid_percent("var_avg")
+)
+_TIDS: Final = (
+    StudyQuantity("var-tid", "Variance TID, average", "%", tid_percent("var_avg"), decimals=2),
+    StudyQuantity("mean-tid", "Mean TID, average", "%", tid_percent("mean_avg"), decimals=2),
+)
+_WITHOUT_REFERENCE: Final = f"no {REFERENCE}"
+
+# Along an axis -----------------------------------------------------------------------------------
+
+
+def micro_batches(comparison: Comparison, study: StudyInfo) -> list[DrawnFigure]:
+    """Scores and TID of each norm against the study's axis (S20, Fig. 5)."""
+    quantities = (main_score(comparison), validation_score(comparison), _AVERAGE_TID)
+    return [drawn for quantity in quantities for drawn in _along_axis(comparison, study, quantity)]
+
+
+def _along_axis(
+    comparison: Comparison, study: StudyInfo, quantity: StudyQuantity
+) -> list[DrawnFigure]:
+    points = points_of(comparison, quantity.measure)
+    norms = list(points["norm"].unique())
+    bands = [
+        band
+        for style, norm in enumerate(norms)
+        for band in _band(norm, style, points[points["norm"] == norm])
+    ]
+    if not any(band.x for band in bands):
+        return []
+    references = points.loc[points["x"].isna(), "mean"].dropna().to_dict()
+    # A score of almost nothing is no scale.
+    logarithmic = not quantity.higher_is_better and _spans_decades(bands, references)
+    title, x_label = quantity.title, study["x_label"]
+    scale = ", logarithmic" if logarithmic else ""
+    notes = [f"{title} against {x_label}{scale}; {quantity.direction}."]
+    if references:
+        notes.append(f"Dotted: {', '.join(references)}, which does not depend on them.")
+    return panels_figure(
+        [Panel(title, quantity.unit, bands, references, logarithmic=logarithmic)],
+        caption=" ".join(notes),
+        x_label=x_label,
+        logarithmic_x=study["logarithmic"],
+        prefix=f"{comparison.anchor}study-{quantity.key}",
+    )
+
+
+def _spans_decades(bands: Sequence[Band], references: Mapping[str, float]) -> bool:
+    """Whether one variant is so much worse that the others would be a line at the bottom."""
+    values = [*references.values(), *(value for band in bands for value in band.mean)]
+    return bool(values) and max(values) > LOGARITHMIC_FROM * min(values) > 0
+
+
+def _band(label: str, style: int, points: DataFrame) -> list[Band]:
+    """The line through points that have a place; empty where none has."""
+    placed = points.dropna(subset="x").sort_values("x", kind="stable")
+    known = placed.dropna(subset="mean")
+    lost = placed.loc[placed["lost"] != "", "x"].tolist()
+    if known.empty and not lost:
+        return []
+    x, mean, low, high = (known[name].tolist() for name in ("x", "mean", "low", "high"))
+    return [Band(label, style, x, mean, low, high, lost)]
+
+
+def lowest_layers(comparison: Comparison, study: StudyInfo) -> list[DrawnFigure]:
+    """Score gap and TID against the number of layers, and over training (W22, Fig. 3)."""
+    score = main_score(comparison)
+    gaps = points_of(comparison, _gap_to_reference(comparison, score.measure), _WITHOUT_REFERENCE)
+    tids = points_of(comparison, tid_percent("var_last"))
+    worse = "below" if score.higher_is_better else "above"
+    caption = f"LayerNorm stands in the layers above; {worse} 0 is worse than LayerNorm."
+    if gaps["lost"].str.contains(_WITHOUT_REFERENCE, regex=False).any():
+        caption += (
+            " A cross also marks a run whose gap is unknown, for ln did not finish with its seed."
+        )
+    title = f"{score.title}, gap to {REFERENCE}"
+    drawn = panels_figure(
+        [
+            Panel(title, score.unit, _band("bn", 0, gaps), zero=True),
+            Panel("Variance TID, last BN layer", "%", _band("bn", 1, tids)),
+        ],
+        caption=caption,
+        x_label=study["x_label"],
+        prefix=f"{comparison.anchor}study-lowest",
+    )
+    return drawn + _gap_over_time(comparison)
+
+
+def _gap_to_reference(comparison: Comparison, measure: Measure) -> Measure:
+    """A quantity minus LayerNorm's, with the same seed and, where a run has one, remark."""
+
+    def gap(run: ReportedRun) -> float | None:
+        theirs = next(
+            (
+                one
+                for one in comparison.runs
+                if one.finished
+                and (one.seed, one.remark) == (run.seed, run.remark)
+                and (one.norm if run.remark else one.name) == REFERENCE
+            ),
+            None,
+        )
+        value, reference = measure(run), None if theirs is None else measure(theirs)
+        return None if value is None or reference is None else value - reference
+
+    return gap
+
+
+def _gap_over_time(comparison: Comparison) -> list[DrawnFigure]:
+    """Of the run with the most BN layers, seed by seed."""
+    placed = [run for run in comparison.runs if run.x is not None and run.name != REFERENCE]
+    if not placed:
+        return []
+    most = max(run.x for run in placed if run.x is not None)
+    runs = [run for run in placed if run.x == most]
+    gaps = bands_of({"gap": runs}, partial(_loss_gap, comparison))
+    tids = bands_of({"gap": (), "TID": runs}, _last_tid)
+    panels = [
+        Panel("Validation loss, bn minus ln", NATS, gaps, zero=True),
+        Panel("Variance TID, last BN layer", "%", tids, logarithmic=True),
+    ]
+    if not all(panel.bands for panel in panels):
+        return []
+    caption = f"BatchNorm in the {most:g} lowest layers, online TID (logarithmic) against steps."
+    ended = [f"seed {run.seed} {run.shown_status}" for run in runs if not run.finished]
+    return panels_figure(
+        panels,
+        caption=f"{caption} Of this, {', '.join(ended)}." if ended else caption,
+        x_label="step",
+        prefix=f"{comparison.anchor}study-time",
+    )
+
+
+def _loss_gap(comparison: Comparison, run: ReportedRun) -> Series:
+    theirs = next((r for r in comparison.runs if (r.name, r.seed) == (REFERENCE, run.seed)), None)
+    if theirs is None:
+        return Series(dtype=float)
+    return difference(run_column(run, "valid_loss"), run_column(theirs, "valid_loss"))
+
+
+def _last_tid(run: ReportedRun) -> Series:
+    known = run.samples.dropna(subset="var_tid")
+    last = known[known["layer"].isin(known["layer"].unique()[-1:])]
+    return 100 * last.groupby("step")["var_tid"].last()
+
+
+# On a grid ---------------------------------------------------------------------------------------
+
+
+def penalties(comparison: Comparison, study: StudyInfo) -> list[DrawnFigure]:
+    """Score, validation loss and TID by penalty (W22, Fig. 5)."""
+    return _grids(comparison, study, (main_score(comparison), VALID_LOSS, *_TIDS))
+
+
+def alphas(comparison: Comparison, study: StudyInfo) -> list[DrawnFigure]:
+    """Score by forward and backward α; the paper chooses on the validation data (S20, App. A)."""
+    return _grids(comparison, study, (validation_score(comparison), main_score(comparison)))
+
+
+def _grids(
+    comparison: Comparison, study: StudyInfo, quantities: Sequence[StudyQuantity]
+) -> list[DrawnFigure]:
+    """One map a quantity that some variant of the grid has."""
+    drawn = []
+    for quantity in quantities:
+        points = points_of(comparison, quantity.measure)
+        placed = points.dropna(subset=["x", "y"])
+        values = placed["mean"].dropna()
+        is_score = quantity.key in ("valid", "test")
+        if len(values) or (is_score and (placed["lost"] != "").any()):
+            is_percent = quantity.unit.endswith("%")
+            svg = maps.grid(
+                {(row.x, row.y): _cell(row, quantity) for row in placed.itertuples()},
+                float(values.max() if quantity.higher_is_better else values.min()),
+                # The words of a perplexity or BLEU say theirs.
+                title=f"{quantity.title}, %" if is_percent else quantity.title,
+                x_label=study["x_label"],
+                y_label=study.get("y_label", ""),
+                prefix=f"{comparison.anchor}study-{quantity.key}",
+                description=f"{quantity.title} by {study['x_label']} and "
+                f"{study.get('y_label', '')}",
+            )
+            drawn.append(DrawnFigure(svg, _grid_caption(quantity, points)))
+    return drawn
+
+
+def _cell(point: Any, quantity: StudyQuantity) -> tuple[float, str]:
+    """The number with its text, or what became of the runs."""
+    if isnan(point.mean):
+        return nan, point.lost or "–"
+    text = number(point.mean, quantity.decimals)
+    return point.mean, f"{text}*" if point.lost else text
+
+
+def _grid_caption(quantity: StudyQuantity, points: DataFrame) -> str:
+    best = "highest" if quantity.higher_is_better else "lowest"
+    percent = " in percent" if quantity.unit.endswith("%") else ""
+    unit = f", {NATS}" if quantity.unit == NATS else percent
+    notes = [f"{quantity.title}{unit}, mean over seeds. Framed: the {best}."]
+    is_placed = points[["x", "y"]].notna().all(axis=1)
+    for name, value in points.loc[~is_placed, "mean"].dropna().items():
+        notes.append(f"{printable(name)} beside it: {number(value, quantity.decimals)}.")
+    if (points.loc[is_placed, "lost"] != "").any():
+        notes.append("Grey: no run finished. An asterisk: not all seeds did.")
+    return " ".join(notes)
+
+
+# Of variants -------------------------------------------------------------------------------------
+
+
+def layernorm_parts(comparison: Comparison, study: StudyInfo) -> list[DrawnFigure]:
+    """Final score, losses at the end, and learning curves of each part (X19, Fig. 1, 2)."""
+    return [
+        *scores_of_variants(comparison, study),
+        *_fit_and_overfit(comparison),
+        *_losses_over_time(comparison),
+    ]
+
+
+def scores_of_variants(comparison: Comparison, study: StudyInfo) -> list[DrawnFigure]:
+    """One dot a variant."""
+    del study
+    score = main_score(comparison)
+    points = points_of(comparison, score.measure)
+    return _dots(
+        list(points.index),
+        {score.title: points},
+        notes=list(map(_note, points.itertuples())),
+        title=score.title,
+        x_label=score.unit,
+        caption=f"Mean over seeds, and a bar from the lowest to the highest; {score.direction}.",
+        prefix=f"{comparison.anchor}study-dots",
+    )
+
+
+def _dots(names: Sequence[str], points: Mapping[str, DataFrame], **texts: Any) -> list[DrawnFigure]:
+    """A dot of each quantity for each variant; the other arguments are those of `rows_figure`."""
+    quantities = [
+        RowQuantity(label, *(table.reindex(names)[end].tolist() for end in ("mean", "low", "high")))
+        for label, table in points.items()
+    ]
+    return rows_figure(names, quantities, **texts)
+
+
+def _note(point: Any) -> str:
+    return str(point.lost) + (" (some seeds)" if point.lost and not isnan(point.mean) else "")
+
+
+def future(comparison: Comparison, study: StudyInfo) -> list[DrawnFigure]:
+    """Each norm with the causal mask and without: its score, and its loss against LayerNorm's.
+
+    A gap of one form only is one of the leak: that LayerNorm is of the same form.
+    """
+    del study
+    score = main_score(comparison)
+    gap = _gap_to_reference(comparison, metric("test_loss"))
+    title = f"Test loss, gap to {REFERENCE} of its form"
+    return [
+        *_both_forms(comparison, score, logarithmic=True),
+        *_both_forms(comparison, StudyQuantity("gap", title, NATS, gap)),
+    ]
+
+
+def _both_forms(
+    comparison: Comparison, quantity: StudyQuantity, *, logarithmic: bool = False
+) -> list[DrawnFigure]:
+    norms = list(dict.fromkeys(run.norm for run in comparison.runs))
+    points = {}
+    for remark in dict.fromkeys(run.remark for run in comparison.runs):
+        runs = [run for run in comparison.runs if run.remark == remark]
+        found = points_of(replace(comparison, runs=runs), quantity.measure).set_index("norm")
+        points[remark or "causal"] = found[~found.index.duplicated(keep="last")]
+    scale = ", logarithmic" if logarithmic else ""
+    return _dots(
+        norms,
+        points,
+        title=quantity.title,
+        x_label=quantity.unit,
+        logarithmic=logarithmic,
+        caption=f"{quantity.title}{scale}: mean over seeds, and a bar from the lowest to the "
+        f"highest; {quantity.direction}.",
+        prefix=f"{comparison.anchor}study-{quantity.key}",
+    )
+
+
+def _fit_and_overfit(comparison: Comparison) -> list[DrawnFigure]:
+    points = points_of(comparison, _train_loss)
+    return _dots(
+        list(points.index),
+        {"training loss": points, "validation loss": points_of(comparison, _last_valid_loss)},
+        notes=list(map(_note, points.itertuples())),
+        title="Do γ and β overfit?",
+        x_label="nats per target, at the end",
+        caption="A part that overfits lies further left in training and further right in "
+        f"validation: a longer line. Training loss: mean of the last {100 * TAIL:.0f} % of the "
+        "steps, with dropout where there is some.",
+        prefix=f"{comparison.anchor}study-overfit",
+    )
+
+
+def _train_loss(run: ReportedRun) -> float | None:
+    losses = run_column(run, "train_loss")
+    return float(losses[(1 - TAIL) * losses.index.max() :].mean()) if len(losses) else None
+
+
+def _last_valid_loss(run: ReportedRun) -> float | None:
+    losses = run_column(run, "valid_loss")
+    return float(losses.iloc[-1]) if len(losses) else None
+
+
+def _losses_over_time(comparison: Comparison) -> list[DrawnFigure]:
+    columns = {"train_loss": "Training loss", "valid_loss": "Validation loss"}
+    groups = runs_by_name(comparison.runs)
+    return panels_figure(
+        [
+            Panel(
+                title,
+                NATS,
+                bands_of(groups, partial(run_column, column=column)),
+            )
+            for column, title in columns.items()
+        ],
+        caption="Losses over training.",
+        x_label="step",
+        prefix=f"{comparison.anchor}study-losses",
+    )
+
+
+# Of γ --------------------------------------------------------------------------------------------
+
+_CENTERED: Final = frozenset({"bn", "rbn", "brn"})
+"""Norms whose deviation is that around the mean, σ_B; that of the others is ψ_B."""
+
+_LEMMA: Final = (
+    ", which by Lemma 2 of Shen et al. 2020 makes the loss smoother with PowerNormV than without"
+)
+
+
+def scales(comparison: Comparison, study: StudyInfo) -> list[DrawnFigure]:
+    """γ against the deviation of the batch, of each variant's first seed that has the numbers."""
+    del study
+    shown: dict[str, ReportedRun] = {}
+    for run in comparison.runs:
+        if any(map(scale_pairs, run.scales)):
+            shown.setdefault(run.name, run)
+    drawn = []
+    for index, run in enumerate(shown.values()):
+        symbol = "σ_B" if run.norm in _CENTERED else "ψ_B"
+        name, lemma = printable(run.name), _LEMMA if run.norm == "pnv" else ""
+        ending = "" if run.finished else f" The run is marked {run.shown_status}."
+        drawn += [
+            replace(one, caption=f"{one.caption}{ending}")
+            for one in draw_scales(
+                run.scales,
+                lead=f"{name}, seed {run.seed}: a point a feature",
+                below=f"|γ| ≤ {symbol}{lemma}",
+                owner=name,
+                prefix=f"{comparison.anchor}study-scales-{index}",
+            )
+        ]
+    return drawn
+
+
+# By study ----------------------------------------------------------------------------------------
+
+FIGURES: Final[Mapping[str, Callable[[Comparison, StudyInfo], Sequence[DrawnFigure]]]] = (
+    MappingProxyType(
+        {
+            "micro-batches": micro_batches,
+            "lowest-layers": lowest_layers,
+            "penalties": penalties,
+            "alphas": alphas,
+            "scales": scales,
+            "layernorm-parts": layernorm_parts,
+            "future": future,
+        }
+    )
+)
+"""By the name of the study; one that is not here is drawn by the shape of its variants."""
+
+
+def study_figures(comparison: Comparison, study: StudyInfo) -> Sequence[DrawnFigure]:
+    """The figures of a study."""
+    draw = FIGURES.get(study["name"])
+    if draw is None and any(run.y is not None for run in comparison.runs):
+        draw = alphas
+    elif draw is None and any(run.x is not None for run in comparison.runs):
+        draw = micro_batches
+    return (draw or scores_of_variants)(comparison, study)
+
+
+def study_contents(comparison: Comparison) -> list[Markup]:
+    """Source, figures and lost runs of a study; empty for a comparison of norms as such."""
+    study = comparison.study
+    if study is None:
+        return []
+    drawn = study_figures(comparison, study)
+    source = f"After {study['source']}, with the model and data of this comparison."
+    contents = [
+        part("paragraph", source, kind="soft"),
+        part("gallery", drawn) if drawn else part("paragraph", "No run has a number to draw."),
+    ]
+    lost = [
+        f"{run.name}, seed {run.seed}: {STATUS_WORDS[run.shown_status]}"
+        for run in comparison.runs
+        if not run.finished
+    ]
+    if lost:
+        words = f"Without a number in the figures: {'; '.join(lost)}."
+        contents.append(part("paragraph", words, kind="alarm"))
+    return contents

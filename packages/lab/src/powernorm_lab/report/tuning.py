@@ -1,0 +1,239 @@
+"""How each number was tuned: budgets, ranges, what was chosen, and what the trials say."""
+
+from collections.abc import Iterator
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from markupsafe import Markup
+from matplotlib.axes import Axes
+from pandas import DataFrame, Series, read_csv, to_numeric
+
+from powernorm.files import read_text
+from powernorm_lab.report.document import part
+from powernorm_lab.report.drawing import (
+    DrawnFigure,
+    add_legend,
+    figure,
+    hover_name,
+    inline_svg,
+    legend_label,
+    line_style,
+    logarithmic_scale,
+    name_rows,
+    plain_axes,
+)
+from powernorm_lab.report.lines import Band, Panel, panels_figure
+from powernorm_lab.report.measures import own_heading
+from powernorm_lab.report.numerals import NOTHING, STATUS_WORDS, counted, printable
+from powernorm_lab.report.records import Comparison
+from powernorm_lab.report.tables import Table
+from powernorm_lab.runs import TRIALS_COLUMNS, TRIALS_FILE, ChosenTrial, TuningRecord
+
+
+def tuning_sentence(tuning: TuningRecord) -> str:
+    """The budget and the rule of choice, in a sentence."""
+    way = "lowest" if tuning["select_by"]["direction"] == "min" else "highest"
+    pruned = "some given up early" if tuning["pruner"] else "none given up early"
+    return (
+        f"Every norm had {counted(tuning['num_trials'], 'trial')} ({pruned}, all counted) over its "
+        f"ranges, with the seed {tuning['seed']}; the settings of the trial with the {way} "
+        f"{own_heading(tuning['select_by']['metric'])} were trained with other seeds and scored."
+    )
+
+
+def budget_table(tuning: TuningRecord) -> Table:
+    """What the trials of each norm came to."""
+    name = own_heading(tuning["select_by"]["metric"])
+    words: dict[str, str] = {str(status): word for status, word in STATUS_WORDS.items()}
+    lines = []
+    for norm, one in tuning["norms"].items():
+        best = one["best"]
+        settings = {} if best is None else best["settings"]
+        chosen = [f"{_short(key, norm)} {_setting(value)}" for key, value in settings.items()]
+        trials = [f"{number} {words.get(key, key)}" for key, number in one["trials"].items()]
+        lines.append(
+            {
+                "norm": printable(norm),
+                "trials": ", ".join(trials),
+                f"{name}, untuned": _number(one["untuned"]),
+                f"{name}, best": _number(None if best is None else best["value"]),
+                "trial": NOTHING if best is None else str(best["trial"]),
+                "chosen settings": NOTHING if best is None else ", ".join(chosen),
+            }
+        )
+    return Table.of(lines, texts=["norm", "trials", "chosen settings"], wide="chosen settings")
+
+
+def ranges_table(tuning: TuningRecord) -> Table:
+    """What was searched of each norm, and how much it mattered."""
+    lines = []
+    for norm, one in tuning["norms"].items():
+        chosen = {} if one["best"] is None else one["best"]["settings"]
+        for key, text in one["search"].items():
+            share = one["importance"].get(key)
+            lines.append(
+                {
+                    "norm": printable(norm),
+                    "setting": printable(_short(key, norm)),
+                    "range": printable(text),
+                    "chosen": _setting(chosen[key]) if key in chosen else NOTHING,
+                    "importance": NOTHING if share is None else f"{100 * share:.0f} %",
+                }
+            )
+    return Table.of(lines, texts=["norm", "setting", "range"])
+
+
+def tuning_contents(comparison: Comparison) -> list[Markup]:
+    """The section of the report; empty where nobody tuned."""
+    tuning = comparison.tuning
+    if tuning is None:
+        return []
+    prefix = f"{comparison.anchor}tuning"
+    trials = _read_trials(comparison.folder / TRIALS_FILE)
+    caption = (
+        "Trials are judged on the valid split, with one seed: their best value is the best of many "
+        "and says less than the table of results. The first trial has the untuned settings."
+    )
+    importance = (
+        "Importance: which setting told good trials from bad ones in these ranges (PED-ANOVA of "
+        "Optuna), of a few trials a hint at most."
+    )
+    rules = f"Sampler: {tuning['sampler']}."
+    if tuning["pruner"]:
+        rules += f" Given up by the {tuning['pruner']}."
+    drawn = [*_curves(tuning, prefix), *_importances(tuning, prefix)]
+    contents = [
+        part("paragraph", tuning_sentence(tuning)),
+        budget_table(tuning).html("Trials", caption),
+        ranges_table(tuning).html("Ranges", importance),
+        part("gallery", drawn),
+    ]
+    slices = list(_slices(tuning, trials, prefix))
+    if slices:
+        contents += [part("heading", "Every trial, by setting"), part("gallery", slices)]
+    return [*contents, part("paragraph", printable(rules), kind="soft")]
+
+
+def _curves(tuning: TuningRecord, prefix: str) -> Iterator[DrawnFigure]:
+    """The best value after 1 … T trials."""
+    name = own_heading(tuning["select_by"]["metric"])
+    curves = {norm: Series(one["curve"], dtype=float) for norm, one in tuning["norms"].items()}
+    bands = [
+        Band(norm, style, (known.index + 1).tolist(), known.tolist())
+        for style, (norm, curve) in enumerate(curves.items())
+        if len(known := curve.dropna())
+    ]
+    yield from panels_figure(
+        [Panel("Budget", f"best {name}", bands)],
+        caption=f"Best {name} after so many trials of a norm. A line that still moves at its end "
+        "wants more trials.",
+        x_label="trials",
+        prefix=f"{prefix}-budget",
+    )
+
+
+def _importances(tuning: TuningRecord, prefix: str) -> Iterator[DrawnFigure]:
+    """Bars of the importance, by norm and setting."""
+    rows = [
+        (f"{norm}: {_last(key)}", style, value)
+        for style, (norm, one) in enumerate(tuning["norms"].items())
+        if len(one["importance"]) > 1
+        for key, value in one["importance"].items()
+    ]
+    if not rows:
+        return
+    names = [printable(name) for name, _, _ in rows]
+    with figure(0.65 + 0.16 * len(rows)) as drawn:
+        axes = drawn.subplots()
+        plain_axes(axes, "Importance", "% of the norm's", "")
+        for place, (_, style, value) in enumerate(rows):
+            axes.barh(place, 100 * value, height=0.7, color=line_style(style)[0])
+        name_rows(axes, names, 6.5)
+        svg = inline_svg(drawn, f"{prefix}-importance", "Importance of each setting, by norm")
+    yield DrawnFigure(svg, "How much of what told trials apart goes with a setting.")
+
+
+def _slices(tuning: TuningRecord, trials: DataFrame, prefix: str) -> Iterator[DrawnFigure]:
+    """Value against setting, a figure a setting, a point a trial."""
+    norms = tuning["norms"]
+    keys = dict.fromkeys(key for one in norms.values() for key in one["search"])
+    name = own_heading(tuning["select_by"]["metric"])
+    for index, key in enumerate(keys):
+        if key not in trials:
+            continue
+        rows = trials.assign(x=_finite(trials[key])).dropna(subset="x")
+        # Of one trial nothing can be seen.
+        rows = rows[rows.groupby("norm")["x"].transform("size") > 1]
+        if not rows["norm"].isin(list(norms)).any():
+            continue
+        with figure(2.2) as drawn:
+            axes = drawn.subplots()
+            plain_axes(axes, _last(key), "", name)
+            for style, (norm, one) in enumerate(norms.items()):
+                of_norm = rows[rows["norm"] == norm]
+                if not of_norm.empty:
+                    _draw_slice(axes, of_norm, norm, style, one["best"], key)
+            is_log = any(one["search"].get(key, "").startswith("log:") for one in norms.values())
+            if is_log and rows["x"].min() > 0:
+                logarithmic_scale(axes.xaxis)
+            add_legend(drawn, [axes])
+            svg = inline_svg(
+                drawn, f"{prefix}-slice-{index}", f"{name} against {key}", unit=_last(key)
+            )
+        yield DrawnFigure(svg, f"The {name} of trials that came to their end, by {key}.")
+
+
+def _draw_slice(
+    axes: Axes, rows: DataFrame, norm: str, style: int, best: ChosenTrial | None, key: str
+) -> None:
+    """The trials of a norm as dots, the chosen one with a ring."""
+    look: dict[str, Any] = {"marker": "o", "linestyle": "", "color": line_style(style)[0]}
+    (line,) = axes.plot(
+        rows["x"], rows["value"], markersize=4, alpha=0.8, label=legend_label(norm), **look
+    )
+    line.set_gid(hover_name(norm))
+    chosen = _finite(Series([None if best is None else best["settings"].get(key)]))
+    if best is not None and chosen.notna().all():
+        axes.plot(chosen, [best["value"]], markersize=9, fillstyle="none", **look)
+
+
+def _short(key: str, norm: str) -> str:
+    """A setting without the norm that it is of."""
+    return key.removeprefix(f"norm_options.{norm}.")
+
+
+def _last(key: str) -> str:
+    return key.rpartition(".")[2]
+
+
+def _number(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:.4g}"
+
+
+def _setting(value: object) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else printable(str(value))
+
+
+def _read_trials(path: Path) -> DataFrame:
+    """The finished trials of a `trials.csv`; no row where the file does not exist, or is another's.
+
+    Raises:
+        InputError: it is not UTF-8 or cannot be read.
+    """
+    text = read_text(path) if path.exists() else ""
+    header = text.partition("\n")[0].rstrip("\r").split(",")
+    if not set(TRIALS_COLUMNS) <= set(header):
+        return DataFrame(columns=TRIALS_COLUMNS)
+    # A last line without its line end is still being written.
+    text = text[: text.rfind("\n") + 1]
+    table = read_csv(StringIO(text), dtype=str, keep_default_na=False, on_bad_lines="skip")
+    table["value"] = _finite(table["value"])
+    return table.dropna(subset="value")
+
+
+def _finite(texts: Series) -> Series:
+    """The numbers of a column, NaN for every other text."""
+    numbers = to_numeric(texts, errors="coerce")
+    return numbers.where(np.isfinite(numbers))

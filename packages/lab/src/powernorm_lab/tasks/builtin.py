@@ -1,0 +1,98 @@
+"""The comparison of norms on a built-in task: its settings as a grid for the engine."""
+
+from collections.abc import Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from powernorm.errors import InputError
+from powernorm_lab.engine.grid import Grid
+from powernorm_lab.engine.line import Line
+from powernorm_lab.runs import Goal, StudyInfo
+from powernorm_lab.settings.comparison import ComparisonSettings, Notes
+from powernorm_lab.settings.variants import (
+    chosen_norms,
+    line_of_variant,
+    lines_of,
+    study_info,
+)
+from powernorm_lab.tasks.registry import task_of
+from powernorm_lab.tasks.run_settings import comparison_settings, run_settings
+from powernorm_lab.training.norms import norm_options, qk_norm_factory
+from powernorm_lab.training.training import choose_device
+
+
+def check_norms(config: ComparisonSettings) -> None:
+    """Check the names and options of all norms and variants by building each norm once.
+
+    Raises:
+        InputError: an unknown norm, an unknown option, or one that does not fit the model.
+    """
+    with torch.random.fork_rng(devices=[]):  # a user's norm may draw what it begins with
+        for norm in dict.fromkeys([*chosen_norms(config), *config.norm_options]):
+            norm_options(config, norm, task_of(config).norm_widths(config))
+        for line in lines_of(config):
+            task = task_of(line.settings)
+            norm_options(line.settings, line.norm, task.norm_widths(line.settings))
+            qk_norm_factory(line.settings)
+            task.check(line.settings, line.norm)
+
+
+def grid_of(config: ComparisonSettings, notes: Notes) -> Grid:
+    """Return what a comparison of a built-in task trains.
+
+    Raises:
+        InputError: a norm is unknown, or an option does not fit it or the model.
+    """
+    check_norms(config)
+    study = None if config.study is None else study_info(config.study)
+    score = config.score if config.score_every else None
+    return Grid(
+        task=task_of(config),
+        lines=lines_of(config),
+        seeds=config.seeds,
+        goal=notes.goal,
+        settings=config,
+        head=partial(_head, config, notes, study, score),
+        config=_run_config,
+        line_of=partial(_line_of, config),
+        device=choose_device(config),
+        num_threads=config.training.num_threads,
+        study=study,
+        score=None if score is None else config.score_name,
+    )
+
+
+def _run_config(line: Line, seed: int, fingerprint: str | None) -> Mapping[str, Any]:
+    return run_settings(line.settings, line.norm, line.label, seed, str(fingerprint))
+
+
+def _head(
+    config: ComparisonSettings, notes: Notes, study: StudyInfo | None, score: Goal | None
+) -> dict[str, Any]:
+    return {
+        "task": config.task,
+        "preset": config.preset,
+        "placement": config.placement,
+        "settings": comparison_settings(config),
+        "score": score,
+        "study": study,
+        "paper": list(notes.paper),
+        "paper_statistics": list(notes.paper_statistics),
+        "reduced": notes.reduced or "",
+        "changes": notes.changes,
+    }
+
+
+def _line_of(config: ComparisonSettings, folder: Path, old: Mapping[str, Any]) -> Line:
+    """Return the line that a run of an earlier call belongs to, also one that is not chosen."""
+    if not config.variants:
+        return Line(str(old.get("norm")), config, placement=config.placement)
+    for variant in config.variants:
+        if variant.label == old.get("label"):
+            return line_of_variant(config, variant)
+    raise InputError(
+        f"{folder} is no run of this study: give another --out, or --force to delete it"
+    )

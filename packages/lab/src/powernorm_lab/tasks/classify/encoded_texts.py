@@ -1,0 +1,229 @@
+"""Texts as numbers: the ids of their words, and that of their class."""
+
+import hashlib
+import re
+from array import array
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from powernorm.errors import InputError
+from powernorm_lab.data.cache import cache_key
+from powernorm_lab.data.corpus import SPLITS, Split
+from powernorm_lab.data.orders import spaced
+from powernorm_lab.tasks.classify.labeled_texts import LabeledText, LabeledTexts
+
+UNKNOWN_ID: Final = 1
+"""Of a word that the vocabulary does not have; 0 stands at padding."""
+NUM_MARKS: Final = 2
+_WORD: Final = re.compile(r"\w+(?=n't\b)|n't\b|'(?:s|re|ve|ll|d|m)\b|\w+|[^\w\s]")
+
+
+def words_of(text: str) -> list[str]:
+    """Return the words of a text in lower case.
+
+    A word is a run of letters, digits and underscores; every other sign is one of its own. English
+    contractions are cut where the Penn Treebank cuts them, so that texts which come as tokens (RT,
+    SST-5) and others are treated alike.
+
+    >>> words_of("It isn't Jackson's best-known film.")
+    ['it', 'is', "n't", 'jackson', "'s", 'best', '-', 'known', 'film', '.']
+    """
+    return _WORD.findall(text.lower())
+
+
+class WordVocabulary:
+    """The ids of words: the most frequent ones first, equally frequent ones by the alphabet.
+
+    Args:
+        counts: how often each word occurs in the train split.
+        size: number of ids at most, padding and the unknown word included.
+    """
+
+    def __init__(self, counts: Counter[str], size: int) -> None:
+        ranked = sorted(counts, key=lambda word: (-counts[word], word))[: size - NUM_MARKS]
+        self._ids = {word: index for index, word in enumerate(ranked, start=NUM_MARKS)}
+
+    def __len__(self) -> int:
+        """Return the number of ids."""
+        return len(self._ids) + NUM_MARKS
+
+    @property
+    def words(self) -> Sequence[str]:
+        """Return the words in the order of their ids."""
+        return list(self._ids)
+
+    def encode(self, words: Iterable[str]) -> list[int]:
+        """Return the ids of words."""
+        return [self._ids.get(word, UNKNOWN_ID) for word in words]
+
+
+_FORMAT: Final = 1
+
+
+@dataclass(frozen=True, eq=False)
+class EncodedTextSplit:
+    """The texts of a split over the ids of words and classes."""
+
+    words: Tensor
+    """int32, (number of words,): the texts, one after the other."""
+    lengths: Tensor
+    """int64, (number of texts,); none is 0."""
+    labels: Tensor
+    """int64, (number of texts,)."""
+
+    def __len__(self) -> int:
+        """Return the number of texts."""
+        return self.lengths.numel()
+
+    def texts(self) -> tuple[Tensor, ...]:
+        """Return the ids of the words of each text, int32, (length,)."""
+        texts: tuple[Tensor, ...] = self.words.split(self.lengths.tolist())
+        return texts
+
+    def chosen(self, rows: Tensor) -> "EncodedTextSplit":
+        """Return some of the texts.
+
+        Args:
+            rows: their numbers, int64, (rows,).
+        """
+        texts = self.texts()
+        kept = torch.cat([texts[row] for row in rows.tolist()])
+        return EncodedTextSplit(kept, self.lengths[rows], self.labels[rows])
+
+
+@dataclass(frozen=True, eq=False)
+class EncodedTexts:
+    """A data set over the ids of its words and classes."""
+
+    texts: LabeledTexts
+    splits: Mapping[Split, EncodedTextSplit]
+    num_cut: Mapping[Split, int]
+    """Texts of which only the beginning is encoded."""
+    vocabulary: WordVocabulary
+    labels: tuple[str, ...]
+    """The classes in the order of their ids."""
+    fingerprint: str
+    """A hash of everything that determines the ids."""
+
+
+def encode_texts(
+    texts: LabeledTexts,
+    *,
+    vocabulary_size: int,
+    max_length: int,
+    max_examples: int | None = None,
+) -> EncodedTexts:
+    """Number the words and classes of a data set; nothing is cached.
+
+    The words are the most frequent ones of the train split in lower case (`words_of`); all others
+    are one unknown word. A text without any word is one unknown word. The files are gone through
+    twice for the train split and once for the others, and only ids are kept.
+
+    Args:
+        texts: the data set.
+        vocabulary_size: number of ids of words, padding and the unknown word included.
+        max_length: words of a text at most; of a longer one the beginning is kept.
+        max_examples: only about so many texts of the train split, evenly spaced; None is all.
+
+    Raises:
+        InputError: a file is damaged; a split has no texts, or train has but one class; or a class
+            of another split is not in train.
+    """
+    counts, labels = _counted(texts)
+    return _encoded(
+        texts, WordVocabulary(counts, vocabulary_size), labels, max_length, max_examples
+    )
+
+
+def encode_texts_by(
+    texts: LabeledTexts, other: LabeledTexts, *, vocabulary_size: int, max_length: int
+) -> EncodedTexts:
+    """Encode a data set with the words and classes of another, which a model was trained with.
+
+    Raises:
+        InputError: as `encode_texts`; or it has a class that the other has not.
+    """
+    counts, labels = _counted(other)
+    return _encoded(texts, WordVocabulary(counts, vocabulary_size), labels, max_length, None)
+
+
+def _counted(texts: LabeledTexts) -> tuple[Counter[str], tuple[str, ...]]:
+    """Return how often the words of the train split occur, and the classes."""
+    counts: Counter[str] = Counter()
+    found: set[str] = set()
+    for row in texts.read["train"]():
+        counts.update(words_of(row.text))
+        found.add(row.label)
+    labels = texts.labels or tuple(sorted(found))
+    if len(found) < 2:
+        only = f"the one class {next(iter(found))!r}" if found else "no texts"
+        raise InputError(
+            f"the train split of {texts.source} has {only}: expected texts of two classes or more"
+        )
+    return counts, labels
+
+
+def _encoded(
+    texts: LabeledTexts,
+    vocabulary: WordVocabulary,
+    labels: tuple[str, ...],
+    max_length: int,
+    max_examples: int | None,
+) -> EncodedTexts:
+    digest = hashlib.sha256("\n".join([*vocabulary.words, "", *labels]).encode())
+    splits: dict[Split, EncodedTextSplit] = {}
+    num_cut: dict[Split, int] = {}
+    for split in SPLITS:
+        whole, num_cut[split] = _numbered(texts, split, vocabulary, labels, max_length)
+        if split == "train" and max_examples is not None and max_examples < len(whole):
+            whole = whole.chosen(spaced(len(whole), max_examples))
+        splits[split] = whole
+        for part in (whole.words, whole.lengths, whole.labels):
+            digest.update(part.numpy().tobytes())
+    fingerprint = cache_key(
+        format=_FORMAT, task="classify", ids=digest.hexdigest(), max_length=max_length
+    )
+    return EncodedTexts(texts, splits, num_cut, vocabulary, labels, fingerprint)
+
+
+def _numbered(
+    texts: LabeledTexts,
+    split: Split,
+    vocabulary: WordVocabulary,
+    labels: tuple[str, ...],
+    max_length: int,
+) -> tuple[EncodedTextSplit, int]:
+    """Return a split over ids, and how many of its texts are cut."""
+    ids = {label: index for index, label in enumerate(labels)}
+    words, lengths, classes, num_cut = array("i"), array("q"), array("q"), 0
+    for row in _known(texts.read[split](), ids):
+        own = vocabulary.encode(words_of(row.text)) or [UNKNOWN_ID]
+        num_cut += len(own) > max_length
+        own = own[:max_length]
+        words.extend(own)
+        lengths.append(len(own))
+        classes.append(ids[row.label])
+    if not lengths:
+        raise InputError(f"the {split} split of {texts.source} has no texts: give some")
+    encoded = EncodedTextSplit(
+        torch.frombuffer(words, dtype=torch.int32),
+        torch.frombuffer(lengths, dtype=torch.int64),
+        torch.frombuffer(classes, dtype=torch.int64),
+    )
+    return encoded, num_cut
+
+
+def _known(rows: Iterator[LabeledText], ids: Mapping[str, int]) -> Iterator[LabeledText]:
+    for row in rows:
+        if row.label not in ids:
+            shown = ", ".join(list(ids)[:20])
+            raise InputError(
+                f"{row.place}: the class {row.label[:40]!r} is not one of the train split: "
+                f"expected one of {shown}"
+            )
+        yield row

@@ -1,0 +1,235 @@
+"""Readers of the labeled texts of RT, IMDB and the Stanford Sentiment Treebank.
+
+The Stanford Sentiment Treebank has trees whose every phrase has a class from 0 to 4. A line is `(3
+(2 It) (4 (4 (2 's) (4 good)) (2 .)))`: a class, then a word or two trees. What is read is the
+sentence with the class of its root; phrases inside are not used.
+"""
+
+import re
+from collections.abc import Iterator
+from functools import partial
+from itertools import chain
+from pathlib import Path
+from typing import Final, Literal
+
+from powernorm.errors import InputError
+from powernorm_lab.data.corpus import Split
+from powernorm_lab.data.lines import read_lines
+from powernorm_lab.data.readers import USER_LICENSE, read_text
+from powernorm_lab.tasks.classify.labeled_texts import (
+    LabeledText,
+    LabeledTexts,
+    Read,
+    shuffled_parts,
+    with_drawn_valid,
+)
+
+TREE_FILES: Final[dict[Split, str]] = {"train": "train.txt", "valid": "dev.txt", "test": "test.txt"}
+PHRASE_CLASSES: Final = ("0", "1", "2", "3", "4")
+"""Very negative, negative, neutral, positive, very positive."""
+_PART: Final = re.compile(r"[()]|[^\s()]+")
+_BRACKETS: Final = {"-LRB-": "(", "-RRB-": ")"}
+"""How the Penn Treebank writes what has a meaning of its own there."""
+_ESCAPED: Final = re.compile(r"\\([/*])")
+
+
+def read_trees(folder: Path) -> LabeledTexts:
+    """Read `train.txt`, `dev.txt` and `test.txt` of trees.
+
+    Raises:
+        InputError: a file is missing. Damaged lines are found when the texts are gone through.
+    """
+    splits: dict[Split, Read] = {}
+    for split, name in TREE_FILES.items():
+        path = folder / name
+        if not path.exists():
+            raise InputError(f"{folder} has no {name}: expected {', '.join(TREE_FILES.values())}")
+        splits[split] = partial(_texts, path)
+    return LabeledTexts(folder.resolve().name, str(folder), USER_LICENSE, splits, PHRASE_CLASSES)
+
+
+def _texts(path: Path) -> Iterator[LabeledText]:
+    for number, line in enumerate(read_lines(path), start=1):
+        if line.strip():
+            label, words = parse_tree(line, f"{path}, line {number}")
+            yield LabeledText(label, " ".join(words), path, number)
+
+
+def parse_tree(line: str, place: str) -> tuple[str, list[str]]:
+    """Return the class of a tree's root and the words of its leaves.
+
+    Args:
+        line: the tree.
+        place: where it stands, for messages.
+
+    Raises:
+        InputError: it is no such tree; names the column.
+
+    >>> parse_tree("(3 (2 It) (4 (2 's) (4 good)))", "here")
+    ('3', ['It', "'s", 'good'])
+    """
+    words: list[str] = []
+    label = ""
+    # Number of parts (words or trees) in each bracket that is open; -1 while its class is missing.
+    open_brackets: list[int] = []
+    for match in _PART.finditer(line):
+        part, column = match[0], match.start() + 1
+        if not open_brackets and (part != "(" or label):
+            raise _broken(place, column, part, "a tree in brackets and nothing after it")
+        if part == "(":
+            _count_part(open_brackets, place, column, part)
+            open_brackets.append(-1)
+        elif part == ")":
+            if open_brackets.pop() < 1:
+                raise _broken(place, column, part, "a class, then a word or two trees")
+        elif open_brackets[-1] < 0:
+            if part not in PHRASE_CLASSES:
+                raise _broken(place, column, part, "a class from 0 to 4 after a bracket")
+            label = label or part
+            open_brackets[-1] = 0
+        else:
+            _count_part(open_brackets, place, column, part)
+            words.append(_BRACKETS.get(part) or _ESCAPED.sub(r"\1", part))
+    if open_brackets or not words:
+        raise _broken(place, len(line) + 1, "the end of the line", "a closing bracket")
+    return label, words
+
+
+def _count_part(open_brackets: list[int], place: str, column: int, part: str) -> None:
+    """Count a part of the innermost bracket, which has to have its class by then."""
+    if not open_brackets:
+        return
+    if open_brackets[-1] < 0:
+        raise _broken(place, column, part, "a class from 0 to 4 after a bracket")
+    open_brackets[-1] += 1
+
+
+def _broken(place: str, column: int, found: str, expected: str) -> InputError:
+    shown = found if len(found) <= 40 else f"{found[:40]}…"
+    return InputError(
+        f"{place}, column {column}: {shown!r}; expected {expected}, as in (3 (2 It) (4 works))"
+    )
+
+
+# Reviews in files that are named by their class: RT's two files of sentences, IMDB's folders.
+
+
+RT_FILES: Final = {"negative": "rt-polarity.neg", "positive": "rt-polarity.pos"}
+IMDB_FOLDERS: Final = {"negative": "neg", "positive": "pos"}
+_IMDB_SPLITS: Final = ("train", "test")
+LABELS: Final = ("negative", "positive")
+_ALL_FOLDERS: Final = "train/pos, train/neg, test/pos and test/neg"
+_BREAK: Final = re.compile(r"<br\s*/?>")
+
+
+def read_rt(folder: Path) -> LabeledTexts:
+    """Read Pang and Lee's `rt-polarity.pos` and `rt-polarity.neg`, a sentence a line.
+
+    The files are in Windows-1252; UTF-8 is read, too. The sentences are divided at random in the
+    proportions of Xu et al. 2019, which on the 10,662 official ones is 8,609, 964 and 1,089.
+
+    Raises:
+        InputError: a file is missing, empty or in neither encoding.
+    """
+    for name in RT_FILES.values():
+        if not (folder / name).exists():
+            both = " and ".join(RT_FILES.values())
+            raise InputError(f"{folder} has no {name}: expected {both}")
+    texts = chain.from_iterable(
+        _sentences(folder / name, label) for label, name in RT_FILES.items()
+    )
+    parts = shuffled_parts(texts)
+    return LabeledTexts(folder.resolve().name, str(folder), USER_LICENSE, parts, LABELS)
+
+
+def _sentences(path: Path, label: str) -> Iterator[LabeledText]:
+    number = 0
+    for number, line in enumerate(_lines(path), start=1):
+        if line.strip():
+            yield LabeledText(label, line, path, number)
+    if not number:
+        raise InputError(f"{path} is empty: expected a sentence a line")
+
+
+def _lines(path: Path) -> list[str]:
+    """Return the lines of a file in UTF-8 or, as a whole, in Windows-1252."""
+    try:
+        lines = path.read_bytes().replace(b"\r\n", b"\n").split(b"\n")
+    except OSError as error:
+        raise InputError(
+            f"{path} cannot be read ({error.strerror}): expected a text file"
+        ) from error
+    lines = lines if lines[-1] else lines[:-1]
+    try:
+        return [line.decode() for line in lines]
+    except UnicodeDecodeError:
+        return [_in_windows_1252(line, path, number) for number, line in enumerate(lines, start=1)]
+
+
+def _in_windows_1252(line: bytes, path: Path, number: int) -> str:
+    try:
+        return line.decode("cp1252")
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{path}, line {number}: byte 0x{line[error.start]:02x} is neither UTF-8 nor "
+            "Windows-1252 text; convert the file to UTF-8"
+        ) from error
+
+
+def read_imdb(folder: Path) -> LabeledTexts:
+    """Read the folders of IMDB: `train/pos`, `train/neg`, `test/pos`, `test/neg`, a file a review.
+
+    The valid split is drawn out of the train split. `unsup` and other folders are not looked at.
+
+    Raises:
+        InputError: a folder is missing or has no reviews.
+    """
+    _check_folders(folder)
+    splits = with_drawn_valid(
+        lambda: _reviews(folder, "train"),
+        lambda: _reviews(folder, "test"),
+    )
+    return LabeledTexts(folder.resolve().name, str(folder), USER_LICENSE, splits, LABELS)
+
+
+def _check_folders(folder: Path) -> None:
+    for split in _IMDB_SPLITS:
+        for name in IMDB_FOLDERS.values():
+            if not (folder / split / name).is_dir():
+                raise InputError(
+                    f"{folder} has no folder {split}/{name}: expected {_ALL_FOLDERS} with a .txt "
+                    "file for each review"
+                )
+
+
+def refuse_parts_of_imdb(folder: Path) -> None:
+    """Say what is missing where a folder has some of IMDB's, or is one of its two halves.
+
+    Raises:
+        InputError: it is a part of IMDB.
+    """
+    names = tuple(IMDB_FOLDERS.values())
+    if any((folder / split / name).is_dir() for split in _IMDB_SPLITS for name in names):
+        _check_folders(folder)
+    place = folder.resolve()
+    # Folders pos and neg alone, of whatever name, may be another data set's.
+    if place.name in _IMDB_SPLITS and all((folder / name).is_dir() for name in names):
+        raise InputError(
+            f"{folder} is one half of IMDB: give the folder above, {place.parent}; expected "
+            f"{_ALL_FOLDERS} in it"
+        )
+
+
+def _reviews(folder: Path, split: Literal["train", "test"]) -> Iterator[LabeledText]:
+    """Go through the reviews, classes in turn: they shall not depend on how a disk lists them."""
+    for label, name in IMDB_FOLDERS.items():
+        paths = sorted((folder / split / name).glob("*.txt"))
+        if not paths:
+            raise InputError(f"{folder / split / name} has no .txt files: expected reviews")
+        for path in paths:
+            yield LabeledText(label, without_breaks(read_text(path)), path, 1)
+
+
+def without_breaks(review: str) -> str:
+    """Return a review with its HTML line breaks as spaces."""
+    return _BREAK.sub(" ", review)

@@ -1,0 +1,159 @@
+"""The task of classifying images: MNIST, CIFAR-10, convolutional and residual networks."""
+
+import math
+from collections.abc import Mapping
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from powernorm_lab.data.corpus import SPLITS, Split
+from powernorm_lab.engine.events import DataPrepared
+from powernorm_lab.models.normed import NormFactory
+from powernorm_lab.runs import Baseline
+from powernorm_lab.settings.comparison import options_of
+from powernorm_lab.tasks.image.batches import ImageData, accuracy
+from powernorm_lab.tasks.image.encoded_images import EncodedImages, encode_images, encode_images_by
+from powernorm_lab.tasks.image.image_input import SIDES
+from powernorm_lab.tasks.image.image_set import NUM_CLASSES
+from powernorm_lab.tasks.image.models import CHANNELS as CONVNET_CHANNELS
+from powernorm_lab.tasks.image.models import (
+    HIDDEN_FEATURES,
+    RESNET18,
+    RESNET20,
+    ConvNet,
+    ResNet,
+    pooled_side,
+)
+from powernorm_lab.tasks.image.settings import ImageSettings
+from powernorm_lab.tasks.image.sources import load_images
+from powernorm_lab.training.batches import RunData
+from powernorm_lab.training.losses import TaskModel
+from powernorm_lab.training.norms import norm_factory
+from powernorm_lab.training.task import BuiltinTask, Sizes
+
+CONVNET: Final = "convnet"
+_STAGES: Final = {"resnet20": RESNET20, "resnet18": RESNET18}
+_SCORED: Final[tuple[Split, ...]] = ("valid", "test")
+
+
+class ImageTask(BuiltinTask[EncodedImages, ImageSettings]):
+    """Say what an image shows."""
+
+    name = "image"
+    units = "classes"
+    metrics = ("valid_accuracy", "test_accuracy")
+    examples = "images"
+
+    def encode(self, config: ImageSettings) -> EncodedImages:
+        """Read the images and take the statistics of their pixels."""
+        return encode_images(load_images(config.data.path), config.data.max_examples)
+
+    def encode_by(self, source: str, config: ImageSettings) -> EncodedImages:
+        """Read `source`, normalized by the statistics of `data.path`."""
+        return encode_images_by(load_images(source), self.encode(config))
+
+    def data(
+        self, encoded: EncodedImages, config: ImageSettings, seed: int
+    ) -> RunData[ImageSettings]:
+        """Return batches of images."""
+        return ImageData(encoded, config, seed)
+
+    def baselines(self, encoded: EncodedImages, config: ImageSettings) -> list[Baseline]:
+        """Return what is known without a look at an image: how frequent the classes are.
+
+        Its accuracy is that of always naming the most frequent one.
+        """
+        del config
+        counts = torch.bincount(encoded.splits["train"].labels, minlength=NUM_CLASSES).double()
+        # One more of each, so that a class that the train split lacks is not impossible.
+        shares = (counts + 1) / (counts + 1).sum()
+        metrics: dict[str, float | None] = {}
+        for split in _SCORED:
+            labels = encoded.splits[split].labels
+            loss = -float(shares.log()[labels].mean())
+            metrics[f"{split}_loss"] = loss
+            metrics[f"{split}_perplexity"] = math.exp(loss)
+            metrics[f"{split}_accuracy"] = accuracy(shares.argmax().expand(len(labels)), labels)
+        return [Baseline(name="unigram", metrics=metrics)]
+
+    def facts(self, encoded: EncodedImages) -> dict[str, Any]:
+        """Return name, source, license and sizes of the images."""
+        images = encoded.images
+        return {
+            "name": images.name,
+            "source": images.source,
+            "licence": images.license,
+            "image_shape": list(images.shape),
+            "classes": list(images.class_names),
+            "splits": {split: {"images": len(encoded.splits[split].labels)} for split in SPLITS},
+        }
+
+    def summary(self, encoded: EncodedImages) -> DataPrepared:
+        """Return the same in short."""
+        num_train = len(encoded.splits["train"].labels)
+        return DataPrepared(encoded.images.name, num_train, "images", NUM_CLASSES)
+
+    def sizes(self, encoded: EncodedImages) -> Sizes:
+        """Return the channels and the side of the images, and the number of classes."""
+        channels, side, _ = encoded.images.shape
+        return (channels, side, NUM_CLASSES)
+
+    def sizes_of_weights(self, weights: Mapping[str, Tensor]) -> Sizes:
+        """Return the same of a model; a ResNet takes every side, and the first one stands here."""
+        channels, num_classes = weights["first.weight"].shape[1], len(weights["head.bias"])
+        side = SIDES[0]
+        if "hidden.weight" in weights:
+            num_pixels = weights["hidden.weight"].shape[1] // CONVNET_CHANNELS[-1]
+            side = next(one for one in SIDES if pooled_side(one) ** 2 == num_pixels)
+        return (channels, side, num_classes)
+
+    def build(self, config: ImageSettings, norm: str, sizes: Sizes, seed: int) -> TaskModel:
+        """Return the model of a run; equal seeds give equal weights to all norms."""
+        return build_image_model(config, norm, sizes, seed)
+
+    def example_inputs(self, config: ImageSettings, sizes: Sizes) -> tuple[Tensor, ...]:
+        """Return two images, (2, channels, side, side)."""
+        del config
+        channels, side, _ = sizes
+        generator = torch.Generator().manual_seed(0)
+        return (torch.randn(2, channels, side, side, generator=generator),)
+
+    def norm_widths(self, config: ImageSettings) -> tuple[int, ...]:
+        """Return the channels of the stages, or the one width of the convolutional network."""
+        stages = _STAGES.get(config.model.architecture, ((HIDDEN_FEATURES, 1),))
+        return tuple(channels for channels, _ in stages)
+
+
+def build_image_model(
+    config: ImageSettings, norm: str, sizes: Sizes, seed: int
+) -> ConvNet | ResNet:
+    """Build the network of one run; equal seeds give equal weights to all norms.
+
+    Args:
+        config: has the architecture.
+        norm: short name.
+        sizes: channels and side of the images, number of classes.
+        seed: of the initial weights.
+
+    Raises:
+        InputError: unknown norm, or options that do not fit it or the network.
+    """
+    channels, side, num_classes = sizes
+    architecture = config.model.architecture
+    make = _image_norm_factory(config, norm)
+    if architecture == CONVNET:
+        return ConvNet(make, num_classes=num_classes, num_channels=channels, side=side, seed=seed)
+    return ResNet(
+        make,
+        stages=_STAGES[architecture],
+        projects=architecture == "resnet18",
+        num_classes=num_classes,
+        num_channels=channels,
+        seed=seed,
+    )
+
+
+def _image_norm_factory(config: ImageSettings, norm: str) -> NormFactory:
+    """Return what makes the norm over the channels of images, (N, C) or (N, C, H, W)."""
+    return norm_factory(norm, options_of(config, norm), feature_dim=1)

@@ -1,0 +1,157 @@
+"""Language modeling: predict each token from those before it."""
+
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+
+from powernorm_lab.data.baselines import BigramModel, UnigramModel, baseline_metrics
+from powernorm_lab.data.corpus import SPLITS, Split
+from powernorm_lab.data.readers import load_corpus
+from powernorm_lab.data.subwords import (
+    EncodedCorpus,
+    Subwords,
+    Words,
+    encode_by,
+    encode_corpus,
+)
+from powernorm_lab.engine.events import DataPrepared
+from powernorm_lab.models.language_model import LanguageModel
+from powernorm_lab.runs import Baseline
+from powernorm_lab.settings.comparison import options_of
+from powernorm_lab.tasks.lm.adaptive_output import AdaptiveLanguageModel
+from powernorm_lab.tasks.lm.batches import LanguageModelData
+from powernorm_lab.tasks.lm.settings import LanguageModelSettings
+from powernorm_lab.tasks.lm.tensorized_attention import TensorizedAttention
+from powernorm_lab.training.batches import RunData
+from powernorm_lab.training.losses import TaskModel
+from powernorm_lab.training.norms import UPPER_NORM, norm_factory, qk_norm_factory
+from powernorm_lab.training.task import BuiltinTask, Sizes
+
+SEES_FUTURE: Final = "sees the future"
+"""Marks what a language model came to whose causal mask was left out."""
+
+
+class LanguageModelTask(BuiltinTask[EncodedCorpus, LanguageModelSettings]):
+    """Predict each token from those before it."""
+
+    name = "lm"
+
+    def encode(self, config: LanguageModelSettings) -> EncodedCorpus:
+        """Read the text and number its subwords or words."""
+        data = config.data
+        kind = self._encoder_of(config)
+        return encode_corpus(load_corpus(data.path), data.vocabulary_size, kind)
+
+    def encode_by(self, source: str, config: LanguageModelSettings) -> EncodedCorpus:
+        """Read `source` with the subwords or words of `data.path`."""
+        data = config.data
+        other, kind = load_corpus(data.path), self._encoder_of(config)
+        return encode_by(load_corpus(source), other, data.vocabulary_size, kind)
+
+    def _encoder_of(self, config: LanguageModelSettings) -> type[Subwords] | type[Words]:
+        return Words if config.data.vocabulary == "words" else Subwords
+
+    def facts(self, encoded: EncodedCorpus) -> dict[str, Any]:
+        """Return name, source, license and sizes of the text."""
+        corpus = encoded.corpus
+        return {
+            "name": corpus.name,
+            "source": corpus.source,
+            "licence": corpus.license,
+            "vocabulary_size": encoded.vocabulary_size,
+            "splits": {
+                split: {
+                    "documents": len(corpus.documents[split]),
+                    "words": encoded.splits[split].num_words,
+                    "tokens": encoded.splits[split].num_tokens,
+                    **_unknown(encoded, split),
+                }
+                for split in SPLITS
+            },
+        }
+
+    def summary(self, encoded: EncodedCorpus) -> DataPrepared:
+        """Return the same in short."""
+        num_words = encoded.splits["train"].num_words
+        return DataPrepared(encoded.corpus.name, num_words, "words", encoded.vocabulary_size)
+
+    def sizes(self, encoded: EncodedCorpus) -> Sizes:
+        """Return the number of ids."""
+        return (encoded.vocabulary_size,)
+
+    def sizes_of_weights(self, weights: Mapping[str, Tensor]) -> Sizes:
+        """Return the number of ids of a model."""
+        # Of an adaptive softmax's model it is one level down.
+        name = "embedding.weight"
+        return (len(weights[name] if name in weights else weights[f"model.{name}"]),)
+
+    def build(self, config: LanguageModelSettings, norm: str, sizes: Sizes, seed: int) -> TaskModel:
+        """Return the model of a run, with an adaptive softmax where there are cutoffs.
+
+        Equal seeds give equal weights to all norms.
+
+        Raises:
+            InputError: unknown norm, or options that do not fit it or the model.
+        """
+        model = LanguageModel(
+            sizes[-1],
+            norm_factory(norm, options_of(config, norm)),
+            config.model.shape,
+            max_length=config.data.sequence_length,
+            seed=seed,
+            upper_norm=norm_factory(UPPER_NORM),
+            attention=self._attention(config),
+            qk_norm=qk_norm_factory(config),
+        )
+        cutoffs = config.model.adaptive_cutoffs
+        if not cutoffs:
+            return model
+        return AdaptiveLanguageModel(model, sizes[-1], cutoffs, seed=seed)
+
+    def _attention(self, config: LanguageModelSettings) -> Callable[[], nn.Module] | None:
+        """Return what makes the tensorized attentions, None for the usual ones."""
+        shape = config.model
+        if shape.architecture != "tensorized":
+            return None
+        return partial(
+            TensorizedAttention,
+            shape.num_features,
+            shape.head_features or shape.num_features,
+            config.data.sequence_length,
+            sees_future=shape.sees_future,
+        )
+
+    def example_inputs(self, config: LanguageModelSettings, sizes: Sizes) -> tuple[Tensor, ...]:
+        """Return tokens of the model's length, (2, length)."""
+        generator = torch.Generator().manual_seed(0)
+        shape = (2, config.data.sequence_length)
+        return (torch.randint(sizes[-1], shape, generator=generator),)
+
+    def data(
+        self, encoded: EncodedCorpus, config: LanguageModelSettings, seed: int
+    ) -> RunData[LanguageModelSettings]:
+        """Return segments of a stream of text."""
+        return LanguageModelData(encoded, config, seed)
+
+    def baselines(self, encoded: EncodedCorpus, config: LanguageModelSettings) -> list[Baseline]:
+        """Return unigram and bigram."""
+        del config
+        train, valid = encoded.splits["train"].tokens, encoded.splits["valid"].tokens
+        size = encoded.vocabulary_size
+        unigram = baseline_metrics(UnigramModel(train, size), encoded)
+        bigram = baseline_metrics(BigramModel(train, valid, size), encoded)
+        return [Baseline(name="unigram", metrics=unigram), Baseline(name="bigram", metrics=bigram)]
+
+    def remark(self, config: LanguageModelSettings) -> str:
+        """Say that a model without its causal mask is none."""
+        return SEES_FUTURE if config.model.sees_future else super().remark(config)
+
+
+def _unknown(encoded: EncodedCorpus, split: Split) -> dict[str, int]:
+    """Return how many words of a split are not in the vocabulary, where this can be."""
+    if encoded.unknown_id is None:
+        return {}
+    return {"unknown": int((encoded.splits[split].tokens == encoded.unknown_id).sum())}

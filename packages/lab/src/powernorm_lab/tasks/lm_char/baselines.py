@@ -1,0 +1,129 @@
+"""Unigrams, bigrams and trigrams of bytes, which a network has to beat."""
+
+import math
+from collections.abc import Iterator
+from typing import Final, Literal
+
+import torch
+from torch import Tensor
+
+from powernorm_lab.data.corpus import Split
+from powernorm_lab.tasks.lm_char.batches import FIRST
+from powernorm_lab.tasks.lm_char.texts import VOCABULARY_SIZE, EncodedBytes
+
+ByteBaseline = Literal["unigram", "bigram", "trigram"]
+ORDERS: Final[tuple[ByteBaseline, ...]] = ("unigram", "bigram", "trigram")
+SPLITS_MEASURED: Final[tuple[Split, ...]] = ("valid", "test")
+
+_CHUNK: Final = 1 << 20
+"""Bytes that are looked at at a time: ids of eight bytes would take eight times the text."""
+_NUM_STEPS: Final = 100
+_LEAST: Final = 1e-9
+"""Of a weight: the test split may need what the valid split did not."""
+_FITTED_ON: Final = 1 << 20
+"""Bytes of the valid split from which the weights are found."""
+
+
+class ByteCounts:
+    """How often each byte follows each one or two bytes in a text.
+
+    p(c | a b) = w₃ · count(a b c) / count(a b ·) + w₂ · count(b c) / count(b ·) + w₁ · p(c), where
+    p(c) = (count(c) + 1) / (length + 256). The weights, which sum to 1, are those that make the
+    valid split most likely, found by expectation maximization. After bytes that never occurred in
+    training the terms without a count fall away and the others take their weight; such places are
+    left out where the weights are found.
+
+    Args:
+        train: the train split, uint8, (number of bytes,).
+        valid: the valid split, for the weights.
+    """
+
+    def __init__(self, train: Tensor, valid: Tensor) -> None:
+        self._counts = _counts(train)
+        # Not those of the order below, in which the last byte counts and what precedes the first
+        # does not.
+        self._contexts = [table.view(-1, VOCABULARY_SIZE).sum(1) for table in self._counts]
+        self.weights = {order: self._fit(valid[:_FITTED_ON], order) for order in (1, 2, 3)}
+        """By order, the shortest context first."""
+
+    def nll(self, text: Tensor, order: int) -> float:
+        """Return the negative log-likelihood of a text in nats.
+
+        Args:
+            text: uint8, (number of bytes,).
+            order: 1, 2 or 3 bytes, the predicted one included.
+        """
+        weights = self.weights[order]
+        total = 0.0
+        for ids in _triples(text):
+            total -= float(_mixed(weights, *self._parts(ids, order)).log().sum())
+        return total
+
+    def _parts(self, triples: Tensor, order: int) -> tuple[Tensor, Tensor]:
+        """Return the estimate of each order and whether it has one, both (order, bytes)."""
+        single = self._counts[0].double() + 1
+        estimates = [(single / single.sum())[triples % VOCABULARY_SIZE]]
+        known = [torch.ones_like(triples, dtype=torch.bool)]
+        for number in range(1, order):
+            table = self._counts[number]
+            ids = triples % VOCABULARY_SIZE ** (number + 1)
+            contexts = self._contexts[number][ids // VOCABULARY_SIZE]
+            estimates.append(table[ids].double() / contexts.clamp(min=1))
+            known.append(contexts > 0)
+        return torch.stack(estimates), torch.stack(known)
+
+    def _fit(self, text: Tensor, order: int) -> Tensor:
+        weights = torch.full((order,), 1 / order, dtype=torch.float64)
+        if order == 1 or not text.numel():
+            return weights
+        ids = torch.cat(list(_triples(text)))
+        estimates, known = self._parts(ids, order)
+        estimates = estimates[:, known.all(0)]
+        if not estimates.numel():
+            return weights
+        for _ in range(_NUM_STEPS):
+            shares = weights[:, None] * estimates
+            weights = (shares / shares.sum(0)).mean(1)
+        return weights.clamp(min=_LEAST)
+
+
+def _mixed(weights: Tensor, estimates: Tensor, known: Tensor) -> Tensor:
+    shares = weights[:, None] * known
+    return (shares / shares.sum(0) * estimates).sum(0)
+
+
+def byte_metrics(encoded: EncodedBytes) -> dict[ByteBaseline, dict[str, float | None]]:
+    """Return loss (nats per byte), perplexity and bits per character of the valid and test splits.
+
+    Returns:
+        Those of unigram, bigram and trigram.
+    """
+    counts = ByteCounts(encoded.splits["train"], encoded.splits["valid"])
+    metrics: dict[ByteBaseline, dict[str, float | None]] = {name: {} for name in ORDERS}
+    for order, name in enumerate(ORDERS, start=1):
+        for split in SPLITS_MEASURED:
+            text = encoded.splits[split]
+            loss = counts.nll(text, order) / text.numel()
+            metrics[name][f"{split}_perplexity"] = math.exp(loss)
+            metrics[name][f"{split}_loss"] = loss
+            metrics[name][f"{split}_bits_per_character"] = loss / math.log(2)
+    return metrics
+
+
+def _counts(text: Tensor) -> list[Tensor]:
+    """Return the counts of single bytes, pairs and triples, the last byte varying fastest."""
+    triples = torch.zeros(VOCABULARY_SIZE**3, dtype=torch.int32)
+    for ids in _triples(text):
+        triples.index_add_(0, ids, torch.ones_like(ids, dtype=torch.int32))
+    pairs = triples.view(VOCABULARY_SIZE, -1).sum(0)
+    return [pairs.view(VOCABULARY_SIZE, -1).sum(0), pairs, triples]
+
+
+def _triples(text: Tensor) -> Iterator[Tensor]:
+    """Yield every byte with the two before it as one number, int64; a part of the text each."""
+    for first in range(0, text.numel(), _CHUNK):
+        ids = text[max(first - 2, 0) : first + _CHUNK].long()
+        missing = max(2 - first, 0)
+        if missing:
+            ids = torch.cat([ids.new_full((missing,), FIRST), ids])
+        yield (ids[:-2] * VOCABULARY_SIZE + ids[1:-1]) * VOCABULARY_SIZE + ids[2:]

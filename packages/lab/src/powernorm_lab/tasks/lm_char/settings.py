@@ -1,0 +1,39 @@
+"""Settings of the language modeling of bytes."""
+
+from typing import ClassVar
+
+from powernorm_lab.runs import Goal
+from powernorm_lab.settings.comparison import ComparisonSettings
+from powernorm_lab.settings.model import DetailedTransformerSettings
+from powernorm_lab.settings.section import NotNegative, section
+from powernorm_lab.settings.training import SmoothedTrainingSettings
+from powernorm_lab.tasks.text_settings import SequenceDataSettings
+
+
+@section("model")
+class TransformerXLShape(DetailedTransformerSettings):
+    """The shape of a Transformer-XL."""
+
+    memory_length: NotNegative | None = None
+    """Positions before a segment that the attention still sees, in training; none is as many as a
+    segment has."""
+    evaluation_memory_length: NotNegative | None = None
+    """The same in evaluation; none is as in training."""
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self._refuse_inner(
+            "the attention to a memory, which would be normalized twice", "bn-linear"
+        )
+
+
+@section()
+class CharacterSettings(ComparisonSettings):
+    """Settings of `powernorm compare lm-char`."""
+
+    task: ClassVar[str] = "lm-char"
+    measure: ClassVar[str] = "test_bits_per_character"
+    score: ClassVar[Goal | None] = Goal(metric="valid_bits_per_character", direction="min")
+    data: SequenceDataSettings = SequenceDataSettings()
+    model: TransformerXLShape = TransformerXLShape()
+    training: SmoothedTrainingSettings = SmoothedTrainingSettings()

@@ -1,0 +1,323 @@
+"""A tagger of named entities: a Transformer encoder with directional attention and a CRF."""
+
+import torch
+from torch import Tensor, nn
+
+from powernorm.errors import InputError
+from powernorm_lab.models.attention import attended_positions
+from powernorm_lab.models.choices import TransformerShape
+from powernorm_lab.models.dropout import Dropout
+from powernorm_lab.models.initialization import initialize
+from powernorm_lab.models.layers import (
+    AttentionLayer,
+    embedding_norm,
+    final_norm,
+    norms_by_layer,
+)
+from powernorm_lab.models.normed import HeadScale, NormFactory
+from powernorm_lab.models.placements import layer_places
+from powernorm_lab.tasks.ner.tag_sequences import TagSequences
+
+# The attention of TENER (Yan et al. 2019), which knows direction and distance.
+
+
+class DirectionalAttention(nn.Module):
+    """Self-attention whose weights depend on how far, and on which side, a position lies.
+
+    With the query Q_t, the value V_j and the key K_j, which is x_j itself cut into heads, position
+    t attends to position j of a sentence by (eq. 10-13 of the paper)
+
+    `A_tj = Q_t K_jᵀ + Q_t R_{t-j}ᵀ + u K_jᵀ + v R_{t-j}ᵀ`, `softmax_j(A_tj) V_j`
+
+    without the usual division by √d, which would make the weights less sharp. R (`offset_codes`)
+    is odd in its sines, so that left and right differ; u and v are learned for each head. As in
+    the program of its authors the heads stand side by side, with no further map after them.
+
+    Args:
+        num_features: size of the features, divisible by `num_heads`.
+        num_heads: number of heads.
+        dropout: of the attention weights, in training.
+        scales_heads: whether each head has a learned scale.
+
+    Shape:
+        - x: (batch, length, features)
+        - padding_mask: (batch, length), True = padding, which nothing attends to
+        - output: (batch, length, features)
+
+    Raises:
+        InputError: `num_heads` does not divide `num_features` into heads of an even size.
+    """
+
+    def __init__(
+        self,
+        num_features: int,
+        num_heads: int,
+        *,
+        dropout: float = 0.0,
+        scales_heads: bool = False,
+    ) -> None:
+        super().__init__()
+        if num_features % (2 * num_heads):
+            raise InputError(
+                f"num_heads={num_heads} does not divide num_features={num_features} into heads of "
+                "an even size, of which half are sines and half cosines: choose another"
+            )
+        self.num_heads = num_heads
+        self.head_features = num_features // num_heads
+        self.query = nn.Linear(num_features, num_features, bias=False)
+        self.value = nn.Linear(num_features, num_features, bias=False)
+        self.content_bias = nn.Parameter(torch.zeros(num_heads, 1, self.head_features))
+        """u."""
+        self.offset_bias = nn.Parameter(torch.zeros(num_heads, 1, self.head_features))
+        """v."""
+        self.dropout = Dropout(dropout)
+        self.head_scale = HeadScale(num_heads) if scales_heads else None
+
+    def branch_weights(self) -> list[Tensor]:
+        """Return the weight of the values, for DeepNorm; there is no output map."""
+        return [self.value.weight]
+
+    def draw_weights(self, generator: torch.Generator) -> None:
+        """Draw u and v, normal after Glorot and Bengio (2010), from a generator."""
+        for bias in (self.content_bias, self.offset_bias):
+            nn.init.xavier_normal_(bias.data.squeeze(1), generator=generator)
+
+    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+        """Attend to all positions of `x` that are no padding."""
+        query, keys, values = self._heads(self.query(x)), self._heads(x), self._heads(self.value(x))
+        codes = offset_codes(x.shape[1], self.head_features, device=x.device).to(query.dtype)
+        scores = (query + self.content_bias) @ keys.transpose(-1, -2)
+        scores = scores + by_position((query + self.offset_bias) @ codes.T)
+        if padding_mask is not None:
+            scores = scores.masked_fill(~attended_positions(padding_mask), -torch.inf)
+        attended: Tensor = self.dropout(scores.softmax(dim=-1)) @ values
+        side_by_side = attended.transpose(1, 2).flatten(2)
+        return side_by_side if self.head_scale is None else self.head_scale(side_by_side)
+
+    def _heads(self, x: Tensor) -> Tensor:
+        """(batch, length, features) → (batch, heads, length, features of a head)."""
+        return x.reshape(*x.shape[:-1], self.num_heads, self.head_features).transpose(1, 2)
+
+
+def offset_codes(length: int, num_features: int, *, device: torch.device | None = None) -> Tensor:
+    """Return R of all offsets t - j, from length - 1 down to 1 - length, in float32.
+
+    Features i and i + C/2 of an offset are the sine and cosine of (t - j) / 10000^(2i / C), which
+    is the paper's code but for the order of its features.
+
+    Args:
+        length: of a sentence.
+        num_features: C, even.
+        device: of the result.
+
+    Returns:
+        (2 · length - 1, num_features); row length - 1 + j - t is that of t - j.
+
+    >>> offset_codes(2, 2)
+    tensor([[ 0.8415,  0.5403],
+            [ 0.0000,  1.0000],
+            [-0.8415,  0.5403]])
+    """
+    offsets = torch.arange(length - 1, -length, -1, device=device, dtype=torch.float32)
+    even = torch.arange(0, num_features, 2, device=device, dtype=torch.float32)
+    angles = offsets[:, None] * 10000 ** (-even / num_features)
+    return torch.cat((angles.sin(), angles.cos()), dim=-1)
+
+
+def by_position(scores: Tensor) -> Tensor:
+    """Turn scores by offset into scores by position.
+
+    Args:
+        scores: (…, length, 2 · length - 1); column length - 1 + j - t of row t is for position j.
+
+    Returns:
+        (…, length, length).
+    """
+    length = scores.shape[-2]
+    if length == 1:
+        return scores
+    # Row t begins t places earlier than the one before it: in rows that are one place shorter, all
+    # begin at the same one.
+    flat = scores.flatten(-2)[..., length - 1 : -1]
+    return flat.reshape(*scores.shape[:-1], 2 * length - 2)[..., :length]
+
+
+WINDOW = 3
+"""Characters that a filter sees."""
+
+
+class CharacterFeatures(nn.Module):
+    """A convolution over the characters of a word, and the maximum over them (Ma and Hovy 2016).
+
+    The convolution is a linear map of every `WINDOW` neighboring characters, followed by ReLU; the
+    maximum is over a word's own characters, whatever stands after them.
+
+    Args:
+        num_characters: number of ids; 0 is padding.
+        num_features: of a character, and of a word.
+        dropout: of the characters' embeddings, in training.
+
+    Shape:
+        - characters: int64, (…, characters)
+        - output: (…, num_features); 0 for a word without characters
+    """
+
+    def __init__(self, num_characters: int, num_features: int, *, dropout: float = 0.0) -> None:
+        super().__init__()
+        self.embedding = nn.Embedding(num_characters, num_features)
+        self.dropout = Dropout(dropout)
+        self.filters = nn.Linear(WINDOW * num_features, num_features)
+
+    def forward(self, characters: Tensor) -> Tensor:
+        """Return the features of every word."""
+        is_there = (characters != 0).unsqueeze(-1)
+        x: Tensor = self.dropout(self.embedding(characters)) * is_there
+        padded = nn.functional.pad(x, (0, 0, WINDOW // 2, WINDOW // 2))
+        length = characters.shape[-1]
+        windows = [padded.narrow(-2, shift, length) for shift in range(WINDOW)]
+        found: Tensor = self.filters(torch.cat(windows, dim=-1)).relu()
+        # No feature is below 0, so zeros in place of what is no character change no maximum.
+        return (found * is_there).amax(dim=-2)
+
+
+class EntityTagger(nn.Module):
+    """Says the tag of every word (TENER, Yan et al. 2019).
+
+    Embeddings of the words and, where there are any, of bigrams, and features of the words'
+    characters; a linear map to the width of the encoder; its layers; scores of the tags, over which
+    a conditional random field stands. With most placements one more norm follows the last layer.
+
+    Args:
+        num_words: number of ids of words; 0 is padding.
+        tags: the conditional random field, which knows the number of tags.
+        norm: makes every norm of the model, or of its lowest layers.
+        shape: of its layers.
+        embedding_features: size of a word's embedding; None is that of the layers.
+        embedding_dropout: of the embeddings of words and bigrams, in training; None is that of the
+            layers.
+        output_dropout: before the scores, in training.
+        num_characters: number of ids of characters; 0 is padding.
+        character_features: made of a word's characters; 0 leaves them out.
+        character_dropout: of characters, in training; None is `embedding_dropout`.
+        num_bigrams: number of ids of bigrams; 0 is padding.
+        bigram_features: size of a bigram's embedding; 0 leaves them out.
+        seed: of the initial weights, which are the same for every norm.
+        upper_norm: makes the norms above the lowest layers.
+
+    Shape:
+        - tokens: int64, (batch, length): ids of words
+        - characters: int64, (batch, length, characters of the longest word)
+        - bigrams: int64, (batch, length): ids of bigrams
+        - padding_mask: bool, (batch, length), True = padding, at the end of a row
+        - output: scores, (batch, length, tags)
+
+    Raises:
+        InputError: `num_heads` does not divide `num_features` into heads of an even size.
+    """
+
+    def __init__(
+        self,
+        num_words: int,
+        tags: TagSequences,
+        norm: NormFactory,
+        shape: TransformerShape,
+        *,
+        embedding_features: int | None = None,
+        embedding_dropout: float | None = None,
+        output_dropout: float = 0.0,
+        num_characters: int = 0,
+        character_features: int = 0,
+        character_dropout: float | None = None,
+        num_bigrams: int = 0,
+        bigram_features: int = 0,
+        seed: int = 0,
+        upper_norm: NormFactory | None = None,
+    ) -> None:
+        super().__init__()
+        norms = norms_by_layer(norm, shape, upper_norm)
+        num_features = shape.num_features
+        embedding_features = embedding_features or num_features
+        dropped = shape.dropout if embedding_dropout is None else embedding_dropout
+        self.embedding = nn.Embedding(num_words, embedding_features)
+        self.embedding_dropout = Dropout(dropped)
+        self.characters = (
+            CharacterFeatures(
+                num_characters,
+                character_features,
+                dropout=dropped if character_dropout is None else character_dropout,
+            )
+            if character_features
+            else None
+        )
+        self.bigrams = nn.Embedding(num_bigrams, bigram_features) if bigram_features else None
+        self.projection = nn.Linear(
+            embedding_features + character_features + bigram_features, num_features
+        )
+        self.embedding_norm = embedding_norm(shape, norms[0])
+        self.layers = nn.ModuleList(
+            AttentionLayer(
+                DirectionalAttention(
+                    num_features,
+                    shape.num_heads,
+                    dropout=shape.attention_dropout,
+                    scales_heads=places.scales_heads,
+                ),
+                shape,
+                layer_norm,
+                places=places,
+            )
+            for layer_norm, places in zip(norms, layer_places(shape), strict=True)
+        )
+        self.final_norm = final_norm(shape, norms[-1])
+        self.output_dropout = Dropout(output_dropout)
+        self.head = nn.Linear(num_features, tags.num_tags)
+        self.tags = tags
+        initialize(self, seed, shape.initialization)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        characters: Tensor | None = None,
+        padding_mask: Tensor | None = None,
+        bigrams: Tensor | None = None,
+    ) -> Tensor:
+        """Return the scores of the tags of every word, as `nll` and `decode` take them."""
+        features = self.features(tokens, characters, padding_mask, bigrams)
+        scores: Tensor = self.head(self.output_dropout(features))
+        return scores
+
+    def features(
+        self,
+        tokens: Tensor,
+        characters: Tensor | None = None,
+        padding_mask: Tensor | None = None,
+        bigrams: Tensor | None = None,
+    ) -> Tensor:
+        """Return what the scores are made from, (batch, length, num_features)."""
+        embedded: Tensor = self.embedding(tokens)
+        if self.bigrams is not None and bigrams is not None:
+            embedded = torch.cat((embedded, self.bigrams(bigrams)), dim=-1)
+        x: Tensor = self.embedding_dropout(embedded)
+        if self.characters is not None and characters is not None:
+            x = torch.cat((x, self.characters(characters)), dim=-1)
+        x = self.projection(x)
+        if self.embedding_norm is not None:
+            x = self.embedding_norm(x, padding_mask)
+        for layer in self.layers:
+            x = layer(x, padding_mask)
+        if self.final_norm is not None:
+            x = self.final_norm(x, padding_mask)
+        return x
+
+    def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the summed negative log-likelihood of the tags of all sentences, 0-d.
+
+        Args:
+            outputs: scores of `forward`.
+            targets: int64, (batch, length): ids of tags; -100 at padding, at the end of a row.
+        """
+        return self.tags.nll(outputs, targets)
+
+    def decode(self, outputs: Tensor, padding_mask: Tensor | None = None) -> list[list[int]]:
+        """Return the most probable ids of tags of every sentence, padding left out."""
+        return self.tags.decode(outputs, padding_mask)

@@ -1,0 +1,171 @@
+"""The task `ner`: find names, places, dates and the like in sentences."""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Final
+
+import torch
+from torch import Tensor
+
+from powernorm_lab.data.corpus import SPLITS
+from powernorm_lab.engine.events import DataPrepared
+from powernorm_lab.runs import Baseline
+from powernorm_lab.settings.comparison import options_of
+from powernorm_lab.tasks.ner.batches import EntityData
+from powernorm_lab.tasks.ner.corpora import EntityCorpus, load_entities
+from powernorm_lab.tasks.ner.encoding import EncodedEntities, encode_entities, thinned
+from powernorm_lab.tasks.ner.model import EntityTagger
+from powernorm_lab.tasks.ner.scores import entity_baselines
+from powernorm_lab.tasks.ner.settings import EntityDataSettings, EntitySettings
+from powernorm_lab.tasks.ner.tag_schemes import legal_transitions
+from powernorm_lab.tasks.ner.tag_sequences import TagSequences
+from powernorm_lab.training.batches import RunData
+from powernorm_lab.training.losses import TaskModel
+from powernorm_lab.training.norms import UPPER_NORM, norm_factory
+from powernorm_lab.training.task import BuiltinTask, Sizes
+
+_EXAMPLE_CHARACTERS: Final = 8
+
+
+class EntityTask(BuiltinTask[EncodedEntities, EntitySettings]):
+    """Find the entities of a sentence: the tag of every word, with a probability of them all."""
+
+    name = "ner"
+    units = "words"
+    metrics = ("test_f1", "test_precision", "test_recall", "valid_f1")
+    examples = "sentences"
+
+    def encode(self, config: EntitySettings) -> EncodedEntities:
+        """Read the sentences and number their words, characters, bigrams and tags."""
+        return _encoded(_corpus(config.data.path, config.data), None, config)
+
+    def encode_by(self, source: str, config: EntitySettings) -> EncodedEntities:
+        """Read `source` with the words, characters and tags of `data.path`."""
+        data = config.data
+        return _encoded(_corpus(source, data), _corpus(data.path, data), config)
+
+    def data(
+        self, encoded: EncodedEntities, config: EntitySettings, seed: int
+    ) -> RunData[EntitySettings]:
+        """Return padded sentences with tags."""
+        return EntityData(encoded, config, seed)
+
+    def baselines(self, encoded: EncodedEntities, config: EntitySettings) -> list[Baseline]:
+        """Return the frequencies of the tags, and the most frequent tag of each word."""
+        del config
+        return entity_baselines(encoded)
+
+    def facts(self, encoded: EncodedEntities) -> dict[str, Any]:
+        """Return name, source, license and sizes of the sentences."""
+        corpus = encoded.corpus
+        return {
+            "name": corpus.name,
+            "source": corpus.source,
+            "licence": corpus.license,
+            "vocabulary_size": encoded.num_words,
+            "kinds": list(encoded.kinds),
+            "vectors": len(encoded.vectors),
+            **(_bigram_facts(encoded) if encoded.num_bigrams else {}),
+            "splits": {
+                split: {
+                    "documents": len(corpus.sentences[split]),
+                    "words": encoded.splits[split].words.numel(),
+                    "tokens": encoded.splits[split].words.numel(),
+                    "entities": sum(len(sentence.spans) for sentence in corpus.sentences[split]),
+                }
+                for split in SPLITS
+            },
+        }
+
+    def summary(self, encoded: EncodedEntities) -> DataPrepared:
+        """Return the same in short."""
+        num_sentences = len(encoded.corpus.sentences["train"])
+        return DataPrepared(encoded.corpus.name, num_sentences, "sentences", encoded.num_words)
+
+    def sizes(self, encoded: EncodedEntities) -> Sizes:
+        """Return the numbers of ids of words, characters and bigrams (if any), and of tags."""
+        bigrams = (encoded.num_bigrams,) if encoded.num_bigrams else ()
+        return (encoded.num_words, encoded.num_characters, *bigrams, len(encoded.tags))
+
+    def sizes_of_weights(self, weights: Mapping[str, Tensor]) -> Sizes:
+        """Return the same of a model; 0 where it has no characters."""
+        characters = weights.get("characters.embedding.weight")
+        bigrams = weights.get("bigrams.weight")
+        return (
+            len(weights["embedding.weight"]),
+            0 if characters is None else len(characters),
+            *(() if bigrams is None else (len(bigrams),)),
+            len(weights["head.weight"]),
+        )
+
+    def build(self, config: EntitySettings, norm: str, sizes: Sizes, seed: int) -> TaskModel:
+        """Return the model of a run; equal seeds give equal weights to all norms."""
+        num_words, num_characters, *num_bigrams, num_tags = sizes
+        shape = config.model
+        return EntityTagger(
+            num_words,
+            TagSequences(*legal_transitions(num_tags)),
+            norm_factory(norm, options_of(config, norm)),
+            config.model.shape,
+            embedding_features=shape.embedding_features,
+            embedding_dropout=shape.embedding_dropout,
+            output_dropout=shape.output_dropout or 0.0,
+            num_characters=num_characters,
+            character_features=shape.character_features or 0,
+            character_dropout=shape.character_dropout,
+            num_bigrams=sum(num_bigrams),
+            bigram_features=shape.bigram_features or 0,
+            seed=seed,
+            upper_norm=norm_factory(UPPER_NORM),
+        )
+
+    def fill(self, model: TaskModel, encoded: EncodedEntities) -> None:
+        """Put the vectors of words and bigrams into the embeddings of a new model."""
+        given = {"embedding.weight": encoded.vectors, "bigrams.weight": encoded.bigram_vectors}
+        for name, vectors in given.items():
+            if vectors:
+                ids = torch.tensor(list(vectors))
+                with torch.no_grad():
+                    weight: Tensor = model.get_parameter(name)
+                    weight[ids] = torch.stack(list(vectors.values()))
+
+    def example_inputs(self, config: EntitySettings, sizes: Sizes) -> tuple[Tensor, ...]:
+        """Return ids of words, (2, length), and what else the model has, in the forward's order.
+
+        What stands before the bigrams there and does not count has a value of no effect.
+        """
+        generator = torch.Generator().manual_seed(0)
+        shape = (2, config.data.sequence_length)
+        words = torch.randint(1, sizes[0], shape, generator=generator)
+        characters = torch.ones(*shape, 1, dtype=torch.int64)
+        if config.model.character_features is not None:
+            shape_of_characters = (*shape, _EXAMPLE_CHARACTERS)
+            characters = torch.randint(1, sizes[1], shape_of_characters, generator=generator)
+        if config.model.bigram_features is not None:
+            no_padding = torch.zeros(shape, dtype=torch.bool)
+            bigrams = torch.randint(1, sizes[2], shape, generator=generator)
+            return words, characters, no_padding, bigrams
+        return (words,) if config.model.character_features is None else (words, characters)
+
+
+def _corpus(source: str | None, data: EntityDataSettings) -> EntityCorpus:
+    return thinned(load_entities(source), data.max_examples)
+
+
+def _bigram_facts(encoded: EncodedEntities) -> dict[str, int]:
+    return {"bigrams": encoded.num_bigrams, "bigram_vectors": len(encoded.bigram_vectors)}
+
+
+def _encoded(
+    corpus: EntityCorpus, by: EntityCorpus | None, config: EntitySettings
+) -> EncodedEntities:
+    data = config.data
+    return encode_entities(
+        corpus,
+        vocabulary_size=data.vocabulary_size,
+        max_length=data.sequence_length,
+        vectors=None if data.vectors is None else Path(data.vectors),
+        has_bigrams=config.model.bigram_features is not None,
+        bigram_vectors=None if data.bigram_vectors is None else Path(data.bigram_vectors),
+        by=by,
+    )

@@ -1,0 +1,121 @@
+"""Greedy parsing of many sentences at once, and how many of their words get the right head."""
+
+from collections.abc import Callable, Mapping
+from typing import Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+from powernorm_lab.data.corpus import Split
+from powernorm_lab.tasks.parse.configurations import Configurations
+from powernorm_lab.tasks.parse.inventory import Inventory
+from powernorm_lab.tasks.parse.trees import Trees
+
+PORTION: Final = 1024
+"""Sentences that advance together."""
+
+
+class Parsed(NamedTuple):
+    """The trees of all sentences, one after the other."""
+
+    heads: Tensor
+    """int64, (num_words,), as in `Trees`."""
+    labels: Tensor
+    """int64, (num_words,)."""
+
+
+@torch.no_grad()
+def parse(
+    trees: Trees,
+    score: Callable[[Tensor], Tensor],
+    inventory: Inventory,
+    device: torch.device | None = None,
+    portion: int = PORTION,
+) -> Parsed:
+    """Build a tree for each sentence by the best-scored possible transition at every step.
+
+    All sentences of a portion advance together, and each has one score a step: what comes out is
+    always a tree with one root and no crossing arcs, after 2 n transitions.
+
+    Args:
+        trees: have the words and tags; their arcs are not looked at.
+        score: gives (batch, num_transitions) for features, int64, (batch, 48).
+        inventory: the transitions that there are.
+        device: of the features.
+        portion: sentences that advance together.
+    """
+    heads, labels = torch.empty_like(trees.heads), torch.empty_like(trees.labels)
+    for rows in trees.portions(portion):
+        whole = Configurations.start(trees, rows, device)
+        _advance(whole, (2 * trees.lengths[rows]).tolist(), score, inventory)
+        is_word, places = trees.places(rows)
+        heads[places] = whole.heads.cpu()[is_word]
+        labels[places] = whole.labels.cpu()[is_word]
+    return Parsed(heads, labels)
+
+
+def _advance(
+    whole: Configurations,
+    ends: list[int],
+    score: Callable[[Tensor], Tensor],
+    inventory: Inventory,
+) -> None:
+    """Parse sentences to the end, the longest first; `ends` are their numbers of transitions."""
+    device = whole.depth.device
+    kinds, labels = inventory.kinds.to(device), inventory.labels.to(device)
+    number = len(ends)
+    active = whole
+    for step in range(ends[0]):
+        while ends[number - 1] <= step:
+            number -= 1
+        if number < len(active.depth):
+            active = whole.first(number)
+        is_possible = active.is_legal()[:, kinds]
+        scores = score(active.features()).masked_fill(~is_possible, -torch.inf)
+        chosen = scores.argmax(dim=1)
+        active.apply(kinds[chosen], labels[chosen])
+
+
+def attachment_scores(gold: Trees, parsed: Parsed) -> dict[str, float]:
+    """Return the percentages of words that hang where they should.
+
+    Punctuation does not count: by Penn Treebank's tags that is what Chen and Manning (2014) leave
+    out, by Universal Dependencies' the tag PUNCT. The percentage is over all words of all
+    sentences together.
+
+    Returns:
+        `uas`, the head is right; `las`, the head and the label are.
+    """
+    counted = gold.is_scored
+    is_attached = (gold.heads == parsed.heads)[counted]
+    is_labeled = is_attached & (gold.labels == parsed.labels)[counted]
+    number = int(counted.sum())
+    return {
+        "uas": 100 * int(is_attached.sum()) / number,
+        "las": 100 * int(is_labeled.sum()) / number,
+    }
+
+
+def neighbor_scores(trees: Mapping[Split, Trees]) -> dict[str, float]:
+    """Return the `uas` of attaching every word to its neighbor, `valid_uas` and `test_uas`.
+
+    The neighbor before it (the first word hangs from the root) or after it (the last one does),
+    whichever is right more often in the train split.
+    """
+    found = {
+        is_before: {
+            split: attachment_scores(part, Parsed(_neighbors(part, is_before), part.labels))["uas"]
+            for split, part in trees.items()
+        }
+        for is_before in (True, False)
+    }
+    best = max(found.values(), key=lambda scores: scores["train"])
+    return {"valid_uas": best["valid"], "test_uas": best["test"]}
+
+
+def _neighbors(trees: Trees, is_before: bool) -> Tensor:
+    number = torch.arange(trees.heads.numel()) - trees.starts.repeat_interleave(trees.lengths) + 1
+    if is_before:
+        return number - 1
+    is_last = number == trees.lengths.repeat_interleave(trees.lengths)
+    return (number + 1).masked_fill(is_last, 0)

@@ -1,0 +1,47 @@
+"""What a run and a comparison say about how they were made."""
+
+from typing import Any, Final
+
+from powernorm_lab.engine.environment import environment
+from powernorm_lab.settings.comparison import ComparisonSettings, options_of, to_json
+from powernorm_lab.settings.variants import chosen_norms, description
+
+RUN_KEYS: Final = ("norm", "label", "seed", "data_fingerprint")
+"""What the config.json of a run says beside its settings; `norm_options` are those of its norm."""
+PACKAGES: Final = ("powernorm", "torch", "tokenizers", "sacrebleu")
+
+
+def run_settings(
+    config: ComparisonSettings, norm: str, label: str | None, seed: int, fingerprint: str
+) -> dict[str, Any]:
+    """Return everything that the outcome of one run depends on, for its config.json.
+
+    Args:
+        config: of the run: with the settings of its variant.
+        norm: short name.
+        label: of the variant, where there is one.
+        seed: of the run.
+        fingerprint: of the data.
+    """
+    settings = to_json(config)
+    del settings["norms"], settings["seeds"]
+    return {
+        **settings,
+        "norm": norm,
+        "seed": seed,
+        "norm_options": dict(options_of(config, norm)),
+        "data_fingerprint": fingerprint,
+        **({} if label is None else {"label": label}),
+    }
+
+
+def comparison_settings(config: ComparisonSettings) -> dict[str, Any]:
+    """Return the configuration with the resolved options of the norms, versions and machine."""
+    settings = to_json(config)
+    if config.variants:
+        settings["variants"] = {variant.label: description(variant) for variant in config.variants}
+    return {
+        **settings,
+        "norm_options": {norm: dict(options_of(config, norm)) for norm in chosen_norms(config)},
+        **environment(PACKAGES),
+    }

@@ -1,0 +1,283 @@
+"""Series with a class each, from files: `.ts` of the UEA and UCR archives, CSV and Parquet.
+
+A table is in long form, a row a frame: a column `id` that says which series, a column `label`, the
+same in all rows of a series, perhaps a column `step` that orders the frames of a series (without
+it, the order of the rows does), and every other column is a feature.
+"""
+
+import lzma
+import math
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import torch
+from torch import Tensor
+
+from powernorm.errors import InputError
+from powernorm.integrations.extras import needed_for
+from powernorm_lab.data.cache import cache_key
+from powernorm_lab.data.corpus import SPLITS, Split
+from powernorm_lab.data.readers import USER_LICENSE
+from powernorm_lab.data.sets.catalog import data_set
+from powernorm_lab.data.sets.embedded_files import embedded_texts
+from powernorm_lab.data.split_files import SplitFiles
+
+DEFAULT: Final = "japanese-vowels"
+ID, STEP, LABEL = "id", "step", "label"
+"""Columns of a table that are no features."""
+VALID_PERIOD: Final = 5
+"""Without a valid split every fifth training series of a class is valid."""
+_FILES: Final = SplitFiles(
+    pattern=re.compile(
+        r"(?:(?P<name>.+)_)?(?P<split>train|valid|dev|test)\.(?:ts|ts\.xz|csv|parquet)",
+        re.IGNORECASE,
+    ),
+    expected="NAME_TRAIN.ts and NAME_TEST.ts, or train.csv and test.csv, or the same as .parquet",
+    what="sets of series",
+    optional=("valid",),
+)
+
+
+class Series(NamedTuple):
+    """A series and what it is of."""
+
+    label: str
+    frames: Tensor
+    """float32, (frames, features)."""
+
+
+@dataclass(frozen=True)
+class SeriesSplit:
+    """Series one behind another."""
+
+    frames: Tensor
+    """float32, (frames of all, features)."""
+    lengths: Tensor
+    """int64, (series,): frames of each, at least 1."""
+    labels: Tensor
+    """int64, (series,): numbers of their classes."""
+
+
+@dataclass(frozen=True)
+class SeriesSet:
+    """A set of series in three splits, each feature of mean 0 and variance 1 in the train split."""
+
+    name: str
+    source: str
+    license: str
+    classes: tuple[str, ...]
+    mean: Tensor
+    std: Tensor
+    """float32, (features,): of the frames as they were read."""
+    splits: Mapping[Split, SeriesSplit]
+
+    @property
+    def num_features(self) -> int:
+        """Return the number of features of a frame."""
+        return len(self.mean)
+
+    @property
+    def fingerprint(self) -> str:
+        """Return a hash of everything that batches are made of."""
+        parts = [self.splits[split] for split in SPLITS]
+        return cache_key(
+            task="sequences",
+            classes=self.classes,
+            data=[
+                [part.frames.double().sum().item(), part.lengths.tolist(), part.labels.tolist()]
+                for part in parts
+            ],
+        )
+
+
+def load_series(source: str | None, like: SeriesSet | None = None) -> SeriesSet:
+    """Return the series that a configuration names.
+
+    Args:
+        source: a folder, the train file of a set in it, or `japanese-vowels`, which None is.
+        like: has the classes and the scale of a model; None takes those of the train split.
+
+    Raises:
+        InputError: there are no such series, a file is damaged, or they do not fit `like`.
+    """
+    if source in (None, DEFAULT):
+        entry = data_set(DEFAULT)
+        texts = zip(entry.files, embedded_texts(entry), strict=True)
+        train, test = (list(_from_ts(text, Path(file.path))) for file, text in texts)
+        return _joined(DEFAULT, entry.origin, entry.license, {"train": train, "test": test}, like)
+    path = Path(str(source))
+    if path.is_dir():
+        folder, name = path, _FILES.only_name(_FILES.names(path), path)
+    else:
+        folder, name = path.parent, _FILES.train_name(path) if path.exists() else None
+    if name is None:
+        raise InputError(f"there are no series at {path}: give a folder with {_FILES.expected}")
+    read = {split: _read(file) for split, file in _FILES.of(folder, name).items()}
+    return _joined(name or folder.resolve().name, str(path), USER_LICENSE, read, like)
+
+
+def _read(path: Path) -> list[Series]:
+    """Read the series of one file."""
+    if path.suffix.lower() in (".csv", ".parquet"):
+        return list(_from_table(path))
+    try:
+        content = path.read_bytes()
+        text = (lzma.decompress(content) if path.suffix == ".xz" else content).decode()
+    except (OSError, lzma.LZMAError, UnicodeDecodeError) as error:
+        raise InputError(f"{path} cannot be read ({error}): expected UTF-8 text") from error
+    return list(_from_ts(text, path))
+
+
+def _from_ts(text: str, path: Path) -> Iterator[Series]:
+    """Yield the series of a file: features divided by `:`, frames by `,`, the class last.
+
+    Raises:
+        InputError: a line is something else; names it.
+    """
+    for number, line in enumerate(text.splitlines(), 1):
+        where = f"{path}, line {number}"
+        key, _, value = line.lower().partition(" ")
+        if key == "@timestamps" and value.strip() == "true":
+            raise InputError(f"{where}: frames with time stamps are not read: remove the stamps")
+        if key in ("@classlabel", "@targetlabel") and value.startswith("false"):
+            raise InputError(f"{where}: the series have no classes, which this task is about")
+        if not line.strip() or line[0] in "#@%":
+            continue
+        *features, label = line.split(":")
+        columns = [_numbers(feature, where) for feature in features]
+        if not columns or len({len(column) for column in columns}) > 1:
+            sizes = ", ".join(str(len(column)) for column in columns) or "no"
+            raise InputError(
+                f"{where}: features of {sizes} frames: expected features of equal length divided "
+                "by ':', and the class behind the last ':'"
+            )
+        yield Series(label.strip(), torch.tensor(columns).T)
+
+
+def _numbers(feature: str, where: str) -> list[float]:
+    cells = feature.split(",")
+    for cell in cells:
+        if not _is_number(cell):
+            raise InputError(f"{where}: {cell[:40]!r} is no number: {_FILLED}")
+    return [float(cell) for cell in cells]
+
+
+_FILLED: Final = "fill missing frames before, or leave the series out"
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        return math.isfinite(float(cell))
+    except ValueError:
+        return False
+
+
+def _from_table(path: Path) -> Iterator[Series]:
+    """Yield the series of a table in long form, in the order of their first rows.
+
+    Raises:
+        InputError: a column is missing or no number, or a series has several classes.
+    """
+    with needed_for(f"reading {path.name}"):
+        import pandas as pd
+
+        read: Any = pd.read_csv if path.suffix.lower() == ".csv" else pd.read_parquet
+        try:
+            table = read(path)
+        except (OSError, ValueError) as error:
+            raise InputError(f"{path} cannot be read ({error}): expected a table") from error
+    missing = [name for name in (ID, LABEL) if name not in table.columns]
+    features = [name for name in table.columns if name not in (ID, STEP, LABEL)]
+    if missing or not features:
+        raise InputError(
+            f"{path} has the columns {', '.join(map(str, table.columns))[:200]}: expected {ID}, "
+            f"{LABEL}, perhaps {STEP}, and a column for each feature, with a row for each frame"
+        )
+    for name in table.columns:
+        cells = table[name]
+        lost = cells.isna()
+        if name not in (ID, LABEL):
+            numbers = pd.to_numeric(cells, errors="coerce").astype("float64")
+            lost = ~numbers.abs().lt(math.inf)
+        if lost.any():
+            row = int(lost.to_numpy().argmax())
+            # Line 1 of a CSV file has the names.
+            where = f"line {row + 2}" if path.suffix.lower() == ".csv" else f"row {row + 1}"
+            kind = "missing" if cells.isna().iloc[row] else "no finite number"
+            cell = str(cells.iloc[row])[:40]
+            raise InputError(f"{path}, {where}: {cell!r} in column {name!r} is {kind}: {_FILLED}")
+    for key, rows in table.groupby(ID, sort=False):
+        if rows[LABEL].nunique(dropna=False) != 1:
+            raise InputError(
+                f"{path}: the series {key!r} has several classes in column {LABEL!r}: give all of "
+                "its rows the same"
+            )
+        ordered = rows.sort_values(STEP, kind="stable") if STEP in table.columns else rows
+        frames = torch.tensor(ordered[features].to_numpy(dtype="float32"))
+        yield Series(str(rows[LABEL].iloc[0]), frames)
+
+
+def _joined(
+    name: str, source: str, license: str, read: Mapping[Split, list[Series]], like: SeriesSet | None
+) -> SeriesSet:
+    """Return the splits on one scale, with a valid split.
+
+    Raises:
+        InputError: a split is empty, series have other features, or a class is not in train.
+    """
+    parts = dict(read)
+    if "valid" not in parts:
+        parts["train"], parts["valid"] = _set_aside(parts["train"])
+    widths = {series.frames.shape[1] for part in parts.values() for series in part}
+    if len(widths) != 1 or any(not part for part in parts.values()):
+        sizes = ", ".join(f"{split} {len(part)}" for split, part in parts.items())
+        raise InputError(
+            f"{source} has series of {' or '.join(map(str, sorted(widths))) or 'no'} features "
+            f"({sizes}): expected series in every split, all with the same features"
+        )
+    frames = torch.cat([series.frames for series in parts["train"]])
+    if like is None:
+        classes = tuple(sorted({series.label for series in parts["train"]}, key=_class_order))
+        # A feature that is always the same becomes 0.
+        mean, std = frames.mean(0), frames.std(0, correction=0).clamp(min=1e-6)
+    else:
+        classes, mean, std = like.classes, like.mean, like.std
+    known = {label: number for number, label in enumerate(classes)}
+    other = {series.label for part in parts.values() for series in part} - known.keys()
+    if other or frames.shape[1] != len(mean):
+        what = f"the class {min(other)!r}" if other else f"{frames.shape[1]} features"
+        raise InputError(
+            f"{source} has {what}: expected {len(mean)} features and the classes of the training, "
+            f"{', '.join(classes)[:200]}"
+        )
+    splits = {split: _stacked(parts[split], known, mean, std) for split in SPLITS}
+    return SeriesSet(name, source, license, classes, mean, std, splits)
+
+
+def _class_order(label: str) -> tuple[float, str]:
+    """Sort classes that are numbers as numbers."""
+    return (float(label), "") if _is_number(label) else (float("inf"), label)
+
+
+def _set_aside(series: Sequence[Series]) -> tuple[list[Series], list[Series]]:
+    """Divide the train split: every fifth series of a class becomes valid."""
+    parts: tuple[list[Series], list[Series]] = ([], [])
+    counts: dict[str, int] = defaultdict(int)
+    for one in series:
+        counts[one.label] += 1
+        parts[counts[one.label] % VALID_PERIOD == 0].append(one)
+    return parts
+
+
+def _stacked(
+    part: Sequence[Series], known: Mapping[str, int], mean: Tensor, std: Tensor
+) -> SeriesSplit:
+    return SeriesSplit(
+        frames=(torch.cat([series.frames for series in part]) - mean) / std,
+        lengths=torch.tensor([len(series.frames) for series in part]),
+        labels=torch.tensor([known[series.label] for series in part]),
+    )

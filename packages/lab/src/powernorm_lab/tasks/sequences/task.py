@@ -1,0 +1,120 @@
+"""Classification of series of variable length: speech, sensors, time series."""
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from powernorm_lab.data.corpus import EVALUATED_SPLITS, SPLITS
+from powernorm_lab.engine.events import DataPrepared
+from powernorm_lab.runs import Baseline
+from powernorm_lab.settings.comparison import options_of
+from powernorm_lab.tasks.sequences.batches import SequenceData
+from powernorm_lab.tasks.sequences.model import SequenceClassifier
+from powernorm_lab.tasks.sequences.reading import SeriesSet, load_series
+from powernorm_lab.tasks.sequences.settings import SequenceSettings
+from powernorm_lab.training.batches import RunData
+from powernorm_lab.training.losses import TaskModel
+from powernorm_lab.training.norms import UPPER_NORM, norm_factory, qk_norm_factory
+from powernorm_lab.training.task import BuiltinTask, Sizes
+
+
+class SequenceTask(BuiltinTask[SeriesSet, SequenceSettings]):
+    """Tell the class of a series; the best checkpoint is that of the highest valid accuracy."""
+
+    name = "sequences"
+    units = "classes"
+    metrics = (
+        *("valid_accuracy", "test_accuracy", "test_macro_f1", "test_calibration_error"),
+        *("test_padding_changed", "test_bucket_changed", "test_padding_difference"),
+    )
+    examples = "series"
+
+    def encode(self, config: SequenceSettings) -> SeriesSet:
+        """Read the series and bring their features to one scale."""
+        return load_series(config.data.path)
+
+    def encode_by(self, source: str, config: SequenceSettings) -> SeriesSet:
+        """Read `source` with the classes and the scale of `data.path`."""
+        return load_series(source, self.encode(config))
+
+    def data(
+        self, encoded: SeriesSet, config: SequenceSettings, seed: int
+    ) -> RunData[SequenceSettings]:
+        """Return padded series with their classes."""
+        return SequenceData(encoded, config, seed)
+
+    def baselines(self, encoded: SeriesSet, config: SequenceSettings) -> list[Baseline]:
+        """Return how frequent the classes are; its accuracy always names the most frequent one."""
+        del config
+        counts = torch.bincount(encoded.splits["train"].labels, minlength=len(encoded.classes))
+        # One more of each, so that a class that the train split lacks is not impossible.
+        shares = (counts + 1).double() / (counts + 1).sum()
+        metrics: dict[str, float | None] = {}
+        for split in EVALUATED_SPLITS:
+            labels = encoded.splits[split].labels
+            loss = -float(shares.log()[labels].mean())
+            hits = (labels == shares.argmax()).double().mean()
+            metrics[f"{split}_loss"] = loss
+            metrics[f"{split}_perplexity"] = math.exp(loss)
+            metrics[f"{split}_accuracy"] = 100 * float(hits)
+        return [Baseline(name="unigram", metrics=metrics)]
+
+    def facts(self, encoded: SeriesSet) -> dict[str, Any]:
+        """Return name, source, license and sizes of the series."""
+        return {
+            "name": encoded.name,
+            "source": encoded.source,
+            "licence": encoded.license,
+            "features": encoded.num_features,
+            "classes": list(encoded.classes),
+            "splits": {
+                split: {
+                    "series": len(part.lengths),
+                    "frames": len(part.frames),
+                    "shortest": int(part.lengths.min()),
+                    "longest": int(part.lengths.max()),
+                }
+                for split in SPLITS
+                for part in [encoded.splits[split]]
+            },
+        }
+
+    def summary(self, encoded: SeriesSet) -> DataPrepared:
+        """Return the same in short."""
+        num_train = len(encoded.splits["train"].lengths)
+        return DataPrepared(encoded.name, num_train, "series", len(encoded.classes))
+
+    def sizes(self, encoded: SeriesSet) -> Sizes:
+        """Return the numbers of features and of classes."""
+        return encoded.num_features, len(encoded.classes)
+
+    def sizes_of_weights(self, weights: Mapping[str, Tensor]) -> Sizes:
+        """Return the same of a model."""
+        return weights["up.weight"].shape[1], len(weights["head.weight"])
+
+    def build(self, config: SequenceSettings, norm: str, sizes: Sizes, seed: int) -> TaskModel:
+        """Return the model of a run; equal seeds give equal weights to all norms."""
+        shape = config.model
+        num_features, num_classes = sizes
+        return SequenceClassifier(
+            num_features,
+            num_classes,
+            norm_factory(norm, options_of(config, norm)),
+            shape.shape,
+            architecture=shape.architecture,
+            kernel_size=shape.kernel_size,
+            patch_length=shape.patch_length,
+            mask_padding=shape.mask_padding,
+            seed=seed,
+            upper_norm=norm_factory(UPPER_NORM),
+            qk_norm=qk_norm_factory(config),
+        )
+
+    def example_inputs(self, config: SequenceSettings, sizes: Sizes) -> tuple[Tensor, ...]:
+        """Return two series, (2, frames, features)."""
+        del config
+        generator = torch.Generator().manual_seed(0)
+        return (torch.randn(2, 16, sizes[0], generator=generator),)

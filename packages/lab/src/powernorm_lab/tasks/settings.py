@@ -1,0 +1,53 @@
+"""The settings of every built-in task, by its name, and settings read back from files."""
+
+import importlib
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any, Final, cast
+
+from powernorm.errors import InputError
+from powernorm_lab.settings.comparison import ComparisonSettings
+from powernorm_lab.settings.overrides import build
+
+CLASSES: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "lm": "LanguageModelSettings",
+        "translation": "TranslationSettings",
+        "classify": "ClassificationSettings",
+        "ner": "EntitySettings",
+        "parse": "ParsingSettings",
+        "image": "ImageSettings",
+        "lm-char": "CharacterSettings",
+        "sequences": "SequenceSettings",
+    }
+)
+"""By task, in the order in which the tasks are listed; each is imported when it is asked for."""
+
+
+def settings_of(task: str) -> type[ComparisonSettings]:
+    """Return the settings of a task.
+
+    Raises:
+        InputError: there is none of that name; lists the known ones.
+    """
+    if task not in CLASSES:
+        raise InputError(f"there is no task {task!r}: choose one of {', '.join(CLASSES)}")
+    module = importlib.import_module(f"powernorm_lab.tasks.{task.replace('-', '_')}.settings")
+    return cast(type[ComparisonSettings], getattr(module, CLASSES[task]))
+
+
+def settings_from(values: Mapping[str, Any]) -> ComparisonSettings:
+    """Return the settings of nested dictionaries, with the name of their task, as in `to_json`.
+
+    What is left out has its default.
+
+    Raises:
+        InputError: a key is unknown or missing, or a value has the wrong type.
+    """
+    task = values.get("task")
+    if not isinstance(task, str):
+        raise InputError(f"task={task} has the wrong type: expected a text")
+    owner = settings_of(task)
+    own = {key: value for key, value in values.items() if key != "task"}
+    built: ComparisonSettings = build(owner, own)
+    return built

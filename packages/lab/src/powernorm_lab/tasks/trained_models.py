@@ -1,0 +1,257 @@
+"""Models out of the run folders of a comparison, as they were trained or folded."""
+
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from torch import Tensor
+
+import powernorm
+from powernorm.errors import InputError
+from powernorm.integrations.model_sources import check_folder
+from powernorm.json_reading import SEAL
+from powernorm.norms.named_layers import names_of_files
+from powernorm.records import CONFIG_FILE, MODEL_FILE
+from powernorm.surgery.saving.records import KEY
+from powernorm_lab.data.sets.catalog import check_known_set
+from powernorm_lab.engine.averaging import AVERAGE, read_weights, step_of
+from powernorm_lab.engine.folders import BEST, EARLY, LAST, find_runs, read_json, read_result
+from powernorm_lab.engine.state import FIX, read_checkpoint
+from powernorm_lab.runs import AVERAGE_SCORED, CHECKPOINTS_FOLDER, LAST_SCORED
+from powernorm_lab.settings.comparison import ComparisonSettings
+from powernorm_lab.tasks.registry import task_of
+from powernorm_lab.tasks.run_settings import RUN_KEYS
+from powernorm_lab.tasks.settings import settings_from
+from powernorm_lab.tasks.translation.vocabulary_files import SUBWORDS
+from powernorm_lab.training.batches import RunData
+from powernorm_lab.training.losses import TaskModel
+from powernorm_lab.training.task import Sizes
+
+_OF_THE_RUN: Final = (*RUN_KEYS, "vocabulary_size", SUBWORDS)
+
+
+@dataclass(frozen=True)
+class TrainedModel:
+    """A model with what it was built from.
+
+    Args:
+        model: in evaluation mode, on the CPU.
+        settings: the run's `config.json`, and `vocabulary_size`; JSON.
+        step: updates of the weights up to the checkpoint, where that is known.
+    """
+
+    model: TaskModel
+    settings: Mapping[str, Any]
+    step: int | None = None
+
+    def example_inputs(self) -> tuple[Tensor, ...]:
+        """Random inputs of the model's forward."""
+        config = run_config(self.settings)
+        return task_of(config).example_inputs(config, _sizes(self.settings))
+
+
+@names_of_files()
+def load_trained(path: Path) -> TrainedModel:
+    """Build the model of a run and load its weights.
+
+    Args:
+        path: a run's folder (the weights that were scored: the average of the last checkpoints
+            where there is one, else the best) or one of its checkpoints.
+
+    Raises:
+        InputError: there is no such run, a file of it is damaged, or it names a norm of your own
+            whose module is not imported.
+    """
+    if not path.exists():
+        raise InputError(
+            f"{path} does not exist: give the folder of a trained model, such as "
+            "runs/lm-demo/bn-pre-seed0"
+        )
+    checkpoint = _scored(path) if path.is_dir() else path
+    config = checkpoint.parent.parent / CONFIG_FILE
+    if config.is_file() and "function" in (own := read_json(config)):
+        raise InputError(
+            f"{config.parent} is a run of {own['task']}, a function of your own, whose model is "
+            "not known: powernorm_lab.saved_states reads what it tracked"
+        )
+    if checkpoint.is_symlink() and not checkpoint.exists():
+        raise InputError(f"{checkpoint} is a link that leads nowhere: restore the file")
+    if checkpoint != path and checkpoint.is_dir():
+        raise InputError(f"{checkpoint} is a folder, and no checkpoint: restore the file")
+    if not checkpoint.is_file() or not config.is_file():
+        runs = [str(run) for run in find_runs(path)]
+        example = " or ".join(runs[:3]) or "runs/lm-demo/bn-pre-seed0, or a checkpoint in it"
+        raise InputError(
+            f"{path} is no run of `powernorm compare`: give a run's folder, such as {example}"
+        )
+    weights, step = _read(checkpoint)
+    read = read_json(config)
+    try:
+        sizes = list(task_of(run_config(read)).sizes_of_weights(weights))
+        # One number where there is one vocabulary, as files from before the second one have it.
+        settings = {**read, "vocabulary_size": sizes if len(sizes) > 1 else sizes[0]}
+        model = _build(settings)
+        model.load_state_dict(weights)
+    except InputError as error:
+        raise InputError(f"{config}: {error}") from error
+    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        raise InputError(f"{checkpoint} and {config} do not fit each other: {error}") from error
+    return TrainedModel(model, settings, step)
+
+
+def scored_step(path: Path) -> int | None:
+    """Return the updates of the weights of a run that were scored, where that is known.
+
+    Raises:
+        InputError: they are damaged or missing.
+    """
+    return _read(_scored(path))[1]
+
+
+def is_checkpoint(path: Path) -> bool:
+    """Return whether a file is, by its name, one of the checkpoints of a run."""
+    return path.name in (LAST, BEST, EARLY, AVERAGE) or step_of(path) is not None
+
+
+def _scored(run: Path) -> Path:
+    """Return the file of the weights of a run that were scored.
+
+    Raises:
+        InputError: they were the average, which is gone.
+    """
+    average, best, last = (run / CHECKPOINTS_FOLDER / name for name in (AVERAGE, BEST, LAST))
+    if average.exists() or average.is_symlink():
+        return average
+    scored = ""
+    with suppress(InputError):  # of a run that is not over, or that has lost more
+        result = read_result(run)
+        scored = "" if result is None else result.scored
+    if scored == LAST_SCORED:
+        return last
+    if scored.startswith(AVERAGE_SCORED):
+        raise InputError(
+            f"{average} is missing, whose weights were scored: restore it, or name another "
+            f"checkpoint, such as {best}"
+        )
+    return best
+
+
+def _read(checkpoint: Path) -> tuple[dict[str, Tensor], int | None]:
+    """Return the weights of the model and the update after which they were so."""
+    if checkpoint.suffix == ".safetensors":
+        found = read_weights(checkpoint)
+        return {key.removeprefix("model."): found[key] for key in found}, step_of(checkpoint)
+    content = read_checkpoint(checkpoint)
+    try:
+        return dict(content["states"]["model"]), int(content["step"])
+    except (KeyError, OverflowError, TypeError, ValueError) as error:
+        raise InputError(
+            f"{checkpoint} is not a checkpoint of a run ({type(error).__name__} {error}): {FIX}"
+        ) from error
+
+
+@names_of_files()
+def load_folded_run(path: Path) -> TrainedModel:
+    """Build the folded model that `powernorm fold` wrote.
+
+    Args:
+        path: the folder.
+
+    Raises:
+        InputError: a file is damaged, or it holds no model of a run.
+    """
+    check_folder(path)
+    settings = read_json(path / CONFIG_FILE)
+    model = _build(settings)
+    powernorm.load(path, model)
+    return TrainedModel(model, settings)
+
+
+def is_folded(path: Path) -> bool:
+    """Return whether a path is a folder that `powernorm fold` wrote."""
+    return (path / MODEL_FILE).is_file()
+
+
+def run_data(settings: Mapping[str, Any], *, data: str | None = None) -> RunData[Any]:
+    """Return the batches of a run, the same as when it was trained.
+
+    Args:
+        settings: of a `TrainedModel`.
+        data: as for `run_text`.
+
+    Raises:
+        InputError: as `run_text`.
+    """
+    config = run_config(settings)
+    return task_of(config).data(run_text(settings, data=data), config, int(settings["seed"]))
+
+
+def run_text(settings: Mapping[str, Any], *, data: str | None = None) -> Any:
+    """Return the text of a run over its subwords, or another text over the same subwords.
+
+    Args:
+        settings: of a `TrainedModel`.
+        data: another text, or the same where it is no longer where the run found it, as `--data`
+            takes it.
+
+    Raises:
+        InputError: a text cannot be read, is a data set of another task, or is not what the run
+            was trained on.
+    """
+    config = run_config(settings)
+    source = config.data.path
+    task = task_of(config)
+    if data is not None:
+        check_known_set(data, config.task)
+        encoded = task.encode(replace(config, data=replace(config.data, path=data)))
+        if encoded.fingerprint == settings.get("data_fingerprint"):
+            return encoded
+    encoded = task.encode(config)
+    if encoded.fingerprint != settings.get("data_fingerprint"):
+        raise InputError(
+            f"{source or 'the embedded text'} is not the text that the run was trained on, or "
+            "another version of tokenizers made its subwords: give that text with --data"
+        )
+    if data is None:
+        return encoded
+    return task.encode_by(data, config)
+
+
+def training_batches(
+    settings: Mapping[str, Any], num_batches: int, *, data: str | None = None
+) -> list[dict[str, Tensor]]:
+    """Return the first training batches of a run as keyword arguments of its model.
+
+    Args:
+        settings: of a `TrainedModel`.
+        num_batches: how many; after the end of the text it begins anew.
+        data: as for `run_data`.
+
+    Raises:
+        InputError: as `run_data`.
+    """
+    batches = run_data(settings, data=data).batches
+    return [batches.batch(position).inputs() for position in range(num_batches)]
+
+
+@names_of_files()
+def run_config(settings: Mapping[str, Any]) -> ComparisonSettings:
+    """Return the configuration of a run, as a comparison of one norm and seed."""
+    seed, norm = settings["seed"], str(settings["norm"])
+    others = (*_OF_THE_RUN, KEY, SEAL)  # the last of a file that was read as plain JSON
+    shared = {key: value for key, value in settings.items() if key not in others}
+    options = {norm: settings["norm_options"]}
+    return settings_from({**shared, "norm_options": options, "norms": [norm], "seeds": [seed]})
+
+
+def _sizes(settings: Mapping[str, Any]) -> Sizes:
+    sizes = settings["vocabulary_size"]
+    return tuple(sizes) if isinstance(sizes, list) else (sizes,)
+
+
+def _build(settings: Mapping[str, Any]) -> TaskModel:
+    config = run_config(settings)
+    (norm,), (seed,) = config.norms, config.seeds
+    return task_of(config).build(config, norm, _sizes(settings), seed).eval()

@@ -1,0 +1,327 @@
+"""Beam search for the best translations of a batch of sentences."""
+
+from dataclasses import dataclass
+from typing import Final, NamedTuple, TypeVar, get_args
+
+import torch
+from torch import Tensor
+
+from powernorm.errors import InputError
+from powernorm_lab.data.subwords import END_ID
+from powernorm_lab.engine.watching import evaluating
+from powernorm_lab.tasks.translation.decoding_state import DecodingState
+from powernorm_lab.tasks.translation.model import TranslationModel
+from powernorm_lab.tasks.translation.settings import LengthNormalization
+
+# The hypotheses of a beam search: those that grow, and the best of those that have ended.
+
+
+class Candidates(NamedTuple):
+    """The best continuations of a sentence's hypotheses, best first, each (batch, candidates)."""
+
+    log_probabilities: Tensor
+    origins: Tensor
+    """Which hypothesis is continued."""
+    tokens: Tensor
+    """By what."""
+
+
+def best_candidates(logits: Tensor, live: Tensor, closing: Tensor) -> Candidates:
+    """Return twice as many continuations as there are hypotheses, so that enough do not end.
+
+    Args:
+        logits: of the next token, (batch, beam, vocabulary).
+        live: log-probabilities of the hypotheses, (batch, beam).
+        closing: sentences whose hypotheses have to end now, (batch,).
+    """
+    beam_size, vocabulary_size = logits.shape[1:]
+    values, tokens = _top_logits(logits, min(2 * beam_size, vocabulary_size))
+    ending = torch.full_like(values, -torch.inf)
+    ending[..., 0] = logits[..., END_ID]
+    closed = closing[:, None, None]
+    values = torch.where(closed, ending, values)
+    tokens = tokens.masked_fill(closed, END_ID)
+    scores = values + (live - logits.logsumexp(-1))[..., None]
+    # A model that has diverged gives NaN: such a hypothesis is as good as impossible.
+    scores = scores.masked_fill(scores.isnan(), -torch.inf).flatten(1)
+    best = scores.topk(min(2 * beam_size, scores.shape[1]))
+    origins = best.indices // values.shape[-1]
+    return Candidates(best.values, origins, tokens.flatten(1).gather(1, best.indices))
+
+
+def _top_logits(logits: Tensor, number: int) -> tuple[Tensor, Tensor]:
+    """Return the largest logits and their tokens, each (batch, beam, number)."""
+    top = logits.topk(number)
+    return top.values, top.indices
+
+
+class LiveHypotheses:
+    """The hypotheses that grow, a beam for each sentence.
+
+    Args:
+        limits: most tokens of a sentence's translation, without the end mark, (batch,).
+        beam_size: hypotheses of a sentence. They are all empty at first, and all but one count as
+            impossible, for equal ones are one.
+        dtype: of log-probabilities.
+    """
+
+    def __init__(self, limits: Tensor, beam_size: int, dtype: torch.dtype) -> None:
+        batch, device = len(limits), limits.device
+        self.limits = limits
+        self.sentences = torch.arange(batch, device=device)
+        self.log_probabilities = torch.full(
+            (batch, beam_size), -torch.inf, dtype=dtype, device=device
+        )
+        self.log_probabilities[:, 0] = 0
+        self.tokens = torch.empty(batch, beam_size, 0, dtype=torch.int64, device=device)
+
+    def continue_with(self, candidates: Candidates) -> Tensor:
+        """Grow by the best candidates that do not end; return which hypotheses these continue."""
+        growing = candidates.log_probabilities.masked_fill(candidates.tokens == END_ID, -torch.inf)
+        self.log_probabilities, best = growing.topk(self.tokens.shape[1])
+        origins = candidates.origins.gather(1, best)
+        newest = candidates.tokens.gather(1, best)
+        self.tokens = torch.cat((rows_of(self.tokens, origins), newest[..., None]), dim=-1)
+        return origins
+
+    def give_up(self, sentences: Tensor) -> None:
+        """Continue none of these sentences, (batch,) bool."""
+        self.log_probabilities = self.log_probabilities.masked_fill(sentences[:, None], -torch.inf)
+
+    def select(self, rows: Tensor) -> None:
+        """Keep these sentences only."""
+        self.limits = self.limits.index_select(0, rows)
+        self.sentences = self.sentences.index_select(0, rows)
+        self.log_probabilities = self.log_probabilities.index_select(0, rows)
+        self.tokens = self.tokens.index_select(0, rows)
+
+
+class EndedHypotheses:
+    """The best hypotheses that have ended, a beam for each sentence, best first.
+
+    Args:
+        batch: number of sentences.
+        beam_size: hypotheses of a sentence; those that are missing have a score of -inf.
+        longest: most tokens of a translation.
+        dtype: of scores.
+        device: of all.
+    """
+
+    def __init__(
+        self, batch: int, beam_size: int, longest: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        shape = (batch, beam_size)
+        self.scores = torch.full(shape, -torch.inf, dtype=dtype, device=device)
+        self.log_probabilities = self.scores.clone()
+        self.lengths = torch.zeros(shape, dtype=torch.int64, device=device)
+        self.tokens = torch.zeros(*shape, longest, dtype=torch.int64, device=device)
+
+    def add(
+        self, live: LiveHypotheses, candidates: Candidates, divisor: float
+    ) -> tuple[Tensor, Tensor]:
+        """Take up the candidates that end and are among the best of a beam.
+
+        Args:
+            live: before they continue.
+            candidates: of them.
+            divisor: of log-probabilities, for scores.
+
+        Returns:
+            Of each live sentence the scores so far, (batch, beam), and how many have ended.
+        """
+        beam_size = self.scores.shape[1]
+        log_probabilities, origins, tokens = (part[:, :beam_size] for part in candidates)
+        scores = (log_probabilities / divisor).masked_fill(tokens != END_ID, -torch.inf)
+        rows, length = live.sentences, live.tokens.shape[-1]
+        kept, best = torch.cat((self.scores[rows], scores), dim=1).topk(beam_size)
+        self.scores[rows] = kept
+        joined = torch.cat((self.log_probabilities[rows], log_probabilities), dim=1)
+        self.log_probabilities[rows] = joined.gather(1, best)
+        joined = torch.cat((self.lengths[rows], torch.full_like(tokens, length)), dim=1)
+        self.lengths[rows] = joined.gather(1, best)
+        old = self.tokens[rows, :, :length]
+        joined = torch.cat((old, rows_of(live.tokens, origins)), dim=1)
+        self.tokens[rows, :, :length] = rows_of(joined, best)
+        return kept, (kept > -torch.inf).sum(1)
+
+
+def rows_of(tokens: Tensor, rows: Tensor) -> Tensor:
+    """Return the chosen hypotheses of each sentence; tokens: (batch, beam, length)."""
+    return tokens.gather(1, rows[..., None].expand(-1, -1, tokens.shape[-1]))
+
+
+Length = TypeVar("Length", float, Tensor)
+
+_IDLE: Final = 8
+"""One in so many sentences may be done before the others move together: moving copies all keys
+and values, waiting computes what nobody needs."""
+
+
+@dataclass(frozen=True, slots=True)
+class BeamSearch:
+    """How translations are searched.
+
+    The score of a hypothesis of n tokens, its end mark included, is its log-probability divided by
+    n^α (`power`) or ((5 + n) / 6)^α (`wu2016`; Wu et al. 2016, eq. 14). At each step the beam's
+    best continuations that do not end go on; those that end and are among the best `beam_size` of
+    all continuations are kept. A sentence is done when `beam_size` have ended, or sooner when no
+    live one can reach the score of the last that is wanted. With a beam of 1 this is greedy
+    decoding; with one as wide as there are translations it finds the best of all.
+
+    Args:
+        beam_size: hypotheses of a sentence at each step.
+        length_normalization: which divisor.
+        length_penalty: α, 0 or more.
+        max_length_factor: a translation has at most factor · (tokens of its source) + offset
+            tokens, end marks not counted. One that gets there is ended.
+        max_length_offset: see there.
+        num_best: how many translations of each sentence are wanted, at most `beam_size`.
+
+    Raises:
+        InputError: a number is out of its range.
+    """
+
+    beam_size: int = 5
+    length_normalization: LengthNormalization = "power"
+    length_penalty: float = 1.0
+    max_length_factor: float = 1.0
+    max_length_offset: int = 50
+    num_best: int = 1
+
+    def __post_init__(self) -> None:
+        if self.beam_size < 1:
+            raise InputError(f"beam_size={self.beam_size} must be 1 or more")
+        if not 1 <= self.num_best <= self.beam_size:
+            raise InputError(
+                f"num_best={self.num_best} must be from 1 to beam_size={self.beam_size}: take a "
+                "wider beam for more translations"
+            )
+        if self.length_normalization not in get_args(LengthNormalization):
+            raise InputError(
+                f"length_normalization={self.length_normalization!r} must be one of "
+                f"{', '.join(get_args(LengthNormalization))}"
+            )
+        for name in ("length_penalty", "max_length_factor", "max_length_offset"):
+            if not 0 <= getattr(self, name) < float("inf"):
+                raise InputError(f"{name}={getattr(self, name)} must be 0 or more")
+
+    def divisor(self, length: Length) -> Length:
+        """What the log-probability of so many tokens, the end mark included, is divided by."""
+        if self.length_normalization == "wu2016":
+            length = (length + 5) / 6
+        divisor: Length = length**self.length_penalty
+        return divisor
+
+    def limit(self, source_length: int) -> int:
+        """Most tokens of the translation of a source, both without their end marks."""
+        return int(self.max_length_factor * source_length + self.max_length_offset)
+
+
+class Hypothesis(NamedTuple):
+    """A translation."""
+
+    tokens: tuple[int, ...]
+    """Without the end mark."""
+    log_probability: float
+    """The end mark's included."""
+    score: float
+
+
+@torch.inference_mode()
+def beam_search(
+    model: TranslationModel,
+    source: Tensor,
+    source_padding_mask: Tensor | None = None,
+    search: BeamSearch | None = None,
+) -> list[list[Hypothesis]]:
+    """Return the best translations of each sentence, the best first.
+
+    The model evaluates meanwhile, and is in the mode that it was in afterwards. Sentences do not
+    influence each other.
+
+    Args:
+        model: on the device of `source`.
+        source: int64, (batch, length).
+        source_padding_mask: bool, (batch, length), True = padding.
+        search: how; None is `BeamSearch()`.
+
+    Returns:
+        `num_best` a sentence, fewer where fewer exist, and at least one: where no continuation has
+        a probability (a model that has diverged), the empty translation with scores of -inf.
+    """
+    search = search or BeamSearch()
+    with evaluating(model):
+        memory = model.encode(source, source_padding_mask)
+        limits = _limits(source, source_padding_mask, search)
+        ended = _search(
+            search,
+            model,
+            model.begin(memory, source_padding_mask, search.beam_size),
+            torch.tensor(limits, device=source.device),
+            longest=max(limits, default=0),
+        )
+    return _hypotheses(ended, search.num_best)
+
+
+def _limits(source: Tensor, padding_mask: Tensor | None, search: BeamSearch) -> list[int]:
+    counted = source != END_ID
+    if padding_mask is not None:
+        counted &= ~padding_mask
+    return [search.limit(length) for length in counted.sum(1).tolist()]
+
+
+def _search(
+    search: BeamSearch,
+    model: TranslationModel,
+    state: DecodingState,
+    limits: Tensor,
+    *,
+    longest: int,
+) -> EndedHypotheses:
+    batch, device = len(limits), limits.device
+    positions = model.positions(longest + 1, device)
+    dtype = torch.promote_types(model.head.weight.dtype, torch.float32)
+    live = LiveHypotheses(limits, search.beam_size, dtype)
+    ended = EndedHypotheses(batch, search.beam_size, longest, dtype, device)
+    newest = torch.full((batch, search.beam_size), END_ID, device=device)
+    for step in range(longest + 1):
+        logits = model.step(newest, positions[step], state).to(dtype)
+        candidates = best_candidates(logits, live.log_probabilities, live.limits == step)
+        scores, num_ended = ended.add(live, candidates, search.divisor(float(step + 1)))
+        state.continue_from(live.continue_with(candidates))
+        done = (num_ended == search.beam_size) | (
+            _bound(live, search) <= scores[:, search.num_best - 1]
+        )
+        live.give_up(done)
+        num_done = int(done.sum())
+        if num_done == len(done):
+            break
+        if num_done * _IDLE >= len(done):
+            rows = (~done).nonzero().squeeze(1)
+            live.select(rows)
+            state.select(rows)
+        newest = live.tokens[..., -1]
+    return ended
+
+
+def _bound(live: LiveHypotheses, search: BeamSearch) -> Tensor:
+    """Return a score that no live hypothesis can exceed, (batch,).
+
+    Log-probabilities only fall, and are divided by most at the greatest length.
+    """
+    best = live.log_probabilities.amax(1)
+    return best / search.divisor((live.limits + 1).to(best.dtype))
+
+
+def _hypotheses(ended: EndedHypotheses, num_best: int) -> list[list[Hypothesis]]:
+    columns = (ended.scores, ended.log_probabilities, ended.lengths, ended.tokens)
+    scores, log_probabilities, lengths, tokens = (part[:, :num_best].tolist() for part in columns)
+    found = []
+    for sentence in zip(tokens, lengths, log_probabilities, scores, strict=True):
+        all_of_it = [
+            Hypothesis(tuple(row[:length]), log_probability, score)
+            for row, length, log_probability, score in zip(*sentence, strict=True)
+        ]
+        possible = [hypothesis for hypothesis in all_of_it if hypothesis.score > -torch.inf]
+        found.append(possible or [Hypothesis((), -torch.inf, -torch.inf)])
+    return found

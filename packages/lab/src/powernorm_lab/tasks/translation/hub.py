@@ -1,0 +1,149 @@
+"""Sentence pairs of the Hugging Face hub, or of a local folder in one of its formats.
+
+The library `datasets` fetches a data set once, keeps it on disk and maps it into memory, so that
+large ones need no more memory than small ones, and the next start needs no network.
+"""
+
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any, Final
+
+from powernorm.errors import InputError
+from powernorm.integrations.extras import install_command
+from powernorm_lab.data.corpus import SPLITS, Split
+from powernorm_lab.data.lines import TextPair
+from powernorm_lab.tasks.translation.corpus import ParallelCorpus
+from powernorm_lab.tasks.translation.languages import (
+    LanguagePair,
+    language_pair,
+    missing_languages,
+    pairs_of,
+)
+
+HUB_PREFIX: Final = "hf:"
+_SPLIT_NAMES: Final[Mapping[Split, tuple[str, ...]]] = MappingProxyType(
+    {"train": ("train",), "valid": ("validation", "valid", "dev"), "test": ("test",)}
+)
+_TRANSLATION: Final = "translation"
+"""Column whose values are a text for each language."""
+_TEXT_TYPES: Final = ("string", "large_string", "string_view")
+_PORTION: Final = 1024
+
+
+def hub_pairs(source: str, languages: str | None, *, tokenized: bool) -> ParallelCorpus:
+    """Load a data set that has a column `translation`, or a column named by each language.
+
+    Args:
+        source: `hf:NAME` or `hf:NAME:CONFIG`; the name of a data set, or a local folder.
+        languages: source and target, as `de-en`.
+        tokenized: whether the lines are tokens with spaces between them.
+
+    Raises:
+        InputError: the library is missing, there is no such data set, or it has not the splits or
+            languages.
+    """
+    name, _, config = source.removeprefix(HUB_PREFIX).partition(":")
+    if not name:
+        raise InputError(f"data.path={source!r} names no data set: give hf:NAME or hf:NAME:CONFIG")
+    loaded = _load(source, name, config or None)
+    parts = {split: _part(loaded, split, source) for split in SPLITS}
+    pair = _languages(parts["train"].features, languages, source)
+    info = parts["train"].info
+    return ParallelCorpus(
+        name=name.rstrip("/").rpartition("/")[2] or name,
+        source=source,
+        license=str(info.license or "as the data set's page says"),
+        source_language=pair[0],
+        target_language=pair[1],
+        tokenized=tokenized,
+        read=lambda split: _pairs(parts[split], pair, f"{source}, split {split}"),
+    )
+
+
+def _load(source: str, name: str, config: str | None) -> Mapping[str, Any]:
+    try:
+        import datasets
+    except ModuleNotFoundError as error:
+        raise InputError(
+            f"data.path={source} needs the package datasets: {install_command(extra='hf')}"
+        ) from error
+    try:
+        loaded: Mapping[str, Any] = datasets.load_dataset(name, config)
+    except Exception as error:  # of the network, the disk, the hub and every format
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise InputError(
+            f"data.path={source} cannot be loaded ({reason}): expected hf:NAME or hf:NAME:CONFIG "
+            "of a data set on the hub (with a network), or of a local folder"
+        ) from error
+    return loaded
+
+
+def _part(loaded: Mapping[str, Any], split: Split, source: str) -> Any:
+    for name in _SPLIT_NAMES[split]:
+        if name in loaded:
+            return loaded[name]
+    raise InputError(
+        f"{source} has no {split} split, only {', '.join(loaded)}: expected "
+        f"{' or '.join(_SPLIT_NAMES[split])}"
+    )
+
+
+def _languages(features: Mapping[str, Any], languages: str | None, source: str) -> LanguagePair:
+    feature = features.get(_TRANSLATION, features)
+    found = sorted(getattr(feature, "languages", None) or feature)
+    if languages is None:
+        raise _no_languages(found, feature, source)
+    pair = language_pair(languages, found)
+    absent = [language for language in pair if language not in found]
+    if absent:
+        raise InputError(
+            f"data.languages={languages}: {source} has no text in "
+            f"{' and '.join(absent)}, only {', '.join(found)}; expected both in the column "
+            f"{_TRANSLATION}, or a column for each"
+        )
+    return pair
+
+
+def _no_languages(found: list[str], feature: Any, source: str) -> InputError:
+    # Of plain columns only some are text, and only some are called as a language can be asked for.
+    texts = [
+        name
+        for name in found
+        if not isinstance(feature, Mapping) or getattr(feature[name], "dtype", None) in _TEXT_TYPES
+    ]
+    pairs = [pair for pair in pairs_of(texts) if _can_be_asked_for(pair, found)]
+    if pairs:
+        return missing_languages(pairs, source)
+    return InputError(
+        f"{source} has text in {', '.join(texts) or 'no language'} only: expected two languages in "
+        f"the column {_TRANSLATION}, or a column for each, named by its language"
+    )
+
+
+def _can_be_asked_for(pair: LanguagePair, found: list[str]) -> bool:
+    try:
+        return language_pair("-".join(pair), found) == pair
+    except InputError:
+        return False
+
+
+def _pairs(part: Any, pair: tuple[str, str], where: str) -> Iterator[TextPair]:
+    nested = _TRANSLATION in part.features
+    number = 0
+    for portion in part.select_columns([_TRANSLATION] if nested else list(pair)).iter(_PORTION):
+        if nested:
+            rows = [tuple(row[name] for name in pair) for row in portion[_TRANSLATION]]
+        else:
+            rows = list(zip(*(portion[name] for name in pair), strict=True))
+        for row in rows:
+            number += 1
+            yield _text(row[0], where, number), _text(row[1], where, number)
+
+
+def _text(value: Any, where: str, number: int) -> str:
+    """A missing text has no words; one of several lines is put on one, as files have them."""
+    if value is None:
+        return ""
+    if not isinstance(value, str):
+        raise InputError(f"{where}, row {number}: {value!r} is no text; expected a sentence")
+    return value.replace("\r", " ").replace("\n", " ")

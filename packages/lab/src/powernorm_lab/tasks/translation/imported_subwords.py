@@ -1,0 +1,356 @@
+"""Subwords that exist already: files cut by subword-nmt, its codes, models of SentencePiece.
+
+`data.subwords` says which. `split`: the lines hold pieces of words, `Hau@@ s`, as fairseq's scripts
+leave them. The path of codes (the file that subword-nmt learned), or of a model of SentencePiece
+(`.model`): the lines hold words, which are cut by it.
+
+Beside the files that are split lie the codes, if there are any, as `code`; beside codes or split
+files the vocabularies of fairseq, if there are any, as `dict.de.txt` and `dict.en.txt`. Without
+those the vocabulary is every piece of the train split.
+"""
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, Final
+
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+from powernorm.errors import InputError
+from powernorm.integrations.extras import LABORATORY, install_command
+from powernorm_lab.data.lines import TextPair, read_lines
+from powernorm_lab.data.subwords import UNKNOWN, Subwords, Words
+from powernorm_lab.tasks.translation.corpus import ParallelCorpus
+
+LEARNED: Final = "learned"
+SPLIT: Final = "split"
+MODEL_SUFFIX: Final = ".model"
+CODES_FILE: Final = "code"
+"""As fairseq's scripts call the codes that they leave beside what they have split."""
+_MARK: Final = "@@"
+_JOINTS: Final = re.compile(rf"{_MARK} |{_MARK}$")
+_END_OF_WORD: Final = "</w>"
+_END_CHARACTER: Final = "\ue000"
+"""Of private use: the mark of the end of a word as a symbol of its own, in codes of version 0.1."""
+_SAMPLE: Final = 1000
+"""Lines that the codes beside split files have to cut as the files are."""
+_PORTION: Final = 4096
+"""Lines that are cut at a time."""
+
+
+def joined(text: str) -> str:
+    """Return the words of pieces.
+
+    >>> joined("das Hau@@ s brenn@@ t")
+    'das Haus brennt'
+    """
+    return _JOINTS.sub("", text.rstrip())
+
+
+class Codes:
+    r"""The merges of byte-pair encoding that subword-nmt learned (Sennrich et al. 2016).
+
+    >>> Codes("#version: 0.2\nu s</w>\na us</w>\n").split(["das haus brennt", "us"])
+    ['d@@ a@@ s h@@ aus b@@ r@@ e@@ n@@ n@@ t', 'us']
+
+    Args:
+        content: of the file.
+        name: of it, for messages.
+
+    Raises:
+        InputError: it is no such file; names the line.
+    """
+
+    def __init__(self, content: str, name: str = "the codes") -> None:
+        self.content = content
+        lines = content.rstrip("\n").split("\n")
+        version = re.fullmatch(r"#version: (0\.[12])\s*", lines[0])
+        first = 1 if version else 0
+        # The word's end is a symbol of its own in the first version, whose files do not say so.
+        self._has_own_end = version is None or version[1] == "0.1"
+        merges: dict[tuple[str, str], None] = {}
+        for number, line in enumerate(lines[first:], start=first + 1):
+            parts = line.strip("\r ").split(" ")
+            if len(parts) != 2 or not all(parts):
+                raise InputError(
+                    f"{name}, line {number}: {line[:40]!r} is no pair of symbols; expected codes "
+                    "of subword-nmt, as `l o` or `lo w</w>`, one merge a line"
+                )
+            if self._has_own_end:
+                parts = [part.replace(_END_OF_WORD, _END_CHARACTER) for part in parts]
+            merges[parts[0], parts[1]] = None
+        symbols = dict.fromkeys(chain.from_iterable((*pair, "".join(pair)) for pair in merges))
+        # No symbol is empty: what is none of them is one, by itself, with this id.
+        ids = {symbol: number for number, symbol in enumerate(["", *symbols])}
+        suffix = "" if self._has_own_end else _END_OF_WORD
+        self._tokenizer = Tokenizer(
+            models.BPE(ids, list(merges), unk_token="", end_of_word_suffix=suffix)
+        )
+        self._tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+
+    def split(self, texts: Sequence[str]) -> list[str]:
+        """Return the texts with their words cut into pieces."""
+        if self._has_own_end:
+            texts = [" ".join(word + _END_CHARACTER for word in text.split()) for text in texts]
+        found = self._tokenizer.encode_batch(list(texts))
+        return [_marked(text, one) for text, one in zip(texts, found, strict=True)]
+
+
+def _marked(text: str, encoding: Any) -> str:
+    words: list[list[str]] = []
+    before = None
+    for (start, end), word in zip(encoding.offsets, encoding.word_ids, strict=True):
+        if word != before:
+            words.append([])
+        before = word
+        piece = text[start:end].rstrip(_END_CHARACTER)
+        if piece:
+            words[-1].append(piece)
+    return " ".join(f"{_MARK} ".join(pieces) for pieces in words)
+
+
+class Pieces:
+    """Pieces of words by number, marked as subword-nmt does it: all but a word's last by `@@`.
+
+    Args:
+        words: the pieces with their marks.
+        codes: cut the words of texts; None takes texts that are pieces already.
+    """
+
+    def __init__(self, words: Words, codes: Codes | None) -> None:
+        self._words = words
+        self.codes = codes
+
+    def to_json(self) -> str:
+        """Return all that is needed to make them again."""
+        codes = None if self.codes is None else self.codes.content
+        return json.dumps({**json.loads(self._words.to_json()), "codes": codes})
+
+    @property
+    def size(self) -> int:
+        """Return the number of pieces, the end mark and `<unk>` included."""
+        return self._words.size
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the ids of texts, without end marks; their words are cut where there are codes."""
+        if self.codes is not None:
+            texts = self.codes.split([joined(text) for text in texts])
+        return self.encode_split(texts)
+
+    def encode_split(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the ids of texts that are pieces already."""
+        return self._words.encode(texts)
+
+    def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
+        """Return the texts of ids, pieces joined to words."""
+        return [joined(text) for text in self._words.decode(ids)]
+
+
+class SentencePieces:
+    """The pieces of a model of SentencePiece (Kudo and Richardson 2018), one id later than there.
+
+    Args:
+        model: the content of its file.
+        name: of it, for messages.
+
+    Raises:
+        InputError: the library is missing, or it cannot read this.
+    """
+
+    def __init__(self, model: bytes, name: str = "the model") -> None:
+        try:
+            from sentencepiece import SentencePieceProcessor
+        except ModuleNotFoundError as error:
+            raise InputError(
+                f"{name} needs the package sentencepiece: "
+                f"{install_command(LABORATORY, 'sentencepiece')}"
+            ) from error
+        self._model = model
+        self._processor = SentencePieceProcessor()
+        try:
+            self._processor.LoadFromSerializedProto(model)
+        except RuntimeError as error:
+            raise InputError(
+                f"{name} is no model of SentencePiece: give its .model file"
+            ) from error
+
+    def to_json(self) -> str:
+        """Return all that is needed to make them again."""
+        return json.dumps({"sentencepiece": base64.b64encode(self._model).decode()})
+
+    @property
+    def size(self) -> int:
+        """Return the number of pieces and the end mark."""
+        return int(self._processor.get_piece_size()) + 1
+
+    def encode(self, texts: Sequence[str]) -> list[list[int]]:
+        """Return the ids of texts, without end marks."""
+        return [[one + 1 for one in row] for row in self._processor.encode(list(texts))]
+
+    def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
+        """Return the texts of ids; end marks are passed over."""
+        rows = [[one - 1 for one in row if one] for row in ids]
+        return [" ".join(text.split()) for text in self._processor.decode(rows)]
+
+
+TextEncoder = Subwords | Pieces | SentencePieces
+"""Text to ids and back."""
+
+
+def text_encoder(content: str) -> TextEncoder:
+    """Return the subwords, whichever they are, that their `to_json` wrote.
+
+    Raises:
+        InputError: nothing here wrote this, or a library is missing.
+    """
+    try:
+        known = json.loads(content)
+        if "sentencepiece" in known:
+            return SentencePieces(base64.b64decode(known["sentencepiece"]))
+        if "words" in known:
+            codes = None if known["codes"] is None else Codes(known["codes"])
+            return Pieces(Words.from_json(content), codes)
+    except (ValueError, LookupError, TypeError) as error:
+        raise InputError(f"the subwords cannot be read ({error})") from error
+    return Subwords.from_json(content)
+
+
+@dataclass(frozen=True)
+class ImportedSubwords:
+    """What `data.subwords` names, read."""
+
+    is_joint: bool
+    """Whether source and target have one vocabulary."""
+    is_split: bool = False
+    """Whether the lines are pieces already."""
+    codes: Codes | None = None
+    dictionaries: tuple[Words, ...] | None = None
+    """Of source and target, one where they are joint; None where the pieces are counted."""
+    model: SentencePieces | None = None
+
+    @property
+    def fingerprint(self) -> str:
+        """Return a hash of all of it."""
+        parts = [
+            f"{self.is_joint} {self.is_split}",
+            "" if self.codes is None else self.codes.content,
+            "" if self.model is None else self.model.to_json(),
+            *(words.to_json() for words in self.dictionaries or ()),
+        ]
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
+
+    def encoders(self, pairs: Iterable[TextPair]) -> tuple[TextEncoder, TextEncoder]:
+        """Return the subwords of source and target, the same object where they are joint.
+
+        Args:
+            pairs: of the train split; gone through where the vocabulary is to be counted, more than
+                once.
+
+        Raises:
+            InputError: the codes did not cut the files that are split.
+        """
+        if self.model is not None:
+            return self.model, self.model
+        if self.is_split and self.codes is not None:
+            _check_codes(self.codes, chain.from_iterable(pairs))
+        words = self.dictionaries or tuple(
+            Words.count(self._pieces(texts)) for texts in self._sides(pairs)
+        )
+        found = [Pieces(one, self.codes) for one in words]
+        return found[0], found[-1]
+
+    def _sides(self, pairs: Iterable[TextPair]) -> list[Iterable[str]]:
+        """Return what each vocabulary is counted on."""
+        if self.is_joint:
+            return [chain.from_iterable(pairs)]
+        return [(source for source, _ in pairs), (target for _, target in pairs)]
+
+    def _pieces(self, texts: Iterable[str]) -> Iterator[str]:
+        if self.is_split or self.codes is None:
+            yield from texts
+            return
+        remaining = iter(texts)
+        while portion := list(islice(remaining, _PORTION)):
+            yield from self.codes.split(portion)
+
+
+def _check_codes(codes: Codes, texts: Iterable[str]) -> None:
+    for text in islice(texts, _SAMPLE):
+        (own,) = codes.split([joined(text)])
+        if own != " ".join(text.split()):
+            raise InputError(
+                f"the file {CODES_FILE} beside the split files did not cut them: it makes {own!r} "
+                f"where they have {text!r}; give it another name, or put those that did in its "
+                "place"
+            )
+
+
+def read_subwords(
+    chosen: str, corpus: ParallelCorpus, *, is_joint: bool
+) -> ImportedSubwords | None:
+    """Read what `data.subwords` names; None where they are to be learned.
+
+    Args:
+        chosen: `learned`, `split`, or the path of codes or of a model of SentencePiece.
+        corpus: whose subwords these are.
+        is_joint: whether source and target have one vocabulary.
+
+    Raises:
+        InputError: a file is missing, or is something else.
+    """
+    if chosen == LEARNED:
+        return None
+    path = Path(corpus.source) / CODES_FILE if chosen == SPLIT else Path(chosen)
+    codes = None
+    if path.is_file():
+        if chosen != SPLIT and path.suffix == MODEL_SUFFIX:
+            return ImportedSubwords(True, model=SentencePieces(path.read_bytes(), str(path)))
+        codes = Codes("\n".join(read_lines(path)), str(path))
+    elif chosen != SPLIT:
+        raise InputError(
+            f"data.subwords={chosen}: there is no such file; give learned, split, the path of "
+            f"codes of subword-nmt, or that of a model of SentencePiece ({MODEL_SUFFIX})"
+        )
+    languages = (corpus.source_language, corpus.target_language)
+    found = _dictionaries(path.parent, languages, is_joint=is_joint)
+    return ImportedSubwords(is_joint, chosen == SPLIT, codes, found)
+
+
+def _dictionaries(
+    folder: Path, languages: tuple[str, str], *, is_joint: bool
+) -> tuple[Words, ...] | None:
+    paths = [folder / f"dict.{language}.txt" for language in languages]
+    there = [path for path in paths if path.is_file()]
+    if not there:
+        return None
+    if len(there) == 1:
+        (missing,) = {*paths} - {*there}
+        raise InputError(f"{missing} is missing beside {there[0].name}: give both, or neither")
+    source, target = map(_read_dictionary, paths)
+    if is_joint and source.to_json() != target.to_json():
+        raise InputError(
+            f"{paths[0]} and {paths[1].name} differ: set data.joint_vocabulary=false, with "
+            "model.shared_embeddings=target or none; or give the joint one twice"
+        )
+    return (source,) if is_joint else (source, target)
+
+
+def _read_dictionary(path: Path) -> Words:
+    """Read a vocabulary of fairseq, `piece count` a line, without those that every one has."""
+    pieces: dict[str, None] = {}
+    for number, line in enumerate(read_lines(path), start=1):
+        parts = line.removesuffix(" #fairseq:overwrite").split(" ")
+        if len(parts) != 2 or not parts[0] or not parts[1].isdecimal():
+            raise InputError(
+                f"{path}, line {number}: {line[:40]!r} is no piece with its count; expected a "
+                "vocabulary of fairseq, as `Hau@@ 12`"
+            )
+        if parts[0] in pieces:
+            raise InputError(f"{path}, line {number}: {parts[0]} is there twice")
+        pieces[parts[0]] = None
+    return Words([piece for piece in pieces if piece != UNKNOWN])

@@ -1,0 +1,295 @@
+"""Which files of a folder hold the two sides of each split, by the names of official corpora.
+
+A file is called `[NAME.]SPLIT[.MIDDLE].LANGUAGE`: `train.de`, `iwslt14.train.de`, `valid.de-en.de`,
+`train.tok.clean.bpe.32000.de`. SPLIT is train, valid, dev, val or test; where those are missing,
+tst2012 is valid and tst2013 test (IWSLT15), newstest2013 is valid and newstest2014 test (WMT). The
+two sides of a split differ by the language only. Where there are several, the one with neither
+NAME nor MIDDLE is meant: the scripts that prepare a corpus leave their earlier steps beside it.
+"""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Final
+
+from powernorm.errors import InputError
+from powernorm_lab.data.corpus import SPLITS, Split
+from powernorm_lab.tasks.translation.languages import (
+    FILE_LANGUAGE,
+    LanguagePair,
+    is_joined,
+    language_pair,
+    missing_languages,
+    pairs_of,
+)
+
+_NAMES: Final[Mapping[Split, tuple[tuple[str, ...], ...]]] = MappingProxyType(
+    {
+        "train": (("train",),),
+        "valid": (("valid", "dev", "val"), ("tst2012", "newstest2013")),
+        "test": (("test",), ("tst2013", "newstest2014")),
+    }
+)
+"""Of the files of each split; the later ones where there are none of the earlier."""
+_WORDS: Final = "|".join(word for tiers in _NAMES.values() for tier in tiers for word in tier)
+_FILE: Final = re.compile(
+    rf"^(?:(?P<name>.+?)\.)?(?P<word>{_WORDS})(?:\.(?P<middle>.+))?\.(?P<language>{FILE_LANGUAGE})$"
+)
+_COMPRESSED: Final = (".gz", ".xz", ".bz2", ".zst", ".zip", ".tgz")
+_NO_LANGUAGES: Final = frozenset(
+    {"bak", "bin", "bz", "csv", "dat", "ids", "idx", "log", "md", "npy", "npz", "pkl", "py", "raw",
+     "sgm", "sh", "tar", "tsv", "txt", "xml", *(suffix[1:] for suffix in _COMPRESSED)}
+)  # fmt: skip
+_MOST_SHOWN: Final = 6
+
+
+@dataclass(frozen=True, slots=True)
+class SideFile:
+    """One side of a split, as the name of its file tells."""
+
+    path: Path
+    name: str
+    word: str
+    middle: str
+    language: str
+
+    @property
+    def stem(self) -> tuple[str, str, str]:
+        """Return what both sides of a split have in common."""
+        return self.name, self.word, self.middle
+
+    @property
+    def split(self) -> Split:
+        """Return the split that the file is of."""
+        return next(
+            split for split, tiers in _NAMES.items() if any(self.word in tier for tier in tiers)
+        )
+
+
+def side_file(path: Path) -> SideFile | None:
+    """Return what a file's name says; None for the name of no such file."""
+    match = _FILE.match(path.name)
+    if not match or match["language"] in _NO_LANGUAGES:
+        return None
+    return SideFile(
+        path, match["name"] or "", match["word"], match["middle"] or "", match["language"]
+    )
+
+
+def side_files(folder: Path) -> list[SideFile]:
+    """Return the sides of splits in a folder, by name.
+
+    A file `train.en-de` beside `train.en` and `train.de` is both in one, and no side.
+    """
+    found = [file for file in map(side_file, sorted(folder.iterdir())) if file]
+    languages = {file.language for file in found}
+    return [file for file in found if not is_joined(file.language, languages)]
+
+
+def not_found(folder: Path, message: str) -> InputError:
+    """Return the error where files are missing; compressed ones may be why."""
+    packed = [
+        path.name
+        for path in sorted(folder.iterdir())
+        if path.suffix in _COMPRESSED and not path.with_suffix("").exists()
+    ]
+    if not packed:
+        return InputError(message)
+    names = ", ".join(packed[:_MOST_SHOWN]) + (", …" if len(packed) > _MOST_SHOWN else "")
+    return InputError(f"{message} Compressed files are not read: decompress {names}")
+
+
+def check_decompressed(path: Path) -> None:
+    """Check that a file, which may be missing, is not a compressed one.
+
+    Raises:
+        InputError: it is, or there is only a compressed one.
+    """
+    candidates = [path, *(path.with_name(path.name + suffix) for suffix in _COMPRESSED)]
+    packed = next((one for one in candidates if one.is_file()), path)
+    if packed.suffix in _COMPRESSED and packed.is_file():
+        raise InputError(
+            f"{packed} is compressed: decompress it and give the file or the folder that comes out"
+        )
+
+
+def check_train_side(file: SideFile) -> None:
+    """Check that a path that the user gave is one side of a train split.
+
+    Raises:
+        InputError: it is of another split, or of two languages.
+    """
+    folder = file.path.parent
+    sides = [side for side in side_files(folder) if side.split == "train"]
+    if file not in side_files(folder):
+        known = [side.path.name for side in sides if (side.name, side.middle) == ("", "")]
+        raise InputError(
+            f"{file.path} has the name of two languages in one file ({file.language}): give the "
+            f"folder {folder} or one side, as {' or '.join(known) or 'train.de'}"
+        )
+    if file.split != "train":
+        own = [side for side in sides if side.language == file.language]
+        beside = sorted(own, key=lambda side: (side.name != file.name, side.middle != file.middle))
+        fix = f" or its {beside[0].path.name}" if beside else ", with train files in it"
+        raise InputError(
+            f"{file.path} is one side of the {file.split} split: give the folder {folder}{fix}"
+        )
+
+
+def choose_languages(
+    files: Sequence[SideFile], languages: str | None, source: Path, train: SideFile | None
+) -> LanguagePair:
+    """Return `languages`, source and target, if the train split has both.
+
+    Args:
+        files: of the folder.
+        languages: that were asked for.
+        source: what the user gave, for messages.
+        train: the side of the train split that the user gave; None where it was the folder.
+
+    Raises:
+        InputError: it has not, or `languages` is None: which side is the source is never guessed.
+    """
+    own = [file for file in files if file.split == "train"]
+    if train:
+        # The other sides of the same train split, whatever else is in the folder.
+        own = [file for file in own if file.stem == train.stem]
+    found = sorted({file.language for file in own})
+    if languages is None:
+        raise _no_languages(own, source, train)
+    pair = language_pair(languages, found)
+    absent = [language for language in pair if language not in found]
+    if absent:
+        raise not_found(
+            _folder(source),
+            f"data.languages={languages}: {source} has no train split in {' and '.join(absent)}, "
+            f"only in {', '.join(found) or 'no language'}; expected train.{pair[0]} and "
+            f"train.{pair[1]}",
+        )
+    if train and train.language not in pair:
+        other = " or ".join(file.path.name for file in own if file.language in pair)
+        raise InputError(
+            f"data.languages={languages}: {source} is in {train.language}; give the path of "
+            f"{other}, or a pair of languages with {train.language}"
+        )
+    return pair
+
+
+def _no_languages(own: Sequence[SideFile], source: Path, train: SideFile | None) -> InputError:
+    stems = {file.stem for file in own}
+    pairs = {
+        pair for stem in stems for pair in pairs_of(one.language for one in own if one.stem == stem)
+    }
+    if train:
+        pairs = {pair for pair in pairs if train.language in pair}
+    if pairs:
+        return missing_languages(pairs, str(source))
+    names = ", ".join(file.path.name for file in own[:_MOST_SHOWN])
+    found = " and ".join(sorted({file.language for file in own}))
+    if not own:
+        message = f"{source} has no train split: expected train.de, train.en and so on"
+    elif len({file.language for file in own}) > 1:
+        message = (
+            f"{source} has train files in {found}, but no two that are the sides of one split "
+            f"({names}): expected names that differ by the language only, as train.de and train.en"
+        )
+    else:
+        message = (
+            f"{source} has a train split in one language only, {found} ({names}): expected its "
+            "translation in a file beside it that differs by the language only, as train.de and "
+            "train.en; or both in the columns of train.tsv"
+        )
+    return not_found(_folder(source), message)
+
+
+def choose_files(
+    files: Sequence[SideFile], languages: LanguagePair, source: Path, train: SideFile | None
+) -> dict[Split, tuple[Path, Path]]:
+    """Return the two files of every split.
+
+    Args:
+        files: of the folder.
+        languages: of source and target.
+        source: what the user gave, for messages.
+        train: one side of the train split that is meant; None where it is to be found.
+
+    Raises:
+        InputError: a split is missing, or several files could be it.
+    """
+    chosen: dict[Split, tuple[Path, Path]] = {}
+    for split in SPLITS:
+        of_split = [file for file in files if file.split == split and file.language in languages]
+        found = _candidates(_both_sides(of_split, languages), split, train)
+        if not found:
+            raise _no_split(of_split, split, languages, source)
+        first, second = _one(found, split, source)
+        chosen[split] = first.path, second.path
+        if split == "train":
+            # From here on the neighbors of what was chosen are meant.
+            train = first
+    return chosen
+
+
+_Sides = tuple[SideFile, SideFile]
+
+
+def _both_sides(files: Iterable[SideFile], languages: LanguagePair) -> list[_Sides]:
+    by_stem: dict[tuple[str, str, str], dict[str, SideFile]] = {}
+    for file in files:
+        by_stem.setdefault(file.stem, {})[file.language] = file
+    return [
+        (sides[languages[0]], sides[languages[1]]) for sides in by_stem.values() if len(sides) == 2
+    ]
+
+
+def _candidates(every: list[_Sides], split: Split, train: SideFile | None) -> list[_Sides]:
+    found: list[_Sides] = []
+    for tier in _NAMES[split]:
+        found = [sides for sides in every if sides[0].word in tier]
+        if found:
+            break
+    if train is None:
+        return found
+    if split == "train":
+        return [sides for sides in found if sides[0].stem == train.stem]
+    same_name = [sides for sides in found if sides[0].name == train.name] or found
+    return [sides for sides in same_name if sides[0].middle == train.middle] or same_name
+
+
+def _one(found: list[_Sides], split: Split, source: Path) -> _Sides:
+    plain = [sides for sides in found if (sides[0].name, sides[0].middle) == ("", "")]
+    if len(plain) == 1:
+        return plain[0]
+    if len(found) > 1:
+        names = ", ".join(file.path.name for file, _ in found)
+        fix = "give the path of one" if split == "train" else "leave one of them"
+        raise InputError(
+            f"{source} has several {split} splits in {found[0][0].language} ({names}): {fix}"
+        )
+    return found[0]
+
+
+def _no_split(
+    files: Sequence[SideFile], split: Split, languages: LanguagePair, source: Path
+) -> InputError:
+    for language in languages:
+        if not any(file.language == language for file in files):
+            names = ", ".join(f"{word}.{language}" for tier in _NAMES[split] for word in tier)
+            return not_found(
+                _folder(source),
+                f"{source} has no {split} split in {language}: expected one of {names}, beside the "
+                "others",
+            )
+    names = ", ".join(file.path.name for file in files[:_MOST_SHOWN])
+    return not_found(
+        _folder(source),
+        f"{source} has no two files that are the sides of one {split} split ({names}): expected "
+        f"names that differ by the language only, as {split}.{languages[0]} and "
+        f"{split}.{languages[1]}",
+    )
+
+
+def _folder(source: Path) -> Path:
+    return source if source.is_dir() else source.parent

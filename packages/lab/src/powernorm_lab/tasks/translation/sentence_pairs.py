@@ -1,0 +1,407 @@
+"""Sentence pairs as numbers: which corpus, which subwords, and the ids of both sides.
+
+The ids of large corpora are mapped from a file of the cache. Of the valid and test splits the text
+is there too: what a run is scored with is what it was encoded from, whatever has become of the
+user's files.
+"""
+
+import json
+from array import array
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from functools import partial
+from itertools import chain, islice
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import tokenizers
+import torch
+from torch import Tensor
+
+from powernorm.errors import InputError
+from powernorm_lab.data.cache import Encoded, cache_key, found_or_made
+from powernorm_lab.data.corpus import EVALUATED_SPLITS, SPLITS, EvaluatedSplit, Split
+from powernorm_lab.data.embedded import VERSES
+from powernorm_lab.data.lines import TextPair
+from powernorm_lab.data.subwords import END_ID, LEAST_SIZE, Subwords
+from powernorm_lab.tasks.translation.corpus import ParallelCorpus
+from powernorm_lab.tasks.translation.hub import HUB_PREFIX, hub_pairs
+from powernorm_lab.tasks.translation.imported_subwords import (
+    ImportedSubwords,
+    Pieces,
+    TextEncoder,
+    joined,
+    text_encoder,
+)
+from powernorm_lab.tasks.translation.languages import check_languages
+from powernorm_lab.tasks.translation.readers import read_parallel
+from powernorm_lab.tasks.translation.token_lists import EncodedPairSplit, TokenLists
+from powernorm_lab.tasks.translation.verses import verse_pairs
+
+TOO_LONG: Final = "too long"
+LENGTH_RATIO: Final = "length ratio"
+"""Why a training pair is left out."""
+PORTION: Final = 4096
+"""Pairs that are encoded at a time."""
+_FORMAT: Final = 2
+Side = Literal["source", "target"]
+SIDES: Final[tuple[Side, ...]] = ("source", "target")
+
+
+@dataclass(frozen=True)
+class PairOptions:
+    """How the pairs of a corpus become numbers."""
+
+    vocabulary_size: int | None
+    """Subwords of both languages together, or of the source language; None where they are not
+    learned."""
+    target_vocabulary_size: int | None = None
+    """Subwords of a target language with a vocabulary of its own; None is one for both."""
+    max_length: int = 256
+    """Subwords of a side at most, the end mark counted. Longer training pairs are left out; longer
+    sides of the other splits are cut."""
+    max_length_ratio: float | None = None
+    """Training pairs whose sides differ by more than this factor are left out; None keeps them."""
+    max_pairs: int | None = None
+    """Only so many training pairs, evenly spaced; None is all."""
+
+    def __post_init__(self) -> None:
+        for size in (self.vocabulary_size, self.target_vocabulary_size):
+            if size is not None and size < LEAST_SIZE:
+                raise InputError(
+                    f"a vocabulary of {size} subwords is too small: give at least {LEAST_SIZE}, "
+                    "which are every byte and the end mark"
+                )
+        if self.max_length < 2:
+            raise InputError(
+                f"max_length={self.max_length} leaves room for no subword: give 2 or more"
+            )
+        if self.max_length_ratio is not None and not self.max_length_ratio >= 1:
+            raise InputError(f"max_length_ratio={self.max_length_ratio} must be 1 or more")
+        if self.max_pairs is not None and self.max_pairs < 1:
+            raise InputError(f"max_pairs={self.max_pairs} must be 1 or more")
+
+
+@dataclass(frozen=True)
+class EncodedPairs:
+    """A corpus of sentence pairs over the ids of its subwords."""
+
+    corpus: ParallelCorpus
+    source_subwords: TextEncoder
+    target_subwords: TextEncoder
+    """The same object where both languages share their subwords."""
+    splits: dict[Split, EncodedPairSplit]
+    fingerprint: str
+    """A hash of everything that determines the ids."""
+    dropped: Mapping[Split, Mapping[str, int]]
+    """Pairs that were left out, by reason."""
+    cut: Mapping[Split, Mapping[str, int]]
+    """Sentences of which only the beginning is encoded, by side."""
+    num_words: Mapping[Split, Mapping[str, int]]
+    """Of the pairs that are there, by side."""
+    _texts: Mapping[EvaluatedSplit, list[TextPair]] = field(repr=False)
+    """In memory, as the user's files and the cache may have changed when a run is scored."""
+
+    @property
+    def vocabulary_size(self) -> int:
+        """Return the number of subwords of the source."""
+        return self.source_subwords.size
+
+    @property
+    def target_vocabulary_size(self) -> int:
+        """Return the number of subwords of the target."""
+        return self.target_subwords.size
+
+    def sources(self, split: EvaluatedSplit) -> list[str]:
+        """Return the sentences of a split as they were read when they were encoded."""
+        return [source for source, _ in self._texts[split]]
+
+    def references(self, split: EvaluatedSplit) -> list[str]:
+        """Return the translations of a split as they were read when they were encoded."""
+        return [target for _, target in self._texts[split]]
+
+    def facts(self) -> dict[str, Any]:
+        """Return what a result says about its data, JSON values."""
+        return {
+            "name": self.corpus.name,
+            "source": self.corpus.source,
+            "licence": self.corpus.license,
+            "languages": self.corpus.languages,
+            "tokenised": self.corpus.tokenized,
+            "joint_vocabulary": self.source_subwords is self.target_subwords,
+            "vocabulary_size": self.vocabulary_size,
+            "target_vocabulary_size": self.target_vocabulary_size,
+            "splits": {split: self._split_facts(split) for split in SPLITS},
+        }
+
+    def _split_facts(self, split: Split) -> dict[str, Any]:
+        part = self.splits[split]
+        return {
+            "pairs": len(part),
+            "source_words": self.num_words[split]["source"],
+            "target_words": self.num_words[split]["target"],
+            "source_subwords": int(part.source.lengths.sum()) - len(part),
+            "target_subwords": int(part.target.lengths.sum()) - len(part),
+            "dropped": dict(self.dropped[split]),
+            "cut": dict(self.cut[split]),
+        }
+
+
+def load_pairs(
+    source: str | None, languages: str | None, tokenized: bool, *, is_split: bool = False
+) -> ParallelCorpus:
+    """Return the sentence pairs that a configuration names.
+
+    - `verses`: the embedded verses, German to English where `languages` does not say otherwise
+    - `hf:NAME` or `hf:NAME:CONFIG`: a data set of the Hugging Face hub, or a local folder that
+      its library `datasets` takes
+    - what `read_parallel` reads: a folder with `train.de`, `train.en`, `valid.de` and so on, the
+      path of such a train file, or sentence pairs in columns between tabs
+
+    Args:
+        source: one of these; None is `verses`. (Write `./verses` for a path of this name.)
+        languages: of source and target, as `de-en`; `pt-br-en` where the data are in pt-br and en.
+        tokenized: whether the lines are tokens with spaces between them, as Moses writes them.
+        is_split: whether their words are cut into pieces already, as `Hau@@ s`.
+
+    Raises:
+        InputError: there is no such corpus, or the languages are not those that it has.
+    """
+    if languages is not None:
+        check_languages(languages)
+    return replace(_read_pairs(source, languages, tokenized), is_split=is_split)
+
+
+def _read_pairs(source: str | None, languages: str | None, tokenized: bool) -> ParallelCorpus:
+    if source is None or source == VERSES:
+        return verse_pairs(languages, tokenized=tokenized)
+    if source.startswith(HUB_PREFIX):
+        return hub_pairs(source, languages, tokenized=tokenized)
+    return read_parallel(Path(source), languages, tokenized=tokenized)
+
+
+def encode_pairs(
+    corpus: ParallelCorpus,
+    config: PairOptions,
+    subwords: tuple[TextEncoder, TextEncoder] | None = None,
+    *,
+    imported: ImportedSubwords | None = None,
+) -> EncodedPairs:
+    """Train byte-pair subwords on the train split and encode all splits, or find both cached.
+
+    The subwords are trained on the pairs that `max_pairs` leaves, before the filters of length. Of
+    the valid and test splits every pair is kept; a side that is longer than `max_length` is cut,
+    which changes no reference that translations are scored with.
+
+    Args:
+        corpus: gone through up to four times; its text is never in memory as a whole.
+        config: sizes and filters.
+        subwords: of source and target, which a model was trained with; None trains them.
+        imported: those that exist already, in place of trained ones.
+
+    Raises:
+        InputError: the corpus is damaged, a split has no pairs, or the filters leave none.
+    """
+    known = None if subwords is None else [part.to_json() for part in subwords]
+    key = cache_key(
+        format=_FORMAT,
+        task="translation",
+        text=corpus.fingerprint(),
+        tokenizers=tokenizers.__version__,
+        subwords=known,
+        **asdict(config),
+        **({} if imported is None else {"imported": imported.fingerprint}),
+    )
+    find = partial(_found, config, subwords, imported)
+    made = found_or_made(f"{key}.pairs", partial(_make, corpus, config, find))
+    return _opened(corpus, key, made)
+
+
+def _opened(corpus: ParallelCorpus, key: str, made: Encoded) -> EncodedPairs:
+    source = target = text_encoder(made.texts["source"])
+    if "target" in made.texts:
+        target = text_encoder(made.texts["target"])
+    facts = json.loads(made.texts["facts"])
+    return EncodedPairs(
+        corpus=corpus,
+        source_subwords=source,
+        target_subwords=target,
+        splits={split: _pair_split(made.tensors, split) for split in SPLITS},
+        fingerprint=key,
+        dropped={split: facts[split]["dropped"] for split in SPLITS},
+        cut={split: facts[split]["cut"] for split in SPLITS},
+        num_words={split: facts[split]["words"] for split in SPLITS},
+        _texts={
+            split: [
+                (source, target)
+                for source, target in json.loads(made.tensors[f"{split}.text"].numpy().tobytes())
+            ]
+            for split in EVALUATED_SPLITS
+        },
+    )
+
+
+def _pair_split(tensors: Mapping[str, Tensor], split: Split) -> EncodedPairSplit:
+    return EncodedPairSplit(
+        *(
+            TokenLists(tensors[f"{split}.{side}.ids"], tensors[f"{split}.{side}.lengths"])
+            for side in SIDES
+        )
+    )
+
+
+def _make(
+    corpus: ParallelCorpus,
+    config: PairOptions,
+    find: Callable[["_TrainingText"], tuple[TextEncoder, TextEncoder]],
+) -> Encoded:
+    """Encode all splits, a portion of the text at a time."""
+    train = _TrainingText(corpus, config.max_pairs)
+    source, target = find(train)
+    texts = {"source": source.to_json()}
+    if target is not source:
+        texts["target"] = target.to_json()
+    tensors: dict[str, Tensor] = {}
+    facts: dict[str, Any] = {}
+    for split in SPLITS:
+        encoder = _Encoder(corpus, (source, target), config, is_train=split == "train")
+        kept: list[TextPair] = []
+        for portion in _portions(train if split == "train" else corpus.pairs(split)):
+            encoder.add(portion)
+            if split != "train":
+                kept += _as_words(portion, corpus)
+        if not encoder.num_pairs:
+            raise InputError(
+                f"no training pair of {corpus.source} is within the limits of length "
+                f"(data.sequence_length={config.max_length}, "
+                f"data.max_length_ratio={config.max_length_ratio}): "
+                "raise them"
+            )
+        facts[split] = encoder.facts(corpus.num_dropped[split])
+        text = bytearray(json.dumps(kept).encode())
+        tensors[f"{split}.text"] = torch.frombuffer(text, dtype=torch.uint8)
+        for name, values in encoder.ids.items():
+            tensors[f"{split}.{name}"] = torch.frombuffer(values, dtype=torch.int32)
+    return Encoded(tensors, {**texts, "facts": json.dumps(facts)})
+
+
+class _TrainingText:
+    """The training pairs that are used; can be gone through again."""
+
+    def __init__(self, corpus: ParallelCorpus, max_pairs: int | None) -> None:
+        self.corpus = corpus
+        self._max_pairs = max_pairs
+        self._total = 0 if max_pairs is None else sum(1 for _ in corpus.pairs("train"))
+
+    def __iter__(self) -> Iterator[TextPair]:
+        if self._max_pairs is None:
+            yield from self.corpus.pairs("train")
+            return
+        kept = min(self._total, self._max_pairs)
+        number = 0
+        for index, pair in enumerate(self.corpus.pairs("train")):
+            if number < kept and index == number * self._total // kept:
+                number += 1
+                yield pair
+
+
+def _found(
+    config: PairOptions,
+    subwords: tuple[TextEncoder, TextEncoder] | None,
+    imported: ImportedSubwords | None,
+    text: _TrainingText,
+) -> tuple[TextEncoder, TextEncoder]:
+    if subwords is not None:
+        return subwords
+    return _train(text, config) if imported is None else imported.encoders(text)
+
+
+def _train(text: _TrainingText, config: PairOptions) -> tuple[Subwords, Subwords]:
+    tokenized = text.corpus.tokenized
+    size, target_size = config.vocabulary_size, config.target_vocabulary_size
+    assert size is not None
+    if target_size is None:
+        joint = Subwords.train(chain.from_iterable(text), size, tokenized=tokenized)
+        return joint, joint
+    sources = (source for source, _ in text)
+    targets = (target for _, target in text)
+    return (
+        Subwords.train(sources, size, tokenized=tokenized),
+        Subwords.train(targets, target_size, tokenized=tokenized),
+    )
+
+
+class _Encoder:
+    """Encodes pairs, leaves out or cuts those that are too long, and counts."""
+
+    def __init__(
+        self,
+        corpus: ParallelCorpus,
+        subwords: tuple[TextEncoder, TextEncoder],
+        config: PairOptions,
+        *,
+        is_train: bool,
+    ) -> None:
+        self._corpus = corpus
+        self._encode = {
+            side: part.encode_split if corpus.is_split and isinstance(part, Pieces) else part.encode
+            for side, part in zip(SIDES, subwords, strict=True)
+        }
+        self._max_words = config.max_length - 1
+        self._max_ratio = config.max_length_ratio
+        self._is_train = is_train
+        self.num_pairs = 0
+        self.ids = {f"{side}.lengths": array("i") for side in SIDES}
+        """By side; the sentences of a side follow one another, as in `TokenLists`."""
+        self.ids |= {f"{side}.ids": array("i", [END_ID]) for side in SIDES}
+        self._dropped = {TOO_LONG: 0, LENGTH_RATIO: 0}
+        self._cut = dict.fromkeys(SIDES, 0)
+        self._words = dict.fromkeys(SIDES, 0)
+
+    def add(self, pairs: list[TextPair]) -> None:
+        """Encode pairs and append those that stay."""
+        ids = {
+            side: self._encode[side]([pair[place] for pair in pairs])
+            for place, side in enumerate(SIDES)
+        }
+        kept = list(range(len(pairs)))
+        if self._is_train:
+            lengths = ([len(row) for row in ids[side]] for side in SIDES)
+            kept = [n for n, sizes in enumerate(zip(*lengths, strict=True)) if self._fits(*sizes)]
+        words = _as_words(pairs, self._corpus)
+        for place, side in enumerate(SIDES):
+            rows = [ids[side][number] for number in kept]
+            self._cut[side] += sum(len(row) > self._max_words for row in rows)
+            self._words[side] += sum(len(words[number][place].split()) for number in kept)
+            for row in rows:
+                self.ids[f"{side}.ids"].extend((*row[: self._max_words], END_ID))
+                self.ids[f"{side}.lengths"].append(min(len(row), self._max_words) + 1)
+        self.num_pairs += len(kept)
+
+    def facts(self, dropped: Mapping[str, int]) -> dict[str, Any]:
+        """Return what was counted, besides what the corpus has left out."""
+        every = {**dropped, **(self._dropped if self._is_train else {})}
+        return {"dropped": every, "cut": self._cut, "words": self._words}
+
+    def _fits(self, source: int, target: int) -> bool:
+        longer, shorter = max(source, target), min(source, target)
+        if longer > self._max_words:
+            self._dropped[TOO_LONG] += 1
+            return False
+        if self._max_ratio is not None and longer > self._max_ratio * shorter:
+            self._dropped[LENGTH_RATIO] += 1
+            return False
+        return True
+
+
+def _as_words(pairs: list[TextPair], corpus: ParallelCorpus) -> list[TextPair]:
+    """Return pairs without marks of pieces."""
+    if not corpus.is_split:
+        return pairs
+    return [(joined(source), joined(target)) for source, target in pairs]
+
+
+def _portions(pairs: Iterable[TextPair]) -> Iterator[list[TextPair]]:
+    remaining = iter(pairs)
+    while portion := list(islice(remaining, PORTION)):
+        yield portion

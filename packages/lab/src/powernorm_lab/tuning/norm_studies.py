@@ -1,0 +1,200 @@
+"""The trials of each norm in Optuna's storage: asked for, told, and looked at."""
+
+import zlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Final
+
+import optuna
+from optuna.importance import get_param_importances
+from optuna.samplers import TPESampler
+from optuna.trial import FrozenTrial, Trial, TrialState
+from sqlalchemy.engine import URL
+
+from powernorm.errors import InputError
+from powernorm_lab.engine.trials import Limits, TrialRules, median_limits
+from powernorm_lab.runs import Goal
+from powernorm_lab.tuning.ranges import Point, Space
+
+STORAGE_FILE: Final = "optuna.db"
+NUM_RANDOM: Final = 5
+"""Trials of a norm before the sampler learns from them."""
+NUM_BEFORE_PRUNING: Final = 4
+"""Trials of a norm that have to come to their end before one is given up."""
+PRUNING_FROM: Final = 1 / 3
+"""Part of a run in which no trial is given up: the rate may still rise."""
+FEWEST_FOR_IMPORTANCE: Final = 4
+_ASKED: Final = (TrialState.RUNNING, TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
+STATES: Final = {
+    "finished": TrialState.COMPLETE,
+    "pruned": TrialState.PRUNED,
+    # Of a value that is no number nothing can be told but that it is worse than any.
+    "diverged": TrialState.PRUNED,
+    "nonfinite": TrialState.PRUNED,
+    "failed": TrialState.FAIL,
+}
+"""What Optuna is told of a run, by its status."""
+
+
+def open_storage(folder: Path) -> optuna.storages.BaseStorage:
+    """Return the storage in a tuning's folder; it is made where there is none."""
+    optuna.logging.set_verbosity(optuna.logging.WARNING)
+    place = URL.create("sqlite", database=str(folder.absolute() / STORAGE_FILE))
+    # Optuna takes the URL for a template.
+    url = place.render_as_string().replace("{", "{{").replace("}", "}}")
+    return optuna.storages.RDBStorage(url)
+
+
+@contextmanager
+def naming_storage(folder: Path) -> Iterator[None]:
+    """Turn what Optuna raises of a damaged storage into an error that says what to do."""
+    try:
+        yield
+    except InputError:
+        raise
+    except Exception as error:  # whatever a damaged file makes Optuna and its database raise
+        first_line = str(error).partition("\n")[0]
+        raise InputError(
+            f"{folder / STORAGE_FILE} is damaged ({type(error).__name__}: {first_line}): put a "
+            "copy of it in its place, or begin anew with --force"
+        ) from error
+
+
+class NormStudy:
+    """The trials of one norm.
+
+    The sampler is made anew for every trial, by a seed of its own, so that what it proposes depends
+    on the trials before and on nothing else: a tuning that goes on proposes what it would have.
+
+    Args:
+        storage: of the tuning.
+        norm: short name.
+        goal: by which trials are judged.
+        space: ranges by dotted key.
+        untuned: what the settings are without a tuning, as far as the ranges hold it: the first
+            trial.
+        seed: of the sampler.
+    """
+
+    def __init__(
+        self,
+        storage: optuna.storages.BaseStorage,
+        norm: str,
+        goal: Goal,
+        space: Space,
+        untuned: Mapping[str, Any],
+        seed: int,
+    ) -> None:
+        self.norm = norm
+        self.space = space
+        self._seed = seed
+        self._goal = goal
+        self._distributions = {key: one.distribution() for key, one in space.items()}
+        self._study = optuna.create_study(
+            storage=storage,
+            study_name=norm,
+            direction="minimize" if goal["direction"] == "min" else "maximize",
+            load_if_exists=True,
+        )
+        _ = self._study.direction  # raises where a damaged file has none
+        self._check_trials()
+        if not self._study.get_trials(deepcopy=False):
+            self._study.enqueue_trial(dict(untuned))
+
+    def _check_trials(self) -> None:
+        """Raise ValueError where a damaged file gives trials that were never asked for."""
+        for number, trial in enumerate(self.trials()):
+            if trial.number != number:
+                raise ValueError(f"trial {number} of {self.norm} is missing")
+            if trial.params.keys() != self._distributions.keys():
+                raise ValueError(f"trial {number} of {self.norm} lacks settings")
+            if trial.state == TrialState.COMPLETE and trial.value is None:
+                raise ValueError(f"trial {number} of {self.norm} lacks its value")
+
+    def trials(self) -> list[FrozenTrial]:
+        """Return all trials that were asked for."""
+        return self._study.get_trials(deepcopy=False, states=_ASKED)
+
+    def points(self, states: Sequence[TrialState] = _ASKED) -> list[Point]:
+        """Return the trials in some states, as they are trained."""
+        found = (trial for trial in self.trials() if trial.state in states)
+        return [Point(self.norm, dict(trial.params), trial.number) for trial in found]
+
+    def next_round(self, size: int, num_trials: int) -> list[Point]:
+        """Return the trials to train next: those that were begun, and new ones; none in the end.
+
+        Args:
+            size: of a round.
+            num_trials: of the whole tuning.
+        """
+        known = self.trials()
+        is_told = [trial.state != TrialState.RUNNING for trial in known]
+        first = is_told.index(False) if False in is_told else len(known)
+        for number in range(len(known), min((first // size + 1) * size, num_trials)):
+            self._ask(number)
+        return self.points((TrialState.RUNNING,))
+
+    def _ask(self, number: int) -> None:
+        seed = zlib.crc32(f"{self._seed} {self.norm} {number}".encode())
+        self._study.sampler = TPESampler(n_startup_trials=NUM_RANDOM, seed=seed)
+        self._study.ask(self._distributions)
+
+    def tell(self, number: int, status: str, value: float | None, history: Limits) -> None:
+        """Say what a trial came to.
+
+        Args:
+            number: of the trial.
+            status: of its run.
+            value: by which it is judged; None where it has none.
+            history: the same at its validations, by step.
+        """
+        state = STATES[status]
+        trial = self._study.get_trials(deepcopy=False)[number]
+        if state == TrialState.COMPLETE and value is None:
+            state = TrialState.PRUNED
+        if status in ("finished", "pruned"):
+            reporting = Trial(self._study, trial._trial_id)
+            for step in history.keys() - trial.intermediate_values.keys():
+                reporting.report(history[step], step)
+        is_complete = state == TrialState.COMPLETE
+        # Optuna would take the last value of a trial that was given up for its result.
+        self._study.tell(number, value if is_complete else None, state)
+
+    def limits(self) -> Limits:
+        """Return what the next trials have to reach, by step."""
+        histories = [t.intermediate_values for t in self._complete()]
+        last = max((step for history in histories for step in history), default=0)
+        return median_limits(
+            histories, at_least=NUM_BEFORE_PRUNING, first_step=round(PRUNING_FROM * last)
+        )
+
+    def _complete(self) -> list[FrozenTrial]:
+        return self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
+
+    def best(self) -> FrozenTrial | None:
+        """Return the best trial, the first of equal ones; None where none came to its end."""
+        complete = [trial for trial in self._complete() if trial.value is not None]
+        if not complete:
+            return None
+        choose: Callable[..., Any] = min if self._goal["direction"] == "min" else max
+        best: FrozenTrial = choose(complete, key=lambda trial: trial.value)
+        return best
+
+    def curve(self) -> list[float | None]:
+        """Return the best value after 1, 2, … trials; None where there was none yet."""
+        best: float | None = None
+        curve: list[float | None] = []
+        for trial in self.trials():
+            value = trial.value if trial.state == TrialState.COMPLETE else None
+            if value is not None:
+                best = TrialRules(self._goal).better(best, value)
+            curve.append(best)
+        return curve
+
+    def importance(self) -> dict[str, float]:
+        """Return how much each setting mattered, parts of 1; empty of too few trials."""
+        complete = self._complete()
+        if len(complete) < FEWEST_FOR_IMPORTANCE or len({t.value for t in complete}) < 2:
+            return {}
+        return dict(get_param_importances(self._study))

@@ -1,0 +1,178 @@
+"""`powernorm_lab.tune`: norms compared after each had the same budget of trials."""
+
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+from powernorm.errors import InputError
+from powernorm_lab.comparing import show_comparison, shown
+from powernorm_lab.engine.events import Listener, ignore
+from powernorm_lab.engine.executors.choice import Workers
+from powernorm_lab.engine.processes import num_processes
+from powernorm_lab.engine.stopping import Stop, Stopped
+from powernorm_lab.engine.tasks import Task, TrainingFunction
+from powernorm_lab.own_grid import NORMS, Direction, checked_norms, checked_seeds
+from powernorm_lab.report import Comparison
+from powernorm_lab.runs import Goal
+from powernorm_lab.settings.comparison import ComparisonSettings, Notes
+from powernorm_lab.tuning.ranges import parse_search
+from powernorm_lab.tuning.rounds import Budget, Tuning
+from powernorm_lab.tuning.subjects import Subject, builtin_subject, own_subject, spaces_of
+from powernorm_lab.working import with_threads
+
+
+def tune(
+    train: Task | TrainingFunction | str | ComparisonSettings,
+    out: str | Path,
+    *,
+    norms: Sequence[str] = NORMS,
+    trials: int = 20,
+    search: Mapping[str, str] | None = None,
+    seeds: int | Sequence[int] = 1,
+    tuning_seed: int | None = None,
+    goal: Mapping[str, Direction] | None = None,
+    select_by: Mapping[str, Direction] | None = None,
+    settings: Mapping[str, Any] | None = None,
+    norm_options: Mapping[str, Mapping[str, Any]] | None = None,
+    prune: bool = True,
+    device: str = "auto",
+    jobs: int = 1,
+    num_threads: int | None = None,
+    executor: str | None = None,
+    executor_options: Mapping[str, str] | None = None,
+    retries: int = 3,
+    resume: bool = False,
+    force: bool = False,
+    quiet: bool = False,
+    on_event: Listener | None = None,
+    notes: Notes | None = None,
+) -> Comparison:
+    """Choose the settings of every norm by the same number of trials, and compare the best ones.
+
+    A trial is a run with settings from the ranges of its norm and one seed, and is judged on the
+    valid split alone. The best settings of each norm are then trained with the seeds of the
+    comparison and scored on the test split. `out` receives that comparison, as `compare` writes
+    it, with how each norm was tuned in `results.json`, `tuning.json` and the report; every trial
+    is in `trials.csv` and `trials/`, and in `optuna.db`.
+
+    Args:
+        train: as in `compare`.
+        out: folder of the tuning and the comparison.
+        norms: short names, or `module:Class`; of a recipe its own are taken.
+        trials: of each norm; a trial that is given up early, diverges or fails counts.
+        search: ranges by dotted key, over those that a recipe and the norms have:
+            `log:LOW:HIGH`, `linear:LOW:HIGH`, `int:LOW:HIGH`, `choice:A,B,…`, or `fixed` for none.
+            Keys are those of `--set`, or keyword parameters of a function, and
+            `norm_options.NORM.OPTION`.
+        seeds: of the comparison, how many (0 to n - 1) or which; of a recipe its own are taken.
+        tuning_seed: of the trials; none of `seeds`.
+        goal: as in `compare`.
+        select_by: the value of the valid split by which trials are judged, with `max` or `min`;
+            None is what the task chooses checkpoints by, and of a function with the goal
+            `test_NAME` it is `valid_NAME`.
+        settings: as in `compare`.
+        norm_options: as in `compare`.
+        prune: end trials early that are worse than the median of the earlier ones of their norm,
+            after a third of the run.
+        device: as in `compare`.
+        jobs: as in `compare`, of trials, too.
+        num_threads: as in `compare`.
+        executor: as in `compare`.
+        executor_options: as in `compare`.
+        retries: as in `compare`.
+        resume: go on with the tuning in `out`, as if it had not been interrupted; also with more
+            trials, norms or seeds.
+        force: delete what `out` holds first.
+        quiet: show no progress and no table.
+        on_event: as in `compare`.
+        notes: as in `compare`.
+
+    Returns:
+        The comparison of the tuned norms, read back from `out`.
+
+    Raises:
+        InputError: something given cannot be used, `out` holds something else, or no trial of a
+            norm came to its end.
+        KeyboardInterrupt: after the run at hand has been marked as interrupted.
+        SystemExit: the same after SIGTERM or SIGUSR1, with the exit code 75.
+    """
+    workers = Workers(jobs, executor, executor_options or {}, retries)
+    judged = None if select_by is None else _as_goal(select_by)
+    if isinstance(train, ComparisonSettings):
+        given = {"norms": norms != NORMS, "seeds": seeds != 1, "goal": goal, "settings": settings}
+        given |= {"norm_options": norm_options, "device": device != "auto"}
+        own = [name for name, value in given.items() if value]
+        if own:
+            raise InputError(f"{own[0]} is part of a recipe: change it by powernorm_lab.override")
+        subject = builtin_subject(with_threads(train, workers, num_threads), notes, judged)
+    else:
+        subject = own_subject(
+            train,
+            norms=checked_norms(norms),
+            seeds=checked_seeds(seeds),
+            goal=goal or {},
+            select_by=judged,
+            settings=settings or {},
+            norm_options=norm_options or {},
+            device=device,
+            num_threads=workers.threads(num_threads),
+        )
+    try:
+        return tune_and_show(
+            subject,
+            Path(out),
+            Budget(trials, tuning_seed, prune),
+            search or {},
+            workers=workers,
+            resume=resume,
+            force=force,
+            progress=on_event or not quiet,
+            table=not quiet,
+        )
+    except Stopped as end:
+        sys.stderr.write(f"stopped ({end}): {out} keeps all trials; go on with resume=True\n")
+        raise
+
+
+def _as_goal(given: Mapping[str, str]) -> Goal:
+    """Return a goal of a metric and a direction.
+
+    Raises:
+        InputError: there is not exactly one, or its direction is unknown.
+    """
+    if len(given) == 1:
+        ((metric, direction),) = given.items()
+        if direction in ("min", "max"):
+            return Goal(metric=metric, direction=cast(Direction, direction))
+    raise InputError(
+        f"select_by is {dict(given)!r}: name one value of the valid split, and which way it is "
+        "better, such as {'valid_loss': 'min'}"
+    )
+
+
+def tune_and_show(
+    subject: Subject,
+    folder: Path,
+    budget: Budget,
+    search: Sequence[str] | Mapping[str, str],
+    *,
+    workers: Workers,
+    resume: bool,
+    force: bool,
+    progress: bool | Listener,
+    table: bool,
+) -> Comparison:
+    """Tune, compare, show what happens, write the page and print the table; see `tune`."""
+    if num_processes() > 1:
+        raise InputError(
+            "powernorm tune trains each run in one process: leave torchrun out, and give --jobs"
+        )
+    spaces = spaces_of(subject, *parse_search(search))
+    stop = Stop()
+    with shown(folder, progress) as listener, stop.watching():
+        tuning = Tuning(subject, folder.absolute(), budget, spaces, workers, listener or ignore)
+        with tuning.holding(resume=resume, force=force):
+            tuning.search()
+        tuning.compare()
+    return show_comparison(folder, table=table)

@@ -1,0 +1,5 @@
+"""The version of the laboratory."""
+
+from typing import Final
+
+__version__: Final = "0.3.0"

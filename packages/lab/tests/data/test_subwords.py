@@ -1,0 +1,157 @@
+import logging
+import random
+from pathlib import Path
+from unittest.mock import patch
+
+import pytest
+import torch
+from safetensors import safe_open
+from tokenizers import Tokenizer
+
+from powernorm.errors import InputError
+from powernorm_lab.data import subwords
+from powernorm_lab.data.cache import cache_folder
+from powernorm_lab.data.corpus import SPLITS, Corpus
+from powernorm_lab.data.subwords import END_ID, UNKNOWN_ID, Words, encode_by, encode_corpus
+
+
+def corpus(*, line_ends_count: bool = False, train: tuple[str, ...] | None = None) -> Corpus:
+    rng = random.Random(0)
+    words = ["war", "peace", "naïve", "<eos>", "<unk>", "(Applause.)", "n't", "1790", "日本"]
+    documents = train or tuple(" ".join(rng.choices(words, k=30)) for _ in range(20))
+    splits = {"train": documents, "valid": ("peace  war\n n't",), "test": ("unseen ~ words 🙂",)}
+    return Corpus("test", "a test", "none", splits, line_ends_count)
+
+
+def tokenizer() -> Tokenizer:
+    (path,) = cache_folder().glob("*.tokens.safetensors")
+    with safe_open(path, "pt") as file:
+        return Tokenizer.from_str(file.metadata()["subwords"])
+
+
+@pytest.mark.parametrize("line_ends_count", [False, True])
+def test_streams_spell_the_words_and_end_every_document(line_ends_count: bool) -> None:
+    text = corpus(line_ends_count=line_ends_count)
+    encoded = encode_corpus(text, 280)
+    decode = tokenizer()
+    for split in SPLITS:
+        tokens = encoded.splits[split].tokens
+        assert tokens[-1] == END_ID
+        assert int((tokens == END_ID).sum()) == len(text.documents[split])
+        pieces = "".join(
+            " <end>" if i == END_ID else decode.id_to_token(i) for i in tokens.tolist()
+        )
+        written = bytes_of(pieces.replace(" <end>", "")).decode()
+        assert written.split() == " ".join(text.documents[split]).split()
+
+
+def bytes_of(pieces: str) -> bytes:
+    """Undo the byte alphabet of GPT-2."""
+    from tokenizers.decoders import ByteLevel
+
+    return str(ByteLevel().decode([pieces])).encode()
+
+
+def test_official_words_are_not_cut_at_punctuation() -> None:
+    encode_corpus(corpus(line_ends_count=True), 400)
+    assert {"Ġ<unk>", "Ġn't", "Ġ(Applause.)"} <= set(tokenizer().get_vocab())
+
+
+def test_second_start_finds_the_cache() -> None:
+    first = encode_corpus(corpus(), 280)
+    with patch.object(subwords, "_train", side_effect=AssertionError("trained again")):
+        second = encode_corpus(corpus(), 280)
+    assert second.vocabulary_size == first.vocabulary_size == 280
+    assert second.fingerprint == first.fingerprint
+    for split in SPLITS:
+        assert torch.equal(first.splits[split].tokens, second.splits[split].tokens)
+        assert first.splits[split].tokens.dtype == torch.int32
+
+
+def test_portions_change_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    whole = encode_corpus(corpus(), 280)
+    monkeypatch.setattr(subwords, "PORTION", 3)
+    monkeypatch.setenv("POWERNORM_CACHE", str(tmp_path / "other"))
+    parts = encode_corpus(corpus(), 280)
+    assert torch.equal(whole.splits["train"].tokens, parts.splits["train"].tokens)
+
+
+def test_cache_tells_settings_and_texts_apart() -> None:
+    keys = {
+        encode_corpus(corpus(), 280).fingerprint,
+        encode_corpus(corpus(), 281).fingerprint,
+        encode_corpus(corpus(line_ends_count=True), 280).fingerprint,
+        encode_corpus(corpus(train=("war and peace",)), 280).fingerprint,
+    }
+    assert len(keys) == 4
+
+
+@pytest.mark.parametrize("content", [b"", b"half a file", b"\x08\0\0\0\0\0\0\0{}"])
+def test_damaged_cache_is_made_anew(content: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    first = encode_corpus(corpus(), 280)
+    (path,) = cache_folder().glob("*.tokens.safetensors")
+    path.unlink()  # the tokens of the first are mapped from it
+    path.write_bytes(content)
+    with caplog.at_level(logging.WARNING):
+        second = encode_corpus(corpus(), 280)
+    assert "damaged" in caplog.text
+    assert torch.equal(first.splits["train"].tokens, second.splits["train"].tokens)
+    assert path.read_bytes() != content
+
+
+def test_unwritable_cache_costs_nothing_but_time(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    blocked = tmp_path / "a file"
+    blocked.write_text("")
+    monkeypatch.setenv("POWERNORM_CACHE", str(blocked / "cache"))
+    assert encode_corpus(corpus(), 280).vocabulary_size == 280
+    assert "cannot be written" in caplog.text
+
+
+def test_cache_folder_follows_the_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("POWERNORM_CACHE")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / "powernorm"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    assert cache_folder() == Path.home() / ".cache" / "powernorm"
+
+
+def test_subwords_are_trained_on_the_train_split_only() -> None:
+    encode_corpus(corpus(train=("war war peace",) * 5), 400)
+    vocabulary = set(tokenizer().get_vocab())
+    assert "Ġwar" in vocabulary
+    assert not any("words" in token for token in vocabulary)
+
+
+def test_split_without_words_is_named() -> None:
+    empty = Corpus("t", "the source", "none", {"train": ("a",), "valid": (), "test": ("b",)}, False)
+    with pytest.raises(InputError, match="valid split of the source has no words"):
+        encode_corpus(empty, 280)
+
+
+def test_words_are_numbered_by_frequency_and_others_are_unknown() -> None:
+    train = ("b a <unk> b <eos> c", "b a d")
+    text = corpus(line_ends_count=True, train=train)
+    encoded = encode_corpus(text, 5, Words)
+    # <eos>, <unk>, b, a, and the first in the order of letters of those that occur once.
+    assert encoded.vocabulary_size == 5
+    assert encoded.splits["train"].tokens.tolist() == [2, 3, 1, 2, 1, 4, 0, 2, 3, 1, 0]
+    assert encoded.splits["test"].tokens.tolist() == [1, 1, 1, 1, 0]
+    assert encoded.unknown_id == UNKNOWN_ID
+    assert encode_corpus(text, 99, Words).vocabulary_size == 6
+    again = encode_corpus(text, 5, Words)
+    assert again.splits["train"].tokens.tolist() == encoded.splits["train"].tokens.tolist()
+    assert again.fingerprint == encoded.fingerprint
+    assert encode_corpus(text, 257).fingerprint != encode_corpus(text, 257, Words).fingerprint
+    other = encode_by(corpus(train=("d b",)), text, 5, Words)
+    assert other.splits["train"].tokens.tolist() == [1, 2, 0]
+
+
+def test_every_token_over_words_counts_as_a_word_in_official_files() -> None:
+    """So that the perplexity is exp of the loss, as the papers count."""
+    text = corpus(line_ends_count=True)
+    for split in encode_corpus(text, 99, Words).splits.values():
+        assert split.num_tokens == split.num_words

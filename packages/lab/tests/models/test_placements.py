@@ -1,0 +1,273 @@
+"""Each placement follows its equation, starts as its paper says, and keeps the rules of a model."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import pytest
+import torch
+import torch.nn.functional as F
+from lab.tests.task_models import check_causal
+from torch import Tensor, nn
+
+from powernorm.errors import InputError
+from powernorm.norms import BatchNorm, BatchStatisticsNorm, Norm, build_norm
+from powernorm_lab.models.attention import MultiHeadAttention
+from powernorm_lab.models.choices import Placement, QueryKeyNorm, TransformerShape
+from powernorm_lab.models.language_model import LanguageModel
+from powernorm_lab.models.placements import deepnorm_scales, deepnorm_scales_of_both
+from powernorm_lab.runs import PLACEMENTS
+
+VOCABULARY, LENGTH, FEATURES, HIDDEN, HEADS = 11, 6, 8, 12, 2
+NEW = [placement for placement in PLACEMENTS if placement not in ("pre", "post")]
+QK_NORMS: tuple[QueryKeyNorm, ...] = get_args(QueryKeyNorm)
+
+
+def build(
+    placement: Placement, norm: str = "ln", *, num_layers: int = 2, seed: int = 0, **shape: Any
+) -> LanguageModel:
+    return LanguageModel(
+        VOCABULARY,
+        lambda num_features: build_norm(norm, num_features),
+        TransformerShape(
+            num_features=FEATURES,
+            num_layers=num_layers,
+            num_heads=HEADS,
+            feedforward_features=HIDDEN,
+            placement=placement,
+            **shape,
+        ),
+        max_length=LENGTH,
+        seed=seed,
+    )
+
+
+def tokens(seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randint(VOCABULARY, (3, LENGTH), generator=generator)
+
+
+def shaken(model: LanguageModel) -> LanguageModel:
+    """Weights of norms and scales that are not at their start."""
+    generator = torch.Generator().manual_seed(1)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            if parameter.ndim == 1:
+                parameter.add_(torch.randn(parameter.shape, generator=generator) * 0.3)
+    return model.eval()
+
+
+def linears(attention: Any) -> Any:
+    """The query, key, value and output maps with a norm behind each, by hand."""
+
+    def forward(x: Tensor) -> Tensor:
+        query, rest = attention.query(x), attention.key_value(x)
+        keys, values = rest.chunk(2, dim=-1)
+        heads = [one.unflatten(-1, (HEADS, -1)).transpose(1, 2) for one in (query, keys, values)]
+        mixed = F.scaled_dot_product_attention(*heads, is_causal=True)
+        return attention.output(mixed.transpose(1, 2).flatten(2))
+
+    return forward
+
+
+def expected(layer: Any, x: Tensor, placement: Placement, number: int) -> Tensor:
+    """The output of a layer by the equation of its placement."""
+    a, f = layer.attention, layer.feedforward
+    first, second = layer.attention_frame, layer.feedforward_frame
+    if placement == "mix":
+        placement = "post" if number == 0 else "pre"
+    if placement in ("sandwich", "peri"):
+        h = x + first.branch_norm(a(first.norm(x)))
+        return h + second.branch_norm(f(second.norm(h)))
+    if placement == "out":
+        h = x + first.branch_norm(a(x))
+        return h + second.branch_norm(f(h))
+    if placement in ("post", "deepnorm"):
+        alpha = 4**0.25 if placement == "deepnorm" else 1.0
+        h = first.norm(alpha * x + a(x))
+        return second.norm(alpha * h + f(h))
+    if placement == "normformer":
+        h = x + first.branch_norm(a(first.norm(x)))
+        inner = f[2].norm(F.gelu(f[0](second.norm(h))))
+        return second.scale * h + f[3](inner)
+    if placement == "bn-ffn":
+        h = x + a(first.norm(x))
+        return h + f[3](F.gelu(f[0].norm(f[0].inner(second.norm(h)))))
+    if placement == "bn-linear":
+        h = x + linears(a)(x)
+        return h + f[3].norm(f[3].inner(F.gelu(f[0].norm(f[0].inner(h)))))
+    h = x + a(first.norm(x))
+    return h + f(second.norm(h))
+
+
+@pytest.mark.parametrize("placement", NEW)
+def test_layers_follow_their_equations(placement: Placement) -> None:
+    model = shaken(build(placement))
+    x = torch.randn(2, LENGTH, FEATURES)
+    for number, layer in enumerate(model.layers):
+        torch.testing.assert_close(layer(x), expected(layer, x, placement, number))
+
+
+NUM_NORMS = {
+    "pre": 5,
+    "post": 4,
+    "sandwich": 9,
+    "peri": 10,
+    "out": 5,
+    "mix": 5,
+    "deepnorm": 4,
+    "normformer": 2 * 4 + 1,
+    "bn-ffn": 2 * 3 + 1,
+    "bn-linear": 2 * 5,
+}
+
+
+@pytest.mark.parametrize("placement", PLACEMENTS)
+def test_every_norm_stands_where_it_should_and_sees_the_mask(placement: Placement) -> None:
+    model = build(placement, "bn")
+    mask = torch.zeros(3, LENGTH, dtype=torch.bool)
+    mask[0, 4:] = True
+    seen: list[Tensor | None] = []
+    norms = [module for module in model.modules() if isinstance(module, BatchStatisticsNorm)]
+    for norm in norms:
+        norm.register_forward_pre_hook(lambda _, args: seen.append(args[1]))
+    model(tokens(), mask)
+    assert len(norms) == len(seen) == NUM_NORMS[placement]
+    assert all(one is not None and torch.equal(one, mask) for one in seen)
+
+
+@pytest.mark.parametrize("placement", NEW)
+def test_no_output_depends_on_a_later_token(placement: Placement) -> None:
+    check_causal(shaken(build(placement, "bn")), tokens(), VOCABULARY)
+
+
+@pytest.mark.parametrize("placement", [one for one in NEW if one != "deepnorm"])
+def test_norms_share_their_initial_weights_with_pre_norm(placement: Placement) -> None:
+    """A placement, too, changes nothing but itself: matrices are drawn in the same order."""
+
+    def matrices(model: LanguageModel) -> list[Tensor]:
+        return [parameter for parameter in model.parameters() if parameter.ndim == 2]
+
+    reference, ours = matrices(build("pre", seed=4)), matrices(build(placement, seed=4))
+    assert all(torch.equal(a, b) for a, b in zip(reference, ours, strict=True))
+
+
+def test_mix_is_post_norm_in_the_lowest_layers() -> None:
+    def is_post(num_layers: int) -> list[bool]:
+        model = build("mix", num_layers=num_layers)
+        return [layer.attention_frame.places.at_sum for layer in model.layers]
+
+    assert is_post(12) == [True] * 3 + [False] * 9
+    assert is_post(11) == [True] * 2 + [False] * 9
+    assert is_post(2) == [True, False]
+    assert build("mix").final_norm is not None
+
+
+def test_deepnorm_begins_with_smaller_branches() -> None:
+    """Values, outputs and feed-forward networks times β; queries, keys and embeddings are not."""
+    deep, plain = build("deepnorm", num_layers=3), build("post", num_layers=3)
+    alpha, beta = deepnorm_scales(3)
+    torch.testing.assert_close(deep.layers[1].attention_frame.scale, torch.full((FEATURES,), alpha))
+    for (name, ours), theirs in zip(deep.named_parameters(), plain.parameters(), strict=True):
+        if "key_value.weight" in name:
+            assert torch.equal(ours[:FEATURES], theirs[:FEATURES])
+            torch.testing.assert_close(ours[FEATURES:], beta * theirs[FEATURES:])
+        elif "output.weight" in name or "feedforward.0.w" in name or "feedforward.3.w" in name:
+            torch.testing.assert_close(ours, beta * theirs)
+        else:
+            assert torch.equal(ours, theirs), name
+
+
+def test_deepnorm_scales_an_encoder_by_its_decoder() -> None:
+    """At N = M = 6 by hand: 0.81 · 7776^(1/16) = 0.81 · 1.75053."""
+    (alpha, beta), decoder = deepnorm_scales_of_both(6, 6)
+    assert alpha == pytest.approx(1.41793, abs=1e-5)
+    assert beta == pytest.approx(0.49699, abs=1e-5)
+    assert decoder == pytest.approx((18**0.25, 72**-0.25))
+
+
+def test_normformer_scales_heads() -> None:
+    """Before the out-projection each head, and the residual of the feed-forward network."""
+    model = build("normformer").eval()
+    x = torch.randn(2, LENGTH, FEATURES)
+    layer: Any = model.layers[0]
+    attention, frame = layer.attention, layer.attention_frame
+    plain = build("pre").eval().layers[0].attention
+    plain.load_state_dict(attention.state_dict(), strict=False)
+    torch.nn.init.constant_(attention.head_scale.weight, 3.0)
+    branch: list[Tensor] = []
+    frame.branch_norm.register_forward_pre_hook(lambda _, args: branch.append(args[0]))
+    layer(x)
+    attended = plain(frame.norm(x)) - plain.output.bias
+    torch.testing.assert_close(branch[0], 3 * attended + plain.output.bias)
+    assert layer.feedforward_frame.scale is not None
+
+
+def test_an_embedding_norm_can_be_chosen() -> None:
+    assert build("peri").embedding_norm is not None
+    assert build("peri", embedding_norm=False).embedding_norm is None
+    assert build("pre").embedding_norm is None
+    assert build("pre", embedding_norm=True).embedding_norm is not None
+
+
+@pytest.mark.parametrize("kind", QK_NORMS)
+def test_queries_and_keys_are_normalized(kind: QueryKeyNorm) -> None:
+    model = build("pre", "rms", qk_norm=kind).eval()
+    attention: Any = model.layers[0].attention
+    width = FEATURES if kind == "whole" else FEATURES // HEADS
+    with torch.no_grad():
+        for one in (attention.query_norm, attention.key_norm):
+            assert one.norm.num_features == width
+            one.norm.weight.copy_(torch.linspace(0.5, 1.5, width))
+    x = torch.randn(2, LENGTH, FEATURES)
+
+    def heads(y: Tensor, norm: Norm | None = None) -> Tensor:
+        split = y.unflatten(-1, (HEADS, -1))
+        if norm is not None and kind == "whole":
+            split = norm(y).unflatten(-1, (HEADS, -1))
+        elif norm is not None:
+            split = norm(split)
+        return split.transpose(1, 2)
+
+    keys, values = attention.key_value(x).chunk(2, dim=-1)
+    mixed = F.scaled_dot_product_attention(
+        heads(attention.query(x), attention.query_norm.norm),
+        heads(keys, attention.key_norm.norm),
+        heads(values),
+        is_causal=True,
+    )
+    torch.testing.assert_close(attention(x), attention.output(mixed.transpose(1, 2).flatten(2)))
+
+
+@pytest.mark.parametrize("kind", QK_NORMS)
+def test_statistics_of_queries_leave_padding_out(kind: QueryKeyNorm) -> None:
+    """Per head they are over the tokens and heads, of the whole for each head and feature."""
+    model = build("pre", "bn", qk_norm=kind)
+    short = build("pre", "bn", qk_norm=kind)
+    x = tokens()
+    mask = torch.zeros(3, LENGTH, dtype=torch.bool)
+    mask[:, 4:] = True
+    model(x, mask)
+    short(x[:, :4])
+    norms: Any = model.layers[0].attention
+    assert norms.query_norm.norm.running_mean.shape == (
+        (FEATURES,) if kind == "whole" else (FEATURES // HEADS,)
+    )
+    for ours, theirs in zip(model.buffers(), short.buffers(), strict=True):
+        torch.testing.assert_close(ours, theirs)
+
+
+def test_an_attention_of_its_own_has_no_place_for_inner_norms() -> None:
+    def build_own(**shape: Any) -> LanguageModel:
+        return LanguageModel(
+            VOCABULARY,
+            BatchNorm,
+            TransformerShape(num_features=FEATURES, num_heads=HEADS, **shape),
+            max_length=LENGTH,
+            attention=lambda: MultiHeadAttention(FEATURES, HEADS, causal=True),
+        )
+
+    assert isinstance(build_own(placement="sandwich"), nn.Module)
+    for shape in ({"placement": "bn-linear"}, {"placement": "normformer"}, {"qk_norm": "whole"}):
+        with pytest.raises(InputError, match="no place for norms"):
+            build_own(**shape)

@@ -1,0 +1,115 @@
+"""Choices that a preset is not meant for."""
+
+from pathlib import Path
+
+import pytest
+
+from powernorm.errors import InputError
+from powernorm_lab.recipes import check_choice, chosen_settings, named_recipe, recipe
+from powernorm_lab.recipes.files import EMBEDDED, recipes_of
+from powernorm_lab.recipes.studies import study_config
+from powernorm_lab.settings.overrides import override
+from powernorm_lab.tasks import TASKS
+
+
+@pytest.mark.parametrize(
+    ("preset", "twin"),
+    [
+        ("iwslt14-wang2022-pre", "iwslt14-wang2022-post"),
+        ("wmt16-wang2022-post", "wmt16-wang2022-pre"),
+    ],
+)
+def test_placement_of_another_preset_is_refused(preset: str, twin: str, tmp_path: Path) -> None:
+    own, other = preset.rpartition("-")[2], twin.rpartition("-")[2]
+    found = named_recipe("translation", preset)
+    message = (
+        rf"^model.placement={other}: .* of the preset {preset} are those of {own}-norm; use "
+        rf"--preset {twin}$"
+    )
+    path = f"data.path={tmp_path}"
+    with pytest.raises(InputError, match=message):
+        chosen_settings(found, [f"model.placement={other}", path])
+    assert chosen_settings(found, [f"model.placement={own}", path]).placement == own
+
+
+def test_placement_is_free_where_no_preset_has_the_other() -> None:
+    for task, preset, more in (
+        ("lm", "full", []),
+        ("translation", "verses-small", ["model.final_norm_warmup=none"]),
+        ("classify", "demo", []),
+    ):
+        chosen_settings(named_recipe(task, preset), ["model.placement=post", *more])
+    check_choice(study_config("lm", "penalties", "full"))
+
+
+@pytest.mark.parametrize(
+    ("task", "preset"),
+    [
+        (task, preset)
+        for task in TASKS
+        for preset, found in recipes_of(task).items()
+        if found.about.data.startswith(EMBEDDED)
+    ],
+)
+def test_preset_of_an_embedded_corpus_may_be_chosen(
+    task: str, preset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    check_choice(recipe(task, preset))
+
+
+@pytest.mark.parametrize(
+    ("preset", "words"),
+    [
+        ("iwslt14-shen2020", "prepare-iwslt14.sh before BPE: --data iwslt14.tokenized.de-en/tmp"),
+        ("wmt14-shen2020", "prepare-wmt14en2de.sh"),
+        ("wmt16-wang2022-pre", "the prepared WMT16 .*: --data FOLDER"),
+        ("iwslt15-xu2019", "tst2013 as test.*: --data FOLDER"),
+    ],
+)
+def test_files_that_are_not_there_are_described(
+    preset: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = recipe("translation", preset)
+    message = rf"^{config.data.path} does not exist: the preset {preset} takes .*{words}"
+    with pytest.raises(InputError, match=message):
+        check_choice(config)
+    assert config.data.path is not None
+    Path(config.data.path).mkdir(parents=True)
+    check_choice(config)
+
+
+def test_own_path_is_left_to_the_readers() -> None:
+    check_choice(override(recipe("translation", "iwslt15-xu2019"), ["data.path=nowhere"]))
+
+
+@pytest.mark.parametrize(
+    ("task", "name", "words"),
+    [
+        ("classify", "conll2003", "of ner, not of classify: take one of rt, imdb, sst-5"),
+        ("image", "rt", "of classify, lm, lm-char, not of image: take one of drawn-digits"),
+        ("parse", "mnist", "of image, not of parse: take one of petrogold, turkish"),
+    ],
+)
+def test_data_set_of_another_task_is_refused(
+    task: str, name: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = override(recipe(task, "demo"), [f"data.path={name}"])
+    with pytest.raises(InputError, match=rf"^{name} is a data set {words}"):
+        check_choice(config)
+    Path(name).mkdir()
+    check_choice(config)
+
+
+def test_data_set_that_the_user_brings_is_described(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    config = override(recipe("classify", "demo"), ["data.path=sst-5"])
+    message = r"^sst-5 does not exist: .* comes from nlp\.stanford\.edu/sentiment .* --data trees"
+    with pytest.raises(InputError, match=message):
+        check_choice(config)
+    Path("sst-5").mkdir()
+    check_choice(config)

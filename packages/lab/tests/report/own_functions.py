@@ -1,0 +1,147 @@
+"""A comparison of norms in somebody's own training function, as its folder looks: no training."""
+
+import json
+import math
+import random
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lab.tests.report.synthetic import write_rows
+
+from powernorm.records import CONFIG_FILE, NORMS_COLUMNS
+from powernorm_lab.runs import (
+    COMPARISON_FILE,
+    METRICS_COLUMNS,
+    METRICS_FILE,
+    NORMS_FILE,
+    RESULT_FILE,
+    RESULTS_FILE,
+    ComparisonHead,
+    FunctionRecord,
+    run_name,
+)
+from powernorm_lab.schema import written
+
+TASK = "my.module:train"
+FUNCTION = FunctionRecord(name=TASK, file="module.py", sha256="0123456789abcdef" * 4)
+NORMS = ("ln", "bn", "pn")
+SEEDS = (0, 1, 2)
+ACCURACY = {"ln": 0.9123, "bn": 0.8931, "pn": 0.9218}
+STEPS = range(10, 310, 10)
+FAILED, UNFINISHED = ("bn", 1), ("pn", 2)
+
+
+def write_own_comparison(
+    folder: Path,
+    *,
+    norms: Sequence[str] = NORMS,
+    seeds: Sequence[int] = SEEDS,
+    metrics: Mapping[str, float | None] | None = None,
+    logged: Mapping[str, float] | None = None,
+    lost: Iterable[tuple[str, int]] = (FAILED, UNFINISHED),
+    **head: object,
+) -> Path:
+    """Write the folder of a comparison; return it.
+
+    Args:
+        folder: of the comparison.
+        norms: which were compared.
+        seeds: of each.
+        metrics: what the function returned beside its accuracy and loss.
+        logged: what it logged beside them.
+        lost: of the runs, the one that failed and the one that still goes on.
+        head: what `comparison.json` says otherwise.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    failed, unfinished = (*lost, None, None)[:2]
+    runs = []
+    for norm in norms:
+        for seed in seeds:
+            run = folder / run_name(norm, None, seed)
+            broken = (norm, seed) in (failed, unfinished)
+            _write_logs(run, norm, seed, logged or {}, last=120 if broken else STEPS[-1])
+            config = {"task": TASK, "norm": norm, "seed": seed, "function": FUNCTION}
+            (run / CONFIG_FILE).write_text(json.dumps(config))
+            if (norm, seed) != unfinished:
+                runs.append(_result(norm, seed, metrics or {}, failed=(norm, seed) == failed))
+                (run / RESULT_FILE).write_text(json.dumps(runs[-1]), encoding="utf-8")
+    told = {**own_head(norms, seeds), **head}
+    (folder / COMPARISON_FILE).write_text(json.dumps(told), encoding="utf-8")
+    (folder / RESULTS_FILE).write_text(json.dumps({**told, "runs": runs}), encoding="utf-8")
+    return folder
+
+
+def own_head(norms: Sequence[str], seeds: Sequence[int]) -> dict[str, Any]:
+    """What `comparison.json` says."""
+    head = ComparisonHead(
+        format=2,
+        task=TASK,
+        goal={"metric": "accuracy", "direction": "max"},
+        function=FUNCTION,
+        settings={
+            "learning_rate": 3e-4,
+            "steps": 300,
+            "norms": list(norms),
+            "seeds": list(seeds),
+            "norm_options": {"pn": {"warmup_steps": 30}},
+            "versions": {"torch": "2.13.0"},
+            "machine": {"num_cpus": 2, "num_threads": 2},
+            "date": "2026-11-23",
+        },
+    )
+    return written(head)
+
+
+def _result(
+    norm: str, seed: int, metrics: Mapping[str, float | None], *, failed: bool
+) -> dict[str, Any]:
+    accuracy = ACCURACY.get(norm, 0.9) + 0.004 * (seed - 1) + (0.001 if norm == "bn" else 0)
+    has_tid = norm in ("bn", "pn") and not failed
+    tid = {"mean_last": 0.02, "var_last": 0.05, "mean_avg": 0.01, "var_avg": 0.025}
+    if norm == "pn":
+        tid = tid | {"mean_last": None, "mean_avg": None}
+    result: dict[str, Any] = {
+        "norm": norm,
+        "seed": seed,
+        "status": "failed" if failed else "finished",
+        "metrics": {}
+        if failed
+        else {"accuracy": accuracy, "valid_loss": 1 - accuracy + 0.2, **metrics},
+        "tid": tid if has_tid else None,
+        "seconds": 41.5 + seed,
+        "tokens_per_second": None,
+        "parameters": 1_204_736,
+        "folder": run_name(norm, None, seed),
+    }
+    if failed:
+        result["message"] = "RuntimeError: expected a batch of 2 or more rows"
+    return result
+
+
+def _write_logs(run: Path, norm: str, seed: int, logged: Mapping[str, float], *, last: int) -> None:
+    run.mkdir()
+    dice = random.Random(f"{norm}{seed}")
+    columns = (*METRICS_COLUMNS, "gradient_norm", "accuracy", *logged)
+    rows = []
+    for step in (step for step in STEPS if step <= last):
+        loss = 0.3 + 2 * math.exp(-step / 80) + dice.gauss(0, 0.02)
+        row = {"step": step, "seconds": 0.1 * step, "train_loss": loss, "gradient_norm": loss}
+        if step % 50 == 0:
+            final = ACCURACY.get(norm, 0.9)
+            row |= {"valid_loss": loss + 0.1, "accuracy": final - 0.6 * math.exp(-step / 60)}
+            row |= logged
+        rows.append(row)
+    write_rows(run / METRICS_FILE, columns, rows)
+    if norm in ("bn", "pn"):
+        write_rows(run / NORMS_FILE, NORMS_COLUMNS, _norm_rows(norm, dice, last))
+
+
+def _norm_rows(norm: str, dice: random.Random, last: int) -> Iterator[dict[str, object]]:
+    for step in range(50, last + 1, 50):
+        for depth in range(4):
+            tid = 0.004 * (depth + 1) * dice.lognormvariate(0, 0.2)
+            mean = {"mean_tid": tid, "mean_distance": 0.1 * tid} if norm == "bn" else {}
+            row = {"step": step, "layer": f"blocks.{depth}.norm", "norm": norm}
+            row |= {"var_tid": 2.5 * tid, "var_distance": 0.2 * tid, "num_nonfinite_batches": 0}
+            yield row | mean

@@ -1,0 +1,264 @@
+"""A comparison folder like a real one, without training: 5 norms × 2 seeds, with casualties."""
+
+import csv
+import json
+import math
+import os
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from io import StringIO
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+from rich.console import Console
+
+from powernorm.records import NORMS_COLUMNS
+from powernorm_lab.report import print_comparison, read_comparison
+from powernorm_lab.report.measures import goal_of
+from powernorm_lab.report.records import Comparison, ReportedRun
+from powernorm_lab.runs import (
+    METRICS_COLUMNS,
+    METRICS_FILE,
+    NORMS_FILE,
+    RESULT_FILE,
+    RESULTS_FILE,
+    run_name,
+)
+
+NORMS = ("ln", "bn", "rbn", "pn", "adanorm")
+SEEDS = (0, 1)
+LAYERS = (
+    *(f"model.blocks.{block}.{part}_norm" for block in range(3) for part in ("attention", "feed")),
+    "model.final_norm",
+)
+HAS_STATISTICS = {"bn": True, "rbn": True, "pn": False}
+"""Norms with batch statistics: whether they center."""
+HAS_GRADIENTS = (*HAS_STATISTICS, "ln")
+"""Norms whose input gradients are on record; without statistics they have nothing else there."""
+
+PERPLEXITY = {"ln": 100.0, "bn": 130.0, "rbn": 112.0, "pn": 104.0, "adanorm": 98.0}
+STEPS = range(10, 1010, 10)
+TOKENS_A_STEP = 2048
+
+
+PAPER = [
+    {
+        "norm": norm,
+        "placement": "pre",
+        "dataset": "Penn Treebank",
+        "metric": "test_perplexity",
+        "value": value,
+        "source": "Shen et al. 2020, Table 2",
+    }
+    for norm, value in (("ln", 53.2), ("rbn", 47.6), ("pnv", 55.3))
+]
+"""Printed numbers for a comparison."""
+
+
+def status_of(norm: str, seed: int) -> str:
+    """bn loses one seed to divergence, pn one to NaN."""
+    return {("bn", 1): "diverged", ("pn", 1): "nonfinite"}.get((norm, seed), "finished")
+
+
+def made_run(norm: str, seed: int = 0, **changes: Any) -> ReportedRun:
+    """A finished run without a number, but for the changes."""
+    given = {"placement": "pre", "status": "finished", "metrics": {}, "tid": None, "seconds": 0.0}
+    given |= {"tokens_per_second": None, "parameters": None, "folder": f"{norm}-pre-seed{seed}"}
+    return ReportedRun(norm=norm, seed=seed, **given | changes)
+
+
+def made_comparison(runs: list[ReportedRun], metric: str, **changes: Any) -> Comparison:
+    """A comparison of a built-in task that is about a metric."""
+    given = {"format": 2, "task": "classify", "preset": "rt", "placement": "pre", "settings": {}}
+    return Comparison(folder=Path("runs"), runs=runs, goal=goal_of(metric), **given | changes)
+
+
+def write_comparison(
+    folder: Path,
+    *,
+    norms: tuple[str, ...] = NORMS,
+    seeds: tuple[int, ...] = SEEDS,
+    extra_settings: dict[str, Any] | None = None,
+) -> Path:
+    """Writes `results.json` and the run folders; returns `folder`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    runs = [_write_run(folder, norm, seed) for norm in norms for seed in seeds]
+    settings = {
+        "task": "lm",
+        "preset": "demo",
+        "norms": list(norms),
+        "seeds": list(seeds),
+        "model": {"num_features": 128, "num_layers": 3, "placement": "pre"},
+        "norm_options": {"rbn": {"mean_penalty": 0.01}, "pn": {}},
+        "versions": {"python": "3.11.9", "torch": "2.13.0", "powernorm": "0.1.0"},
+        "machine": {"processor": "x86_64 <two cores>", "threads": 2},
+    } | (extra_settings or {})
+    results = {
+        "format": 2,
+        "task": "lm",
+        "preset": "demo",
+        "placement": "pre",
+        "settings": settings,
+        "data": {
+            "name": "lm_sotu",
+            "source": 'State of the Union addresses & "messages" <1790-2021>',
+            "licence": "CC0",
+            "words": {"train": 1_600_000, "valid": 90_000, "test": 90_000},
+        },
+        "baselines": [
+            _baseline("unigram", 900.0),
+            _baseline("bigram", 240.0),
+        ],
+        "runs": runs,
+        "goal": {"metric": "test_perplexity", "direction": "min"},
+    }
+    (folder / RESULTS_FILE).write_text(json.dumps(results, indent=1), encoding="utf-8")
+    return folder
+
+
+def _baseline(name: str, perplexity: float) -> dict[str, Any]:
+    return {
+        "name": name,
+        "metrics": {"valid_perplexity": perplexity, "test_perplexity": perplexity + 10},
+    }
+
+
+def _write_run(folder: Path, norm: str, seed: int) -> dict[str, Any]:
+    run = folder / run_name(norm, "pre", seed)
+    run.mkdir()
+    status = status_of(norm, seed)
+    last = {"finished": 1000, "diverged": 700, "nonfinite": 430}[status]
+    dice = random.Random(f"{norm}{seed}")
+    write_rows(run / METRICS_FILE, METRICS_COLUMNS, _metric_rows(norm, seed, status, last, dice))
+    if norm in HAS_GRADIENTS:
+        rows = _norm_rows(norm, last, dice, lost=status != "finished")
+        write_rows(run / NORMS_FILE, NORMS_COLUMNS, rows)
+    result = _result(norm, seed, status)
+    (run / RESULT_FILE).write_text(json.dumps(result), encoding="utf-8")
+    return result
+
+
+def _result(norm: str, seed: int, status: str) -> dict[str, Any]:
+    perplexity = PERPLEXITY[norm] + 2 * seed
+    finished = status == "finished"
+    known = {"diverged": 5000.0, "nonfinite": None}.get(status, perplexity)
+    centered = HAS_STATISTICS.get(norm)
+    result: dict[str, Any] = {
+        "norm": norm,
+        "seed": seed,
+        "placement": "pre",
+        "status": status,
+        "metrics": {
+            "valid_perplexity": known,
+            "test_perplexity": known,
+            "valid_loss": None if known is None else math.log(known),
+            "test_loss": None if known is None else math.log(known),
+        },
+        "tid": {
+            "mean_last": 0.02 if centered else None,
+            "var_last": 0.05,
+            "mean_avg": 0.01 if centered else None,
+            "var_avg": 0.025,
+        }
+        if centered is not None and finished
+        else None,
+        "seconds": 48.0 + seed,
+        "tokens_per_second": 42_000.0 + 500 * seed,
+        "parameters": 1_234_567,
+        "folder": run_name(norm, "pre", seed),
+    }
+    if not finished:
+        result["message"] = f"stopped: {status} <b>here</b>"
+    return result
+
+
+def _metric_rows(
+    norm: str, seed: int, status: str, last: int, dice: random.Random
+) -> list[dict[str, object]]:
+    floor = math.log(PERPLEXITY[norm] + 2 * seed) - 0.6
+    rows: list[dict[str, object]] = []
+    for step in STEPS:
+        if step > last:
+            break
+        loss = floor + 3.6 * math.exp(-step / 180) + dice.gauss(0, 0.03)
+        if status == "diverged" and step > 500:
+            loss += (step - 500) / 40
+        if status == "nonfinite" and step == last:
+            loss = math.nan
+        row: dict[str, object] = {
+            "step": step,
+            "epoch": step // 400,
+            "tokens": step * TOKENS_A_STEP,
+            "seconds": step * 0.048,
+            "learning_rate": 1e-3 * min(1.0, step / 100),
+            "train_loss": loss,
+        }
+        if step % 100 == 0:
+            row |= {"valid_loss": loss + 0.1, "valid_perplexity": math.exp(min(loss + 0.7, 20))}
+            if norm in HAS_STATISTICS:
+                row |= {"gap_running_loss": loss + 0.12, "gap_batch_loss": loss + 0.1 - 10 / step}
+        rows.append(row)
+    return rows
+
+
+def _norm_rows(norm: str, last: int, dice: random.Random, *, lost: bool) -> list[dict[str, object]]:
+    rows: list[dict[str, object]] = []
+    for step in STEPS:
+        if step > last:
+            break
+        for depth, layer in enumerate(LAYERS):
+            tid = (
+                0.004 * (depth + 1) * (1 + 3 * math.exp(-step / 100)) * dice.lognormvariate(0, 0.2)
+            )
+            broken = lost and step >= last - 20 and depth >= 4
+            row: dict[str, object] = {"step": step, "layer": layer, "norm": norm}
+            if norm in HAS_STATISTICS:
+                row |= _statistics(tid, centered=HAS_STATISTICS[norm], broken=broken)
+            row |= {
+                "gradient_norm": 0.01 + tid,
+                "mean_gradient_norm": 0.1 * tid if HAS_STATISTICS.get(norm) else "",
+                "var_gradient_norm": 0.3 * tid if norm in HAS_STATISTICS else "",
+                "token_gradient_mean": -1e-9,
+                "token_gradient_var": 1e-6 * (depth + 1),
+                "nonfinite_input": 1 if broken else 0,
+                "nonfinite_gradient": 0,
+                "first_nonfinite": 1 if lost and step == last - 20 and depth == 4 else 0,
+            }
+            rows.append(row)
+    return rows
+
+
+def _statistics(tid: float, *, centered: bool, broken: bool) -> dict[str, object]:
+    return {
+        "mean_tid": (math.nan if broken else tid) if centered else "",
+        "var_tid": math.nan if broken else 2.5 * tid,
+        "mean_distance": 0.1 * tid if centered else "",
+        "var_distance": 0.2 * tid,
+        "num_nonfinite_batches": 3 if broken else 0,
+    }
+
+
+def write_rows(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, object]]) -> None:
+    """Write a log as runs do: empty cells where a row has no value."""
+    with path.open("w", encoding="utf-8", newline="") as stream:
+        writer = csv.DictWriter(stream, columns, restval="", lineterminator="\n")
+        writer.writeheader()
+        writer.writerows(rows)
+
+
+def printed(
+    folder: Path, width: int, *, terminal: bool = True, asked: bool = False, wide: bool = False
+) -> str:
+    """What a terminal of this width shows of a comparison.
+
+    asked: `COLUMNS` asks for this width, also in a file or a pipe.
+    """
+    stream = StringIO()
+    console = Console(file=stream, width=width, force_terminal=terminal, color_system=None)
+    with mock.patch.dict(os.environ):
+        os.environ.pop("COLUMNS", None)
+        if asked:
+            os.environ["COLUMNS"] = str(width)
+        print_comparison(console, read_comparison(folder), wide=wide)
+    return stream.getvalue()

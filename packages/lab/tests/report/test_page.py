@@ -1,0 +1,259 @@
+"""The page: complete, self-contained, escaped, and readable by machines that check it."""
+
+import json
+import re
+import subprocess
+import sys
+from base64 import b64encode
+from collections import Counter
+from dataclasses import replace
+from hashlib import sha256
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+from lab.tests.report.synthetic import write_comparison
+
+from powernorm_lab.report import figures, lines, read_comparison, render_page, write_report
+from powernorm_lab.report.figures import learning_curves
+from powernorm_lab.report.lines import SeedLine, bands_over_seeds
+from powernorm_lab.runs import RESULTS_FILE
+
+VOID_ELEMENTS = frozenset({"meta", "br", "hr", "wbr"})
+HOSTILE = "<script>alert('x')</script>&\"$\\frac{\x1b[2J\ud800"
+
+
+class Elements(HTMLParser):
+    """Elements with their attributes; fails on a tag that closes none or stays open."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.texts: list[str] = []
+        self.feed(page)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+        if tag not in VOID_ELEMENTS:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.found.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        """Texts that are read: a word that may break is one."""
+        if self.open and self.open[-1] in {"style", "script"}:
+            return
+        if self.found and self.found[-1][0] == "wbr" and self.texts:
+            self.texts[-1] += data
+        else:
+            self.texts.append(data)
+
+    def all(self, tag: str) -> list[dict[str, str | None]]:
+        return [attributes for name, attributes in self.found if name == tag]
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory: pytest.TempPathFactory) -> str:
+    folder = write_comparison(tmp_path_factory.mktemp("page") / "demo")
+    return write_report(folder).read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
+def elements(page: str) -> Elements:
+    return Elements(page)
+
+
+def test_figures(elements: Elements) -> None:
+    # Two curves, four of TID and the gap, four of gradients, a map for each run of bn, rbn, pn.
+    assert len(elements.all("svg")) == len(elements.all("figure")) == 2 + 5 + 4 + 6
+    assert all(svg["role"] == "img" and svg["aria-label"] for svg in elements.all("svg"))
+    assert elements.texts.count("Validation perplexity") == 1
+
+
+@pytest.mark.parametrize(
+    ("task", "unit"),
+    [("lm", "tokens"), ("image", "images"), ("parse", "transitions"), ("lm-char", "bytes")],
+)
+def test_curves_say_what_they_count(tmp_path: Path, task: str, unit: str) -> None:
+    comparison = read_comparison(write_comparison(tmp_path / "demo", norms=("ln",), seeds=(0,)))
+    drawn = learning_curves(replace(comparison, task=task))
+    assert drawn
+    for figure in drawn:
+        assert f">{unit}</text>" in figure.svg
+        assert f"against {unit} for ln" in figure.svg
+
+
+@pytest.mark.parametrize(("task", "unit"), [("tag", "tag"), ("mlm", "masked token")])
+def test_comparisons_of_tasks_that_left_are_shown(tmp_path: Path, task: str, unit: str) -> None:
+    folder = write_comparison(tmp_path / "old", norms=("ln", "bn"), seeds=(0,))
+    results = json.loads((folder / RESULTS_FILE).read_text(encoding="utf-8"))
+    (folder / RESULTS_FILE).write_text(json.dumps(results | {"task": task}), encoding="utf-8")
+    assert f"perplexity per {unit}" in write_report(folder).read_text(encoding="utf-8")
+
+
+def test_ids_are_unique_and_every_reference_has_its_target(page: str, elements: Elements) -> None:
+    ids = Counter(attributes["id"] for _, attributes in elements.found if "id" in attributes)
+    assert [name for name, number in ids.items() if number > 1] == []
+    references = set(re.findall(r'(?:href="|url\()#([^")]+)', page))
+    assert references <= ids.keys()
+    assert len(references) > 20
+
+
+def test_loads_nothing(page: str, elements: Elements) -> None:
+    assert "://" not in page
+    assert "@import" not in page
+    (script,) = elements.all("script")
+    assert script == {}
+    for tag in ("link", "iframe", "object", "embed", "img", "base", "form"):
+        assert elements.all(tag) == []
+    for _, attributes in elements.found:
+        assert attributes.get("src") is None
+        href = attributes.get("href")
+        assert href is None or href.startswith(("#", "data:image/png;base64,"))
+        assert not any(name.startswith("on") for name in attributes)
+
+
+def test_policy_forbids_all_but_the_pages_own_script(page: str, elements: Elements) -> None:
+    (policy,) = [
+        attributes["content"]
+        for attributes in elements.all("meta")
+        if attributes.get("http-equiv") == "Content-Security-Policy"
+    ]
+    (script,) = re.findall(r"<script>(.*?)</script>", page, re.DOTALL)
+    digest = b64encode(sha256(script.encode()).digest()).decode()
+    assert policy == (
+        "default-src 'none'; style-src 'unsafe-inline'; img-src data:; "
+        f"script-src 'sha256-{digest}'"
+    )
+
+
+def test_every_table_scrolls_in_its_own_box_and_has_a_caption(
+    page: str, elements: Elements
+) -> None:
+    tables = len(elements.all("table"))
+    assert tables == 5
+    assert len(re.findall(r'<div class="scroll"[^>]*><table[^>]*><caption>', page)) == tables
+    assert len(elements.all("caption")) == tables
+
+
+def test_colors_follow_the_theme(page: str) -> None:
+    svgs = "".join(re.findall(r"<svg.*?</svg>", page, flags=re.DOTALL))
+    assert "currentColor" in svgs
+    assert "var(--series-0)" in svgs
+    assert "prefers-color-scheme: dark" in page
+    # No placeholder is left, and no text would be black on black.
+    assert "#0102" not in svgs
+    assert all("fill: currentColor" in text for text in re.findall(r"<text [^>]*>", svgs))
+
+
+def test_everything_from_files_is_escaped(tmp_path: Path) -> None:
+    folder = write_comparison(
+        tmp_path / "demo", norms=("ln", "bn"), extra_settings={HOSTILE: {HOSTILE: HOSTILE}}
+    )
+    replacements = {'"bn"': f'"{_json(HOSTILE)}"', "lm_sotu": _json(HOSTILE)}
+    results = folder / "results.json"
+    text = results.read_text(encoding="utf-8").replace("stopped: ", _json(HOSTILE))
+    for old, new in replacements.items():
+        text = text.replace(old, new)
+    results.write_text(text, encoding="utf-8")
+    norms = folder / "bn-pre-seed0" / "norms.csv"
+    layer = HOSTILE.replace('"', '""').replace("\ud800", "")
+    norms.write_text(
+        norms.read_text(encoding="utf-8").replace("model.final_norm", f'"{layer}"'),
+        encoding="utf-8",
+    )
+    page = write_report(folder).read_text(encoding="utf-8")
+    elements = Elements(page)
+    assert elements.all("script") == [{}]
+    assert page.count("<script") == 1
+    assert "&lt;script&gt;" in page
+    assert not set(page) & {"\x1b", "\ud800"}
+    assert len(elements.all("svg")) == 2 + 5 + 4 + 2
+
+
+def _json(text: str) -> str:
+    import json
+
+    return json.dumps(text)[1:-1]
+
+
+def test_comparison_before_its_first_run_has_ended(comparison_folder: Path) -> None:
+    comparison = read_comparison(comparison_folder)
+    for run in comparison.runs:
+        for path in (comparison_folder / run.folder).iterdir():
+            path.unlink()
+        (comparison_folder / run.folder).rmdir()
+    results = comparison_folder / "results.json"
+    text = re.sub(r'"runs": \[.*\]', '"runs": []', results.read_text(), flags=re.DOTALL)
+    results.write_text(text, encoding="utf-8")
+    elements = Elements(write_report(comparison_folder).read_text(encoding="utf-8"))
+    assert elements.all("svg") == []
+    assert "unigram" in elements.texts
+
+
+def test_same_files_give_the_same_page(tmp_path: Path) -> None:
+    folder = write_comparison(tmp_path / "demo", norms=("ln",), seeds=(0,))
+    comparison = read_comparison(folder)
+    assert render_page(comparison) == render_page(comparison)
+
+
+@pytest.mark.usefixtures("blank_figures")
+def test_failed_writing_leaves_the_old_report(
+    small_folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = write_report(small_folder)
+    before = path.read_bytes()
+    monkeypatch.setattr("powernorm_lab.report.page.render_page", lambda _: "\ud800")
+    with pytest.raises(UnicodeEncodeError):
+        write_report(small_folder)
+    assert path.read_bytes() == before
+
+
+def test_reading_needs_no_torch(tmp_path: Path) -> None:
+    folder = write_comparison(tmp_path / "demo", norms=("ln",), seeds=(0,))
+    code = (
+        "import sys; from pathlib import Path; from powernorm_lab.report import write_report; "
+        f"write_report(Path({str(folder)!r})); "
+        "sys.exit(any(name in sys.modules for name in ('torch', 'lightning', 'matplotlib.pyplot')))"
+    )
+    subprocess.run([sys.executable, "-W", "error", "-c", code], check=True, timeout=60)
+
+
+@pytest.mark.usefixtures("blank_figures")
+def test_of_many_runs_some_have_a_map(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first seed of each norm comes first, and the page says how many are left out."""
+    monkeypatch.setattr(figures, "MAX_MAPS", 2)
+    folder = write_comparison(tmp_path / "demo", norms=("bn", "rbn"), seeds=(0, 2, 3))
+    text = write_report(folder).read_text(encoding="utf-8")
+    assert re.findall(r"(\w+), seed (\d): online TID", text) == [("bn", "0"), ("rbn", "0")]
+    assert "4 more runs without a map here" in text
+
+
+def test_hundreds_of_lines_have_few_points_each() -> None:
+    seeds = [SeedLine(dict.fromkeys(range(300), float(run)), False, True) for run in range(500)]
+    (band,) = bands_over_seeds({"ln": seeds})
+    assert len(band.traces) == 500
+    assert sum(len(trace.x) for trace in band.traces) <= lines.MAX_DRAWN
+    assert all(len(trace.x) >= 30 for trace in band.traces)
+    assert band.traces[7].y[0] == 7
+    (band,) = bands_over_seeds({"ln": seeds[:3]})
+    assert list(band.traces[0].x) == list(range(300))
+
+
+def test_other_commands_do_not_wait_for_pandas() -> None:
+    code = (
+        "import sys; from powernorm.cli import main\n"
+        "sys.argv = ['powernorm', '--help']\n"
+        "try: main()\n"
+        "except SystemExit: pass\n"
+        "late = {'pandas', 'jinja2', 'powernorm_lab.report'}\n"
+        "sys.exit(bool(late & set(sys.modules)))"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60, capture_output=True)

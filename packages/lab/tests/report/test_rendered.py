@@ -1,0 +1,123 @@
+"""What a reader of results sees, whole: page, terminal and Markdown, compared with snapshots.
+
+Where a change is meant: `pytest packages/lab/tests/report --snapshot-update`, and look at the
+difference.
+"""
+
+import json
+import re
+from collections.abc import Callable
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lab.tests.report.own_functions import write_own_comparison
+from lab.tests.report.study_folders import Row, write_study
+from lab.tests.report.synthetic import PAPER, printed, write_comparison
+from lab.tests.report.synthetic_diagnoses import bert_diagnosis, small_diagnosis
+from lab.tests.report.synthetic_translations import write_translations
+from syrupy.assertion import SnapshotAssertion
+
+from powernorm.records import DiagnosisRecord
+from powernorm_lab.report import read_comparison, render_diagnosis, render_page
+from powernorm_lab.report.results_document import results_document
+
+pytestmark = pytest.mark.usefixtures("blank_figures")
+
+CHANGES = {
+    "preset": "big",
+    "settings": {
+        "model.num_layers": {"here": 3, "preset": 6},
+        "optimizer.clip_norm": {"here": 0.1, "preset": None},
+        "norm_options.pn.groups": {"here": 4},
+        "optimizer.betas": {"here": [0.9, 0.98], "preset": [0.9, 0.999]},
+    },
+}
+MARK = "sees the future"
+ROWS = (
+    Row("ln", "ln", [3.0, 3.2, 3.1]),
+    Row("bn", "bn", [3.1, 3.3, 3.2]),
+    Row("ln-future", "ln", [2.0, 2.2, 2.1], remark=MARK),
+    Row("bn-future", "bn", [1.9, 2.1, 2.0], remark=MARK),
+)
+
+
+def with_results(folder: Path, **values: Any) -> Path:
+    """Change what `results.json` says."""
+    path = folder / "results.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | values))
+    return folder
+
+
+def beside_a_paper(folder: Path) -> Path:
+    write_comparison(folder, norms=("ln", "bn", "rbn"), seeds=(0, 1, 2, 3))
+    return with_results(folder, paper=PAPER, reduced="A smaller model.")
+
+
+def changed(folder: Path) -> Path:
+    write_comparison(folder, norms=("ln",), seeds=(0,))
+    return with_results(folder, reduced="A reduced big.", changes=CHANGES)
+
+
+FOLDERS: dict[str, Callable[[Path], Path]] = {
+    "language model": write_comparison,
+    "one run": lambda folder: write_comparison(folder, norms=("ln",), seeds=(0,)),
+    "nothing finished": lambda folder: write_comparison(folder, norms=("bn", "pn"), seeds=(1,)),
+    "beside a paper": beside_a_paper,
+    "changed settings": changed,
+    "translations": write_translations,
+    "translations without papers": lambda folder: write_translations(folder, paper=None),
+    "own function": write_own_comparison,
+    "own function, four seeds": lambda folder: write_own_comparison(
+        folder, seeds=(0, 1, 2, 3), lost=()
+    ),
+    "marked study": lambda folder: write_study(
+        folder, {"name": "future", "title": "With and without the causal mask"}, ROWS
+    ),
+}
+
+
+class Outline(HTMLParser):
+    """The texts of a page in their order, with the attributes that say what they are."""
+
+    def __init__(self, page: str) -> None:
+        super().__init__()
+        self.lines: list[str] = []
+        self.skipped = ""
+        self.feed(re.sub(r"<wbr/?>", "", page))
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        if tag in ("style", "script"):
+            self.skipped = tag
+        kept = [f'{name}="{value}"' for name, value in attrs if name in ("id", "class", "title")]
+        if tag in ("figure", "section", "article", "details", "table") or kept:
+            self.lines.append(" ".join([f"<{tag}", *kept]) + ">")
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == self.skipped:
+            self.skipped = ""
+
+    def handle_data(self, data: str) -> None:
+        if not self.skipped and data.strip():
+            self.lines.append(data.strip())
+
+
+@pytest.mark.parametrize("case", FOLDERS)
+def test_what_is_said_of_a_comparison(
+    case: str, tmp_path: Path, snapshot: SnapshotAssertion
+) -> None:
+    folder = FOLDERS[case](tmp_path / "demo")
+    page = "\n".join(Outline(render_page(read_comparison(folder))).lines)
+    shown = {
+        "page": page,
+        "terminal": printed(folder, 80, terminal=False),
+        "results": results_document([folder]),
+    }
+    assert {name: text.replace(f"{tmp_path}/", "") for name, text in shown.items()} == snapshot
+
+
+@pytest.mark.parametrize("record", [bert_diagnosis(), small_diagnosis()], ids=["bert", "small"])
+def test_what_is_said_of_a_diagnosis(record: DiagnosisRecord, snapshot: SnapshotAssertion) -> None:
+    assert "\n".join(Outline(render_diagnosis(record)).lines) == snapshot

@@ -1,0 +1,150 @@
+import json
+import re
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+from lab.tests.report.synthetic import PAPER, write_comparison
+from markdown_it import MarkdownIt
+
+from powernorm_lab.report import read_comparison
+from powernorm_lab.report.comparison_tables import headline
+from powernorm_lab.report.results_document import results_document
+from powernorm_lab.runs import RESULTS_FILE
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """Four seeds, beside a paper's numbers; `results.json` alone, as results are kept."""
+    whole = write_comparison(
+        tmp_path / "whole",
+        norms=("ln", "bn", "rbn"),
+        seeds=(0, 1, 2, 3),
+        extra_settings={"date": "2026-11-22"},
+    )
+    results = json.loads((whole / RESULTS_FILE).read_text())
+    results["paper"] = PAPER
+    results["reduced"] = "A smaller model."
+    kept = tmp_path / "kept"
+    kept.mkdir()
+    (kept / RESULTS_FILE).write_text(json.dumps(results))
+    return kept
+
+
+def lines_of(text: str, norm: str) -> list[list[str]]:
+    rows = [line.split(" | ") for line in text.splitlines() if line.startswith(f"| {norm} |")]
+    return [[cell.strip("| ") for cell in row] for row in rows]
+
+
+def test_papers_numbers_beside_marked_runs_and_failed_scores(folder: Path) -> None:
+    path = folder / RESULTS_FILE
+    results = json.loads(path.read_text())
+    for run in results["runs"]:
+        run["remark"] = "sees the future"
+    results["goal"] = {"metric": "test_bleu", "direction": "max"}
+    failed = {"metric": "test_bleu", "value": 0.0}
+    results["paper"] = [record | failed for record in PAPER if record["norm"] == "rbn"]
+    path.write_text(json.dumps(results))
+    text = results_document([folder])
+    (row,) = lines_of(text, "rbn (sees the future)")
+    assert row[1] == "0, failed (Shen et al. 2020, Table 2)"
+    assert "not run" not in text
+
+
+def test_a_baseline_without_the_measure_has_no_row(folder: Path) -> None:
+    path = folder / RESULTS_FILE
+    results = json.loads(path.read_text())
+    del results["baselines"][0]["metrics"]["test_perplexity"]
+    path.write_text(json.dumps(results))
+    text = results_document([folder])
+    assert not lines_of(text, "unigram (baseline)")
+    assert lines_of(text, "bigram (baseline)")
+
+
+def test_a_papers_decimals_are_those_of_its_column(folder: Path) -> None:
+    path = folder / RESULTS_FILE
+    results = json.loads(path.read_text())
+    values = {"ln": 77.5, "rbn": 77.21, "pnv": 76.0}
+    results["paper"] = [record | {"value": values[str(record["norm"])]} for record in PAPER]
+    # Of another paper, which prints one.
+    results["paper"] += [PAPER[0] | {"source": "Wang et al. 2022, Table 2", "value": 75.0}]
+    path.write_text(json.dumps(results))
+    text = results_document([folder])
+    papers = "77.50 (Shen et al. 2020, Table 2); 75.0 (Wang et al. 2022, Table 2)"
+    assert lines_of(text, "ln")[0][1] == papers
+    assert lines_of(text, "pnv")[0][1] == "76.00 (Shen et al. 2020, Table 2)"
+
+
+def test_a_model_with_one_place_for_its_norms_has_no_placement(folder: Path) -> None:
+    results = json.loads((folder / RESULTS_FILE).read_text())
+    assert "`powernorm compare lm --preset demo`, pre-norm;" in results_document([folder])
+    (folder / RESULTS_FILE).write_text(json.dumps(results | {"task": "image"}))
+    assert "`powernorm compare image --preset demo`; the measure" in results_document([folder])
+    assert headline(read_comparison(folder)) == "image · demo"
+
+
+HOSTILE = (
+    '| a ||\n\n| b |\n---\n# c\n- d\r\n<script>e()</script><b onclick="f">g</b> &lt; '
+    "[h](javascript:i) ![j](https://k.l) [m]: n\n`o` ``p`` **q** __r__ _s_ ~~t~~ $u$ https://v.w "
+    "www.x.y <z@a.b> "
+    "\\\\| <!-- end --> <!-- begin --> \u2028 \\"
+)
+KEPT = ("status", "placement", "metric", "direction", "folder")
+"""One of a few words, or a folder that has to be inside."""
+
+
+def made_hostile(value: Any, key: str = "") -> Any:
+    """The value with more at the end of every text in it."""
+    if isinstance(value, dict):
+        return {name: made_hostile(item, name) for name, item in value.items()}
+    if isinstance(value, list):
+        return [made_hostile(item, key) for item in value]
+    return value + HOSTILE if isinstance(value, str) and key not in KEPT else value
+
+
+def check_page(text: str, num_sections: int) -> None:
+    tokens = MarkdownIt("commonmark").enable(["table", "strikethrough"]).parse(text)
+    kinds = Counter(token.type for token in tokens)
+    inside = Counter(part.type for token in tokens for part in token.children or ())
+    assert kinds["heading_open"] == num_sections
+    allowed = {"heading", "paragraph", "table", "thead", "tbody", "tr", "th", "td"}
+    assert {kind.rpartition("_")[0] or kind for kind in kinds} <= allowed | {"inline"}
+    assert set(inside) <= {"text", "code_inline", "softbreak", "text_special"}
+    assert kinds["table_open"] == 2 * num_sections
+    rows = [line for line in text.splitlines() if line.startswith("|")]
+    assert kinds["tr_open"] == len(rows) - kinds["table_open"]
+    columns, widths = 0, []
+    for token in tokens:
+        columns = 0 if token.type == "tr_open" else columns + (token.type in ("th_open", "td_open"))
+        widths += [columns] if token.type == "tr_close" else []
+    assert set(widths) == {8, 9}
+    shown = "".join(
+        part.content for token in tokens for part in token.children or () if part.type == "text"
+    )
+    assert "<script>e()</script>" in shown
+    plain = re.sub(r"(`+).*?[^`]\1(?!`)", "", text)
+    assert not re.search(r"[^\\]://|www[^\\]", plain)
+
+
+def test_texts_of_a_file_stay_texts(folder: Path) -> None:
+    """Results come from others, and pages of them are read in a browser."""
+    path = folder / RESULTS_FILE
+    results = json.loads(path.read_text())
+    for run in results["runs"]:
+        run["remark"] = "sees the future"
+    results["paper"][1]["against"] = ["ln"]
+    results["settings"]["machine"] = {"num_cpus": 2, "num_threads": 1, "gpu": "x"}
+    path.write_text(json.dumps(made_hostile(results)))
+    text = results_document([folder])
+    check_page(text, 1)
+
+
+@pytest.mark.parametrize("value", ["x", 3, [1], True, None])
+def test_facts_of_another_kind_are_left_out(folder: Path, value: object) -> None:
+    path = folder / RESULTS_FILE
+    results = json.loads(path.read_text())
+    for key in ("machine", "versions"):
+        results["settings"] |= {"machine": {"num_cpus": 2}, "versions": {}, key: value}
+        path.write_text(json.dumps(results))
+        assert "### lm, demo" in results_document([folder])

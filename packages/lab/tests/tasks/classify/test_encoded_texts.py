@@ -1,0 +1,232 @@
+import math
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+from powernorm.errors import InputError
+from powernorm_lab.data.batch import Batch
+from powernorm_lab.data.corpus import SPLITS
+from powernorm_lab.tasks.classify.baselines import text_baselines
+from powernorm_lab.tasks.classify.batches import TextRows
+from powernorm_lab.tasks.classify.encoded_texts import (
+    UNKNOWN_ID,
+    EncodedTexts,
+    EncodedTextSplit,
+    WordVocabulary,
+    encode_texts,
+    encode_texts_by,
+    words_of,
+)
+from powernorm_lab.tasks.classify.labeled_texts import LabeledText, LabeledTexts, reading
+
+
+def data_set(**splits: list[tuple[str, str]]) -> LabeledTexts:
+    read = {
+        split: reading(
+            [
+                LabeledText(label, text, Path("f"), i)
+                for i, (label, text) in enumerate(splits[split], start=1)
+            ]
+        )
+        for split in SPLITS
+    }
+    return LabeledTexts("t", "the source", "free", read)
+
+
+SMALL = data_set(
+    train=[("b", "The dog saw the cat"), ("a", "the saw"), ("b", "...")],
+    valid=[("a", "the bird's saw"), ("b", "")],
+    test=[("b", "dog dog cat")],
+)
+
+
+def encoded_split(lengths: list[int]) -> EncodedTextSplit:
+    """Texts whose words are all the number of the text."""
+    sizes = torch.tensor(lengths)
+    numbers = torch.arange(len(lengths))
+    return EncodedTextSplit(numbers.repeat_interleave(sizes).int(), sizes, numbers % 3)
+
+
+def rows_of(batch: Batch) -> list[int]:
+    """The numbers of the texts in a batch of such a split, after a check of what it holds."""
+    tokens, padding = batch.named["tokens"], batch.named["padding_mask"]
+    assert tokens.shape == padding.shape
+    assert not bool(padding[:, 0].any())
+    rows = tokens[:, 0]
+    assert torch.equal(tokens, rows[:, None].expand_as(tokens).masked_fill(padding, 0))
+    assert torch.equal(batch.targets, rows % 3)
+    assert batch.num_tokens == int((~padding).sum())
+    assert batch.num_targets == len(rows)
+    numbers: list[int] = rows.tolist()
+    return numbers
+
+
+def test_words_are_cut_as_the_penn_treebank_cuts_them() -> None:
+    assert words_of("Don't cut O'Brien's 10-year-old's words, we'll see_it!") == [
+        *("do", "n't", "cut", "o", "'", "brien", "'s", "10", "-", "year", "-", "old", "'s"),
+        *("words", ",", "we", "'ll", "see_it", "!"),
+    ]
+    assert words_of(" \n ") == []
+
+
+def test_frequent_words_and_the_classes_of_train_have_ids() -> None:
+    encoded = encode_texts(SMALL, vocabulary_size=6, max_length=4)
+    # . (3), the (3), saw (2), cat (1, first of the alphabet among its like)
+    assert encoded.vocabulary.words == [".", "the", "saw", "cat"]
+    assert encoded.labels == ("a", "b")
+    train, valid = encoded.splits["train"], encoded.splits["valid"]
+    the, saw, cat = 3, 4, 5
+    assert [text.tolist() for text in train.texts()[:3]] == [
+        [the, UNKNOWN_ID, saw, the],
+        [the, saw],
+        [2, 2, 2],
+    ]
+    assert train.labels.tolist() == [1, 0, 1]
+    assert [text.tolist() for text in valid.texts()[:2]] == [[the, 1, 1, saw], [UNKNOWN_ID]]
+    assert encoded.splits["test"].texts()[0].tolist() == [1, 1, cat]
+    assert encoded.num_cut == {"train": 1, "valid": 0, "test": 0}
+
+
+def test_the_fingerprint_is_that_of_the_ids() -> None:
+    def fingerprint(texts: LabeledTexts, size: int = 300, length: int = 9) -> str:
+        return encode_texts(texts, vocabulary_size=size, max_length=length).fingerprint
+
+    other = data_set(
+        train=[("b", "The dog saw the cat"), ("b", "the saw"), ("a", "...")],
+        valid=[("a", "the bird's saw"), ("b", "")],
+        test=[("b", "dog dog cat")],
+    )
+    assert fingerprint(SMALL) == fingerprint(SMALL)
+    assert len({fingerprint(SMALL), fingerprint(other), fingerprint(SMALL, 5)}) == 3
+    assert fingerprint(SMALL, length=4) != fingerprint(SMALL)
+
+
+def test_a_part_of_train_is_evenly_spaced() -> None:
+    rows = [("ab"[i % 2], f"w{i}") for i in range(10)]
+    texts = data_set(train=rows, valid=rows, test=rows)
+    encoded = encode_texts(texts, vocabulary_size=300, max_length=9, max_examples=4)
+    whole = encode_texts(texts, vocabulary_size=300, max_length=9)
+    train = encoded.splits["train"]
+    assert [text.tolist() for text in train.texts()[:4]] == [
+        whole.splits["train"].texts()[i].tolist() for i in (0, 2, 5, 7)
+    ]
+    assert train.labels.tolist() == [0, 0, 1, 1]
+    assert len(encoded.splits["valid"]) == 10
+
+
+def test_another_set_is_encoded_with_the_words_and_classes_of_the_first() -> None:
+    other = data_set(train=[("b", "cat"), ("a", "new")], valid=[("a", "the")], test=[("a", "saw")])
+    own = encode_texts(SMALL, vocabulary_size=300, max_length=9)
+    encoded = encode_texts_by(other, SMALL, vocabulary_size=300, max_length=9)
+    assert encoded.vocabulary.words == own.vocabulary.words
+    assert encoded.splits["train"].texts()[1].tolist() == [UNKNOWN_ID]
+    strange = data_set(train=[("b", "x"), ("c", "y")], valid=[("a", "x")], test=[("a", "x")])
+    with pytest.raises(InputError, match="f, line 2: the class 'c' is not one of the train split"):
+        encode_texts_by(strange, SMALL, vocabulary_size=300, max_length=9)
+
+
+@pytest.mark.parametrize(
+    ("splits", "message"),
+    [
+        ({"train": []}, "train split of the source has no texts"),
+        ({"train": [("a", "x"), ("a", "y")]}, "has the one class 'a'"),
+        ({"valid": []}, "the valid split of the source has no texts"),
+        ({"test": [("a", "x"), ("c", "y")]}, "f, line 2: the class 'c' is not one of .* a, b"),
+    ],
+)
+def test_sets_that_cannot_be_learned_are_refused(
+    splits: dict[str, list[tuple[str, str]]], message: str
+) -> None:
+    whole = {split: [("a", "x"), ("b", "y")] for split in SPLITS}
+    with pytest.raises(InputError, match=message):
+        encode_texts(data_set(**{**whole, **splits}), vocabulary_size=300, max_length=9)
+
+
+def test_batches_of_a_number_of_texts_have_every_text_once_an_epoch() -> None:
+    split = encoded_split([3, 1, 7, 2, 2, 5, 4, 1, 9, 6])
+    texts = TextRows(split).training(batch_size=3, seed=1)
+    assert texts.batches_per_epoch == 3
+    assert texts.tokens_per_batch == pytest.approx(3 * 4.0)
+    epochs = [[rows_of(texts.batch(3 * epoch + i)) for i in range(3)] for epoch in range(2)]
+    for epoch in epochs:
+        seen = [row for batch in epoch for row in batch]
+        assert len(set(seen)) == 9
+    assert epochs[0] != epochs[1]
+    # A batch is a function of its position: in any order, and in another object.
+    again = TextRows(split).training(batch_size=3, seed=1)
+    assert [rows_of(again.batch(i)) for i in (5, 0, 4)] == [
+        epochs[1][2],
+        epochs[0][0],
+        epochs[1][1],
+    ]
+    other = TextRows(split).training(batch_size=3, seed=2)
+    assert [rows_of(other.batch(i)) for i in range(3)] != epochs[0]
+    with pytest.raises(InputError, match="has 10 texts, fewer than a batch of 11"):
+        TextRows(split).training(batch_size=11, seed=0)
+
+
+def test_batches_of_a_budget_have_texts_of_about_one_length() -> None:
+    lengths = [2, 3, 2, 5, 2, 3, 9, 2, 5, 3, 20]
+    split = encoded_split(lengths)
+    texts = TextRows(split, batch_tokens=10).training(batch_size=1, seed=3)
+    size = texts.batches_per_epoch
+    assert texts.tokens_per_batch == pytest.approx(sum(lengths) / size)
+    orders = []
+    for epoch in range(3):
+        batches = [rows_of(texts.batch(size * epoch + i)) for i in range(size)]
+        assert sorted(row for batch in batches for row in batch) == list(range(11))
+        for batch in batches:
+            longest = max(lengths[row] for row in batch)
+            assert len(batch) * longest <= 10 or len(batch) == 1
+        orders.append(batches)
+        # Shapes are the same in every epoch, so that speeds compare.
+        shapes = Counter((len(batch), max(lengths[row] for row in batch)) for batch in batches)
+        assert shapes == Counter(
+            (len(batch), max(lengths[row] for row in batch)) for batch in orders[0]
+        )
+    assert orders[0] != orders[1] != orders[2]
+
+
+@pytest.mark.parametrize("batch_tokens", [None, 12])
+def test_evaluation_goes_through_all_texts_or_evenly_spaced_ones(batch_tokens: int | None) -> None:
+    split = encoded_split([3, 1, 7, 2, 2, 5, 4, 1, 9, 6])
+    whole = TextRows(split, batch_tokens=batch_tokens).evaluation(batch_size=4)
+    rows = [rows_of(batch) for batch in whole]
+    assert len(rows) == len(whole)
+    assert sorted(row for batch in rows for row in batch) == list(range(10))
+    assert [rows_of(batch) for batch in whole] == rows
+    part = TextRows(split, batch_tokens=batch_tokens).evaluation(batch_size=4, max_tokens=20)
+    assert sum(batch.num_targets for batch in part) == 5
+    assert sorted(int(batch.named["tokens"].max()) for batch in part)[-1] == 8
+
+
+def test_the_class_prior_and_naive_bayes_by_hand() -> None:
+    texts = data_set(
+        train=[("p", "good good film"), ("p", "good"), ("n", "bad film")],
+        valid=[("p", "good film"), ("n", "good")],
+        test=[("n", "bad bad unseen")],
+    )
+    encoded: EncodedTexts = encode_texts(texts, vocabulary_size=300, max_length=9)
+    found = text_baselines(encoded)
+    # Classes n, p: (1 + 1, 2 + 1) / (3 + 2).
+    assert found["unigram"]["valid_loss"] == pytest.approx(-(math.log(3 / 5) + math.log(2 / 5)) / 2)
+    assert found["unigram"]["valid_accuracy"] == 50.0
+    assert found["unigram"]["test_accuracy"] == 0.0
+    # Ids: padding, unknown, good, film, bad. Texts of n with each, + 1: 1 1 1 2 2 = 7; of p:
+    # 1 1 3 2 1 = 8.
+    good_film = (2 / 5 * 1 / 7 * 2 / 7, 3 / 5 * 3 / 8 * 2 / 8)
+    good = (2 / 5 * 1 / 7, 3 / 5 * 3 / 8)
+    expected = math.log(good_film[1] / sum(good_film)) + math.log(good[0] / sum(good))
+    assert found["naive_bayes"]["valid_loss"] == pytest.approx(-expected / 2)
+    assert found["naive_bayes"]["valid_accuracy"] == 50.0
+    bad = (2 / 5 * 2 / 7 * 1 / 7, 3 / 5 * 1 / 8 * 1 / 8)
+    assert found["naive_bayes"]["test_loss"] == pytest.approx(-math.log(bad[0] / sum(bad)))
+    assert found["naive_bayes"]["test_accuracy"] == 100.0
+
+
+def test_a_vocabulary_numbers_padding_and_the_unknown_word_first() -> None:
+    vocabulary = WordVocabulary(Counter("aabbc"), 4)
+    assert len(vocabulary) == 4
+    assert vocabulary.encode("abcx") == [2, 3, UNKNOWN_ID, UNKNOWN_ID]

@@ -1,0 +1,181 @@
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from lab.tests.training.tiny_training import compare
+
+from powernorm.errors import InputError
+from powernorm.inspection.modules import batch_layers
+from powernorm.surgery import fold
+from powernorm_lab.engine.events import DataPrepared, Event
+from powernorm_lab.runs import ComparisonResults
+from powernorm_lab.settings.comparison import ComparisonSettings
+from powernorm_lab.settings.overrides import override
+from powernorm_lab.settings.training import ClassifierTrainingSettings, OptimizerSettings
+from powernorm_lab.tasks.builtin import check_norms
+from powernorm_lab.tasks.image.batches import ImageData, accuracy
+from powernorm_lab.tasks.image.encoded_images import EncodedImages, encode_images
+from powernorm_lab.tasks.image.models import ConvNet, ResNet
+from powernorm_lab.tasks.image.settings import ImageDataSettings, ImageModelSettings, ImageSettings
+from powernorm_lab.tasks.image.sources import load_images
+from powernorm_lab.tasks.image.task import ImageTask, build_image_model
+from powernorm_lab.tasks.registry import task_of
+from powernorm_lab.tasks.trained_models import load_trained, run_data, run_text, training_batches
+
+DRAWN = "drawn-digits"
+
+
+def image_config(**changes: object) -> ComparisonSettings:
+    config = ImageSettings(
+        preset="test",
+        norms=("bn",),
+        data=ImageDataSettings(
+            path=DRAWN, batch_size=16, evaluation_batch_size=100, max_examples=400
+        ),
+        optimizer=OptimizerSettings(learning_rate=2e-3),
+        training=ClassifierTrainingSettings(
+            max_steps=60, log_every=5, validate_every=30, monitor_every=10, tid_batches=3
+        ),
+    )
+    return replace(config, **changes)  # type: ignore[arg-type]
+
+
+@pytest.fixture(scope="module")
+def encoded() -> EncodedImages:
+    return encode_images(load_images(DRAWN), 400)
+
+
+@pytest.fixture(scope="module")
+def compared(
+    tmp_path_factory: pytest.TempPathFactory,
+) -> tuple[Path, ComparisonResults, list[Event]]:
+    events: list[Event] = []
+    folder = tmp_path_factory.mktemp("images")
+    config = image_config(norms=("ln", "bn"))
+    return folder, compare(config, folder, on_event=events.append), events
+
+
+def test_networks_soon_know_more_than_the_frequencies(
+    compared: tuple[Path, ComparisonResults, list[Event]],
+) -> None:
+    _, results, events = compared
+    (unigram,) = results.baselines
+    for run in results.runs:
+        assert run.status == "finished"
+        for split in ("valid", "test"):
+            found, prior = (
+                metrics[f"{split}_accuracy"] for metrics in (run.metrics, unigram["metrics"])
+            )
+            assert found is not None
+            assert prior is not None
+            assert found > 35 > 15 > prior, run.norm
+        loss = run.metrics["test_loss"]
+        assert loss is not None
+        assert run.metrics["test_perplexity"] == pytest.approx(math.exp(loss))
+        assert run.examples_per_second is not None
+    ln, bn = results.runs
+    assert ln.tid is None
+    assert bn.tid is not None
+    assert results.data["splits"] == {
+        "train": {"images": 400},
+        "valid": {"images": 291},
+        "test": {"images": 500},
+    }
+    (prepared,) = (event for event in events if isinstance(event, DataPrepared))
+    assert (prepared.name, prepared.units) == (DRAWN, "classes")
+
+
+def test_the_best_checkpoint_is_the_most_accurate(
+    compared: tuple[Path, ComparisonResults, list[Event]],
+) -> None:
+    folder, results, _ = compared
+    trained = load_trained(folder / "bn-pre-seed0")
+    data = run_data(trained.settings)
+    with torch.no_grad():
+        found = data.scores("valid", trained.model, torch.device("cpu"))["accuracy"]
+    assert found == results.runs[1].metrics["valid_accuracy"]
+
+
+def test_a_run_of_images_is_loaded_folded_and_read_again(
+    compared: tuple[Path, ComparisonResults, list[Event]], encoded: EncodedImages
+) -> None:
+    folder, _, _ = compared
+    trained = load_trained(folder / "bn-pre-seed0")
+    assert isinstance(trained.model, ConvNet)
+    (pixels,) = trained.example_inputs()
+    assert pixels.shape == (2, 1, 28, 28)
+    batches = training_batches(trained.settings, 2)
+    expected = ImageData(encoded, image_config(), 0).batches.batch(1).inputs()["pixels"]
+    assert torch.equal(batches[1]["pixels"], expected)
+    other = run_text(trained.settings, data=DRAWN)
+    assert other.fingerprint == encoded.fingerprint
+    before = trained.model(expected)
+    fold(trained.model, (expected,))
+    assert not batch_layers(trained.model)
+    assert torch.allclose(trained.model(expected), before, atol=1e-4)
+
+
+def test_the_prior_is_that_of_the_training_images(encoded: EncodedImages) -> None:
+    (found,) = ImageTask().baselines(encoded, image_config())
+    counts = torch.bincount(encoded.splits["train"].labels, minlength=10) + 1
+    labels = encoded.splits["test"].labels
+    nll = -sum(math.log(float(counts[label]) / float(counts.sum())) for label in labels)
+    assert found["metrics"]["test_loss"] == pytest.approx(nll / len(labels))
+    majority = int(counts.argmax())
+    share = 100 * int((labels == majority).sum()) / len(labels)
+    assert found["metrics"]["test_accuracy"] == pytest.approx(share)
+
+
+def test_accuracy_is_the_share_of_right_answers() -> None:
+    generator = torch.Generator().manual_seed(0)
+    answers, labels = torch.randint(10, (2, 500), generator=generator)
+    right = sum(a == b for a, b in zip(answers.tolist(), labels.tolist(), strict=True))
+    assert accuracy(answers, labels) == pytest.approx(100 * right / 500)
+
+
+@pytest.mark.parametrize(
+    ("architecture", "side", "num_norms"),
+    [("convnet", 28, 1), ("convnet", 32, 1), ("resnet20", 28, 19), ("resnet18", 28, 20)],
+)
+def test_architectures(architecture: str | None, side: int, num_norms: int) -> None:
+    config = image_config(model=ImageModelSettings(architecture=architecture))  # type: ignore[arg-type]
+    sizes = (3, side, 10)
+    model = build_image_model(config, "bn", sizes, 0)
+    assert isinstance(model, ConvNet if num_norms == 1 else ResNet)
+    assert len(batch_layers(model)) == num_norms
+    assert all(layer.feature_dim == 1 for layer in batch_layers(model).values())
+    task = task_of(config)
+    assert task.sizes_of_weights(model.state_dict()) == sizes
+    (pixels,) = task.example_inputs(config, sizes)
+    assert model(pixels).shape == (2, 10)
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ("model.num_features=64", "'model.num_features' is not a setting of the task image"),
+        ("model.num_norm_layers=1", "'model.num_norm_layers' is not a setting of the task image"),
+        ("model.placement=post", "'model.placement' is not a setting of the task image"),
+        ("data.sequence_length=8", "'data.sequence_length' is not a setting of the task image"),
+        ("model.architecture=tensorized", "tensorized is not known: choose one of convnet"),
+        ("norm_options.bn.groups=3", "expected a divisor of the 500 features"),
+        ("norm_options.bn.feature_dim=2", "feature_dim=2: which dimension .* leave it out"),
+    ],
+)
+def test_settings_that_mean_nothing_or_do_not_fit(setting: str, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        check_norms(override(image_config(), [setting]))
+
+
+def test_norm_options_must_fit_the_networks_own_width() -> None:
+    """500 features, and not those of other tasks' models."""
+    check_norms(override(image_config(norms=("pn",)), ["norm_options.pn.groups=5"]))
+
+
+def test_norm_options_must_fit_every_stage() -> None:
+    config = image_config(model=ImageModelSettings(architecture="resnet20"), norms=("pn",))
+    check_norms(override(config, ["norm_options.pn.groups=16"]))
+    with pytest.raises(InputError, match="groups"):
+        check_norms(override(config, ["norm_options.pn.groups=32"]))

@@ -1,0 +1,16 @@
+"""The loss that a run goes back from."""
+
+from torch import Tensor, nn
+
+from powernorm_lab.data.batch import Batch
+from powernorm_lab.training.losses import TrainingLoss, batch_penalty
+
+
+def training_losses(model: nn.Module, batch: Batch, smoothing: float = 0.0) -> dict[str, Tensor]:
+    """`loss`, with the penalty of RBN layers, and the `cross_entropy` that is logged."""
+    minimized, cross_entropy = TrainingLoss(model, smoothing)(batch)
+    added = batch_penalty(model, batch)
+    return {
+        "loss": minimized if added is None else minimized + added,
+        "cross_entropy": cross_entropy,
+    }

@@ -1,0 +1,203 @@
+"""Records of diagnoses, as their files and tables hold them, and names of a saved model's files.
+
+The module needs no torch: reports read these files where there is none.
+"""
+
+from typing import Any, Final, Literal, NotRequired
+
+from typing_extensions import TypedDict  # pydantic reads it in Python 3.11, too
+
+CONFIG_FILE: Final = "config.json"
+MODEL_FILE: Final = "powernorm.safetensors"
+"""Of a folder of `powernorm.save`, which has a `config.json` as a run has, and is none."""
+NORMS_COLUMNS: Final = (
+    "step",
+    "layer",
+    "norm",
+    "mean_tid",
+    "var_tid",
+    "mean_distance",
+    "var_distance",
+    "num_nonfinite_batches",
+    "gradient_norm",
+    "mean_gradient_norm",
+    "var_gradient_norm",
+    "token_gradient_mean",
+    "token_gradient_var",
+    "outlier_share",
+    "nonfinite_input",
+    "nonfinite_gradient",
+    "first_nonfinite",
+)
+"""Online TID of SPEC 5 as fractions; distances are (1/d)·‖batch - running‖ (Shen et al., Fig. 2).
+
+A norm that does not center (PowerNorm, MABN) has empty mean columns; its var columns hold the
+quadratic mean. A norm without batch statistics has none of these. Then Frobenius norms of the
+gradient of the norm's input and of its parts g_μ and g_σ² or g_ψ² (Shen et al., Fig. 3, 4); mean
+over tokens of the mean and of the variance over features of that gradient (Xu et al. 2019,
+Theorem 1); for AdaNorm and SimpleLayerNorm the share of |y| above 1/k (eq. 7); the number of
+calls in the step whose input or whose gradient was not finite, and 1 for the norm that was the
+first to see that, else 0.
+"""
+
+
+class TID(TypedDict):
+    """Two-pass Training Inference Discrepancy (Wang et al. 2022, Definition 1), as fractions."""
+
+    mean_last: float | None
+    var_last: float
+    mean_avg: float | None
+    var_avg: float
+
+
+class EvaluationRow(TypedDict):
+    """Loss of a trained model whose norms evaluate by one kind of statistics (W22, Table 7, 8)."""
+
+    statistics: str
+    """`running`, `re-estimated`, `re-estimated in one pass`, or `batch`."""
+    tokens: int | None
+    """Average of the batches, for `batch`; None for batches as they were given."""
+    loss: float
+    """Where there are scores, of the same split as they, whole."""
+    size: NotRequired[int]
+    """For `batch` with scores, what the batches were made for: positions at most, padding included,
+    where they are cut by tokens (W22's max-tokens), else about so many tokens."""
+    scores: NotRequired[dict[str, float | None]]
+    """The task's own, of a whole split, by the names of a run's metrics, such as `test_bleu`."""
+
+
+SMALLEST_GAP: Final = 1e-3
+"""A share of the loss: of smaller gaps between two evaluations a quotient would be noise."""
+
+
+class ThresholdRecord(TypedDict):
+    """A number that a verdict compares with."""
+
+    quantity: str
+    limit: float
+    source: str
+    """Where the limit comes from."""
+
+
+class VerdictRecord(TypedDict):
+    """What to do with the norms of a model."""
+
+    action: Literal["keep", "swap", "swap lowest"]
+    norm: str | None
+    """Short name of what to swap to."""
+    lowest: int | None
+    """With `swap lowest`: the number of layers."""
+    side: NotRequired[str]
+    """And of which stack, `encoder` or `decoder`, in a model that has both."""
+    reasons: list[str]
+    thresholds: list[ThresholdRecord]
+
+
+class BatchSizeRow(TypedDict):
+    """TID of one layer when the same tokens come in batches of another size, as fractions."""
+
+    layer: str
+    tokens: int
+    num_batches: int
+    mean_tid: float | None
+    var_tid: float | None
+    pnv_tid: float | None
+    pn_tid: float | None
+
+
+class SpectrumRecord(TypedDict):
+    """Singular values of an embedding matrix, divided by the largest (S20, Fig. 6)."""
+
+    name: str
+    values: list[float]
+
+
+class ScaleRecord(TypedDict):
+    """γ of each feature against the batch's deviation there (S20, App. B.1)."""
+
+    layer: str
+    weight: list[float]
+    deviation: list[float]
+
+
+class PaperStatistic(TypedDict):
+    """A number that a paper prints of the statistics of a trained norm."""
+
+    norm: str
+    """Short name."""
+    placement: str
+    dataset: str
+    metric: str
+    """A key of `TID`, whose values are in percent here, or the name of a run's metric."""
+    value: float
+    source: str
+    """Paper and table."""
+    statistics: NotRequired[str]
+    """With which the model is scored, as in `EvaluationRow`; absent for a TID."""
+    size: NotRequired[int]
+    """Of the batches, for `batch`."""
+
+
+class DiagnosisRecord(TypedDict):
+    """The contents of `diagnosis.json`."""
+
+    format: Literal[1]
+    model: str
+    """Class of the model, or name of the run."""
+    step: int | None
+    """Of the checkpoint, or updates that were done when it was made."""
+    epoch: NotRequired[float]
+    """Passes over the training data that were done, of a diagnosis during the training."""
+    num_batches: int
+    num_tokens: int
+    """Valid tokens in all batches."""
+    padding: float
+    """Share of padded positions."""
+    layers: list[dict[str, Any]]
+    """A `LayerRow` and what else a layer has; empty where the model could not be diagnosed
+    during its training, for the reason in `notes`."""
+    verdict: VerdictRecord
+    batch_sizes: list[BatchSizeRow]
+    spectra: list[SpectrumRecord]
+    scales: list[ScaleRecord]
+    evaluation: list[EvaluationRow]
+    """Empty where no loss was given."""
+    notes: list[str]
+    """What the reader should know: layers that no batch went through, masks that do not fit."""
+    paper: NotRequired[list[PaperStatistic]]
+    """What a paper prints of the run's norm, where the run is of its recipe or a reduced one."""
+
+
+class LayerRow(TypedDict):
+    """A layer of a diagnosis, which may have more columns.
+
+    Two-pass TID of SPEC 5 as fractions for BatchNorm (`mean_tid`, `var_tid`), PowerNormV
+    (`pnv_tid`) and PowerNorm behind GroupScaling (`pn_tid`), the first two again with padding
+    counted as tokens (empty without padding), features whose root mean square is far above the
+    median feature's, the position in the sequence with the largest mean square, and the
+    conditioning of the layer's input: the largest eigenvalue of its covariance and
+    κ_p = λ_1/λ_⌈p d⌉ (Wang et al. 2022, Fig. 6, 7).
+    """
+
+    layer: str
+    norm: str
+    mean_tid: float | None
+    var_tid: float | None
+    pnv_tid: float | None
+    pn_tid: float | None
+    padded_mean_tid: float | None
+    padded_var_tid: float | None
+    num_outliers: float | None
+    outlier_ratio: float | None
+    outlier_feature: float | None
+    top_position: float | None
+    top_position_ratio: float | None
+    lambda_1: float | None
+    kappa_20: float | None
+    kappa_50: float | None
+    kappa_80: float | None
+    verdict: str | None
+    reason: str | None
+
+
+DIAGNOSIS_COLUMNS: Final = tuple(LayerRow.__annotations__)
