@@ -3,6 +3,7 @@
 import os
 import re
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import hypothesis
@@ -36,6 +37,24 @@ def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     )
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
     return path
+
+
+OPTIONAL = ("powernorm_lab", "powernorm_data", "transformers", "lightning", "onnx", "onnxruntime")
+OPTIONAL += ("openvino", "onnxscript", "triton", "peft", "x_transformers", "sentence_transformers")
+OPTIONAL += ("safetensors", "syrupy", "packaging", "accelerate", "datasets", "sphinx", "timm")
+"""Packages without which the files that import them are skipped: the core needs none of them."""
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
+    """Skip a file whose import fails for a package that is not installed."""
+    report = yield
+    call = getattr(report, "call", None)
+    cause = call.excinfo.value.__cause__ if call is not None and call.excinfo else None
+    if isinstance(cause, ModuleNotFoundError) and str(cause.name).partition(".")[0] in OPTIONAL:
+        report.outcome = "skipped"
+        report.longrepr = (str(collector.path), 0, f"Skipped: {cause.name} is not installed")
+    return report
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -19,8 +19,8 @@ DOCS = Path(__file__).parents[1] / "docs"
 PAGES = sorted(page.relative_to(DOCS).with_suffix("").as_posix() for page in DOCS.glob("**/*.md"))
 REFERENCE = "\n".join(page.read_text(encoding="utf-8") for page in (DOCS / "api").glob("*.md"))
 DOCUMENTED = re.findall(r"^\.\. (?:auto\w+|py:data):: ([\w.]+)$", REFERENCE, re.MULTILINE)
-PACKAGES = ("norms", "ops", "inspection", "surgery", "diagnosis", "lab", "integrations.lightning")
-TOGETHER = ("powernorm", *(f"powernorm.{name}" for name in PACKAGES))
+PACKAGES = ("norms", "ops", "inspection", "surgery", "diagnosis", "integrations.lightning")
+TOGETHER = ("powernorm", *(f"powernorm.{name}" for name in PACKAGES), "powernorm_lab")
 
 
 def value_of(name: str) -> object:
@@ -74,7 +74,7 @@ def test_names_in_the_pages_exist() -> None:
     names = {
         name
         for page in (DOCS.parent / "README.md", *DOCS.glob("**/*.md"))
-        for name in re.findall(r"`(powernorm(?:\.\w+)+)", page.read_text(encoding="utf-8"))
+        for name in re.findall(r"`(powernorm(?:_lab)?(?:\.\w+)+)", page.read_text(encoding="utf-8"))
     } - {"powernorm.safetensors", "powernorm.norms"}
     for name in sorted(names):
         value_of(name)

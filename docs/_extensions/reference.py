@@ -15,7 +15,9 @@ from sphinx.application import Sphinx
 
 import powernorm_lab as lab
 
-_NAME: Final = re.compile(r"(powernorm(\.\w+)+|[A-Z]\w+|build_norm|register_norm)(\(.*\))?")
+_NAME: Final = re.compile(
+    r"(powernorm(?:_lab)?(?:\.\w+)+|[A-Z]\w+|build_norm|register_norm)(\(.*\))?"
+)
 
 _LINKED: Final = (nodes.reference, nodes.title, pending_xref)
 

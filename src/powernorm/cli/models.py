@@ -160,6 +160,14 @@ def fold(
             "their stream can be centered.",
         ),
     ] = "keep",
+    flash_norm: Annotated[
+        bool,
+        typer.Option(
+            "--flash-norm",
+            help="With --keep statistics, of a Hugging Face folder: say in config.json that the "
+            "weights of RMSNorms are 1, by the keys that loaders read.",
+        ),
+    ] = False,
     wide: Wide = False,
     trust_code: TrustCode = False,
 ) -> None:
@@ -179,6 +187,11 @@ def fold(
     if out is not None:
         check_target(out)
     source = open_source(str(checkpoint))
+    if flash_norm and (source.kind != "pretrained" or keep != "statistics"):
+        raise InputError(
+            "--flash-norm is for a Hugging Face folder and --keep statistics: leave it out, or "
+            "give both"
+        )
     plan = plan_fold(
         source.model,
         source.example_inputs,
@@ -191,18 +204,18 @@ def fold(
         typer.echo(f"{printable(plan.to_text(width))}\nnothing was written: give --out FOLDER")
         return
     report = plan.apply(verify=verify)
-    loader = _write(source, report, out)
+    loader = _write(source, report, out, flash_norm=flash_norm)
     typer.echo(f"{printable(report.to_text(width))}\nfolded model: {out}, for {loader}")
 
 
-def _write(source: "ModelSource", report: "FoldReport", out: Path) -> str:
+def _write(source: "ModelSource", report: "FoldReport", out: Path, *, flash_norm: bool) -> str:
     """Write a folded model, and return how it is loaded."""
     from powernorm.integrations.folded_pretrained import write_folded
     from powernorm.integrations.saved_models import save
 
     path = Path(source.name)
     if source.kind == "pretrained":
-        return write_folded(report, path, out)
+        return write_folded(report, path, out, flash_norm=flash_norm)
     settings = source.settings
     save(report.model, out, config=settings)
     return "powernorm.load"

@@ -74,24 +74,60 @@ def example_inputs(model: nn.Module) -> dict[str, Tensor]:
     )
 
 
-def write_folded(report: FoldReport, source: Path, out: Path) -> str:
+def write_folded(report: FoldReport, source: Path, out: Path, *, flash_norm: bool = False) -> str:
     """Write a folded model, with the tokenizer and other small files of its folder.
 
     Args:
         report: of a fold.
         source: the folder that the model was loaded from.
         out: a folder of its own.
+        flash_norm: write the keys by which loaders leave out the weights of RMSNorms; see
+            `flash_norm_keys`.
 
     Returns:
         How to load it.
 
     Raises:
-        InputError: the folder cannot be written.
+        InputError: the folder cannot be written, or the keys would not be true.
     """
+    if flash_norm:
+        for key in flash_norm_keys(report.model):
+            setattr(report.model.config, key, True)
     save(report.model, out, stock=report.is_stock)
     copy_companions(source, out)
     kind = type(report.model).__name__
     return f"{kind}.from_pretrained" if report.is_stock else "powernorm.load"
+
+
+def flash_norm_keys(model: nn.Module) -> list[str]:
+    """Return the keys of a configuration that say which RMSNorms have lost their weights.
+
+    By FlashNorm (Graef et al., 2407.09577) an RMSNorm's weights go into the linear maps behind it.
+    The checkpoints of the paper's authors and nano-vllm's loader have `flash_norm`: the norms of
+    all layers have weights of 1, those of queries and keys aside. The loaders that are proposed for
+    vLLM and transformers read `flashnorm_folded`: the last norm has, too.
+
+    Args:
+        model: of transformers, folded with `keep="statistics"`.
+
+    Raises:
+        InputError: there is no RMSNorm, or one in a layer has other weights than 1.
+    """
+    norms = {
+        name: module.weight
+        for name, module in model.named_modules()
+        if "RMSNorm" in type(module).__name__ and isinstance(module.weight, Tensor)
+        if not name.endswith(("q_norm", "k_norm"))
+    }
+    left = [name for name, weight in norms.items() if not bool((weight == 1).all())]
+    in_layers = [name for name in left if ".layers." in f".{name}"]
+    if not norms or in_layers:
+        why = f"{named_first(in_layers)} has weights other than 1" if norms else "no norm is one"
+        raise InputError(
+            f"flash_norm is said of models whose RMSNorms have weights of 1, and {why}: leave it "
+            'out, or fold with keep="statistics"'
+        )
+    return ["flash_norm"] if left else ["flash_norm", "flashnorm_folded"]
 
 
 def copy_companions(source: Path, out: Path) -> None:

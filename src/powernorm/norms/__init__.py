@@ -1,11 +1,15 @@
 """The layers: parameters, buffers, training and evaluation, masks; one family per file."""
 
+from torch.serialization import add_safe_globals
+
 from powernorm.norms.base import Norm
 from powernorm.norms.batch import BatchNorm, PowerNormV
 from powernorm.norms.batch_statistics import BatchStatisticsNorm
+from powernorm.norms.checkpointing import CallRecords
 from powernorm.norms.masks import current_padding_mask, padding_mask
 from powernorm.norms.models import penalty, set_loss_scale, training_step
 from powernorm.norms.moving_average import MovingAverageBatchNorm, center_weight
+from powernorm.norms.penalties import Pending
 from powernorm.norms.pointwise import Derf, DyISRU, DynamicTanh, Identity
 from powernorm.norms.power import PowerNorm
 from powernorm.norms.registry import (
@@ -71,3 +75,8 @@ __all__ = [
     "set_loss_scale",
     "training_step",
 ]
+
+# `torch.load(file, weights_only=True)` builds these classes, which run no code of the file. The
+# model's other classes have to be named by whoever loads it.
+_LAYERS = [one for one in globals().values() if isinstance(one, type) and issubclass(one, Norm)]
+add_safe_globals([*_LAYERS, CallRecords, Pending])
