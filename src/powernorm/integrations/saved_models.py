@@ -80,7 +80,8 @@ def save(
             place of a BatchNorm of torch; or LayerNorms and RMSNorms of its own whose weights were
             folded (`keep="statistics"`). Static norms that are not folded fit in the place of
             RMSNorm, and those that center (`match-centered`, `freeze` and `taper` of `powernorm
-            remove`) in that of LayerNorm: there the configuration gets an eps so large that the class divides by a constant. It is loaded and compared.
+            remove`) in that of LayerNorm: there the configuration gets an eps so large that the
+            class divides by a constant. It is loaded and compared.
 
     Raises:
         InputError: the folder cannot be written or holds other weights, the model holds no norm of
