@@ -251,13 +251,18 @@ def test_both_wheels_compare_norms(wheel: Path, lab_wheel: Path, tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_a_users_file_is_checked_against_its_types(installed: Path, tmp_path: Path) -> None:
-    """By `mypy --strict`, which sees the installed package and not its sources."""
-    shutil.copy(SCRIPTS / "user_of_types.py", tmp_path)
+@pytest.mark.parametrize("file", ["user_of_types.py", "user_of_lab_types.py"])
+def test_a_users_file_is_checked_against_their_types(
+    installed: Path, lab_wheel: Path, tmp_path: Path, file: str
+) -> None:
+    """By `mypy --strict`, which sees the installed packages and not their sources."""
+    shutil.copy(SCRIPTS / file, tmp_path)
+    with zipfile.ZipFile(lab_wheel) as archive:
+        archive.extractall(tmp_path / "lab")
     said = run(
-        *("-m", "mypy", "--strict", "--config-file=", "user_of_types.py"),
+        *("-m", "mypy", "--strict", "--config-file=", file),
         cwd=tmp_path,
-        PYTHONPATH=str(installed),
+        PYTHONPATH=os.pathsep.join([str(installed), str(tmp_path / "lab")]),
     )
     assert "Success: no issues found in 1 source file" in said
 
