@@ -1,4 +1,4 @@
-"""The README's and the documentation's Python blocks run; its table is the registry's."""
+"""The Python blocks of the README and the documentation run and print what the pages show."""
 
 from __future__ import annotations
 
@@ -18,11 +18,16 @@ PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("**/*.md"))]
 BLOCKS = [
     pytest.param(
         block,
+        output,
         id=f"{page.relative_to(ROOT)}-{number}",
         marks=[pytest.mark.slow] * (page.name in ("inference.md", "removal.md")),
     )
     for page in PAGES
-    for number, block in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.S))
+    for number, (block, output) in enumerate(
+        re.findall(
+            r"```python\n(.*?)```(?:\n\n```text\n(.*?)```)?", page.read_text("utf-8"), re.DOTALL
+        )
+    )
 ]
 
 
@@ -32,8 +37,15 @@ OPTIONAL = ("onnxruntime", "transformers", "timm")
 
 # The exporter of torch 2.13 and torch itself.
 @pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning")
-@pytest.mark.parametrize("block", BLOCKS)
-def test_python_block_runs(block: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("block", "output"), BLOCKS)
+def test_python_block_runs(
+    block: str,
+    output: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """A `text` block directly below is what it prints, numbers and line breaks aside."""
     for library in OPTIONAL:
         if re.search(rf"^(import|from) {library}\b", block, re.M):
             pytest.importorskip(library)
@@ -44,10 +56,17 @@ def test_python_block_runs(block: str, tmp_path: Path, monkeypatch: pytest.Monke
         return
     monkeypatch.chdir(tmp_path)
     exec(compile(block, "block", "exec"), {"__name__": "__main__"})
+    if output:
+        assert without_numbers(capsys.readouterr().out) == without_numbers(output)
+
+
+def without_numbers(text: str) -> list[str]:
+    """The words of an output; its measured numbers depend on the machine."""
+    return re.sub(r"\d+\.\d+(e[+-]\d+)?", "0.0", text).split()
 
 
 def test_it_fits_on_a_first_page() -> None:
-    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) < 200
+    assert len((ROOT / "README.md").read_text(encoding="utf-8").splitlines()) <= 100
 
 
 def test_links_on_a_package_index(tmp_path: Path) -> None:
@@ -85,7 +104,7 @@ def test_links_on_a_package_index(tmp_path: Path) -> None:
 def test_table_of_norms_is_the_registry() -> None:
     rows = re.findall(
         r"^\| `([\w-]+)` \| (.+?) \| (.+?) \| (yes|no) \| (.+?) \|$",
-        (ROOT / "README.md").read_text(),
+        (ROOT / "docs" / "layers.md").read_text(),
         re.M,
     )
     assert rows == [

@@ -33,7 +33,7 @@ COMPARISON/                 one folder a comparison
 
 All but the diagnoses' JSON files end in their checksum, `powernorm.json_reading.SEAL`.
 
-The classes with attributes, as RunResult, are read and written by `powernorm.lab.schema`: a field
+The classes with attributes, as RunResult, are read and written by `powernorm_lab.schema`: a field
 without a default is always in the file, one with a default only where it has another value. Their
 fields are in the order of the files.
 """
