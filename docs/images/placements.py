@@ -16,6 +16,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Circle, FancyBboxPatch
 
+from powernorm.records import Placement
 from powernorm_lab.models.choices import TransformerShape
 from powernorm_lab.models.placements import (
     WITHOUT_FINAL_NORM,
@@ -25,7 +26,7 @@ from powernorm_lab.models.placements import (
     layer_places,
 )
 from powernorm_lab.report.drawing import SERIES
-from powernorm_lab.runs import PLACEMENTS, Placement
+from powernorm_lab.runs import PLACEMENTS
 
 OUT: Final = Path(__file__).with_suffix(".svg")
 

@@ -7,6 +7,20 @@ from typing import Any, Final, Literal, NotRequired
 
 from typing_extensions import TypedDict  # pydantic reads it in Python 3.11, too
 
+Placement = Literal[
+    "pre",
+    "post",
+    "sandwich",
+    "peri",
+    "out",
+    "mix",
+    "deepnorm",
+    "normformer",
+    "bn-ffn",
+    "bn-linear",
+]
+"""Where the norms of a Transformer stand."""
+
 CONFIG_FILE: Final = "config.json"
 MODEL_FILE: Final = "powernorm.safetensors"
 """Of a folder of `powernorm.save`, which has a `config.json` as a run has, and is none."""
@@ -125,7 +139,7 @@ class PaperStatistic(TypedDict):
 
     norm: str
     """Short name."""
-    placement: str
+    placement: Placement
     dataset: str
     metric: str
     """A key of `TID`, whose values are in percent here, or the name of a run's metric."""

@@ -26,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.`
 ROOT = Path(__file__).parents[2]
 EXAMPLE = runpy.run_path(str(ROOT / "examples" / "export_int8.py"))
 MAIN: Callable[[list[str]], dict[str, Any]] = EXAMPLE["main"]
-RUN = ROOT / "packages/lab/packages/lab/tests/frozen/releases" / "0.2.0" / "runs" / "lm" / "rbn-pre-seed0"
+RUN = ROOT / "packages/lab/tests/frozen/releases" / "0.2.0" / "runs" / "lm" / "rbn-pre-seed0"
 MODELS = """
 import torch
 from torch import nn

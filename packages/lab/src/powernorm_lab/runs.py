@@ -46,21 +46,15 @@ from typing import Any, Final, Literal, NotRequired, get_args
 
 from typing_extensions import TypedDict  # which pydantic reads in Python 3.11, too
 
-from powernorm.records import CONFIG_FILE, MODEL_FILE, TID, PaperStatistic, ScaleRecord
+from powernorm.records import (
+    CONFIG_FILE,
+    MODEL_FILE,
+    TID,
+    PaperStatistic,
+    Placement,
+    ScaleRecord,
+)
 
-Placement = Literal[
-    "pre",
-    "post",
-    "sandwich",
-    "peri",
-    "out",
-    "mix",
-    "deepnorm",
-    "normformer",
-    "bn-ffn",
-    "bn-linear",
-]
-"""Where the norms of a Transformer stand; `models.placements` says where that is."""
 PLACEMENTS: Final[tuple[Placement, ...]] = get_args(Placement)
 
 TASKS: Final = ("lm", "translation", "classify", "ner", "parse", "image", "lm-char", "sequences")

@@ -40,7 +40,13 @@ from powernorm_lab.engine.tasks import SCRIPT, Task, TrainingFunction, task_of
 from powernorm_lab.engine.trackers import TRACKERS, check_trackers
 from powernorm_lab.engine.trials import TrialRules
 from powernorm_lab.own_grid import own_grid
-from powernorm_lab.runs import COMPARISON_FILE, RESULTS_FILE, WORK_FILE, ComparisonHead, ComparisonResults
+from powernorm_lab.runs import (
+    COMPARISON_FILE,
+    RESULTS_FILE,
+    WORK_FILE,
+    ComparisonHead,
+    ComparisonResults,
+)
 from powernorm_lab.schema import read_record, record_of
 from powernorm_lab.settings.comparison import ComparisonSettings, Notes, Variant
 

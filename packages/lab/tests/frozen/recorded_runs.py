@@ -1,6 +1,6 @@
 """Runs whose numbers stay while the laboratory is rebuilt: what is trained, and how it is kept.
 
-`python packages/lab/packages/lab/tests/frozen/recorded_runs.py [CASE…]` trains them into `recorded`: only where
+`python packages/lab/tests/frozen/recorded_runs.py [CASE…]` trains them into `recorded`: only where
 a change of the numbers is meant, and for new cases.
 """
 

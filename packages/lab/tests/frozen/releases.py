@@ -1,7 +1,7 @@
 """What each release wrote: saved models and run folders, kept so that later ones are held to them.
 
-`python packages/lab/packages/lab/tests/frozen/releases.py` writes those of the version at hand into
-packages/lab/packages/lab/tests/frozen/releases/VERSION: once, when it is released.
+`python packages/lab/tests/frozen/releases.py` writes those of the version at hand into
+packages/lab/tests/frozen/releases/VERSION: once, when it is released.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What users of the laboratory see first: names, help and stored figures, beside snapshots.
 
-Where a change is meant: `pytest packages/lab/packages/lab/tests/frozen --snapshot-update`, and look at the
+Where a change is meant: `pytest packages/lab/tests/frozen --snapshot-update`, and look at the
 difference.
 """
 

@@ -10,7 +10,17 @@ from typing import Any
 from lab.tests.report.synthetic import write_rows
 
 from powernorm.records import CONFIG_FILE, NORMS_COLUMNS
-from powernorm_lab.runs import COMPARISON_FILE, METRICS_COLUMNS, METRICS_FILE, NORMS_FILE, RESULT_FILE, RESULTS_FILE, ComparisonHead, FunctionRecord, run_name
+from powernorm_lab.runs import (
+    COMPARISON_FILE,
+    METRICS_COLUMNS,
+    METRICS_FILE,
+    NORMS_FILE,
+    RESULT_FILE,
+    RESULTS_FILE,
+    ComparisonHead,
+    FunctionRecord,
+    run_name,
+)
 from powernorm_lab.schema import written
 
 TASK = "my.module:train"

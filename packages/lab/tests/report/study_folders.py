@@ -10,7 +10,15 @@ from typing import Any
 from lab.tests.report.synthetic import write_rows
 
 from powernorm.records import NORMS_COLUMNS
-from powernorm_lab.runs import METRICS_COLUMNS, METRICS_FILE, NORMS_FILE, RESULT_FILE, RESULTS_FILE, SCALES_FILE, run_name
+from powernorm_lab.runs import (
+    METRICS_COLUMNS,
+    METRICS_FILE,
+    NORMS_FILE,
+    RESULT_FILE,
+    RESULTS_FILE,
+    SCALES_FILE,
+    run_name,
+)
 
 STEPS = range(10, 110, 10)
 

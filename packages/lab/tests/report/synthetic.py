@@ -17,7 +17,14 @@ from powernorm.records import NORMS_COLUMNS
 from powernorm_lab.report import print_comparison, read_comparison
 from powernorm_lab.report.measures import goal_of
 from powernorm_lab.report.records import Comparison, ReportedRun
-from powernorm_lab.runs import METRICS_COLUMNS, METRICS_FILE, NORMS_FILE, RESULT_FILE, RESULTS_FILE, run_name
+from powernorm_lab.runs import (
+    METRICS_COLUMNS,
+    METRICS_FILE,
+    NORMS_FILE,
+    RESULT_FILE,
+    RESULTS_FILE,
+    run_name,
+)
 
 NORMS = ("ln", "bn", "rbn", "pn", "adanorm")
 SEEDS = (0, 1)

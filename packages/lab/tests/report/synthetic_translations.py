@@ -8,7 +8,14 @@ from typing import Any
 
 from lab.tests.report.synthetic import write_rows
 
-from powernorm_lab.runs import METRICS_COLUMNS, METRICS_FILE, RESULT_FILE, RESULTS_FILE, TRANSLATIONS_FILE, run_name
+from powernorm_lab.runs import (
+    METRICS_COLUMNS,
+    METRICS_FILE,
+    RESULT_FILE,
+    RESULTS_FILE,
+    TRANSLATIONS_FILE,
+    run_name,
+)
 
 BLEU = {"ln": 20.0, "bn": 18.5, "rbn": 20.5, "pn": 21.0}
 SEEDS = (0, 1, 2)

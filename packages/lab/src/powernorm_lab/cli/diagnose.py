@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Final, cast
 
 import typer
 
-from powernorm_lab.cli.diagnose import (
+from powernorm.cli.diagnose import (
     PASSES,
     Batches,
     Csv,

@@ -11,7 +11,13 @@ from powernorm_lab.engine.grid import Grid
 from powernorm_lab.engine.leases import Lease
 from powernorm_lab.engine.outcomes import unmade_result
 from powernorm_lab.engine.race import standing
-from powernorm_lab.runs import RESULT_FILE, RESULTS_FILE, ComparisonHead, ComparisonResults, RunResult
+from powernorm_lab.runs import (
+    RESULT_FILE,
+    RESULTS_FILE,
+    ComparisonHead,
+    ComparisonResults,
+    RunResult,
+)
 from powernorm_lab.schema import read_record, written
 
 

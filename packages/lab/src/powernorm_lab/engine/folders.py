@@ -12,7 +12,20 @@ from powernorm.json_reading import check_json, read_json_object, seal_json
 from powernorm.json_reading import read_json as read_unchecked
 from powernorm.records import CONFIG_FILE
 from powernorm_lab.engine.leases import LEASE_FILE, LOCK_FILE
-from powernorm_lab.runs import CHECKPOINTS_FOLDER, COMPARISON_FILE, REMOVAL_FILE, REPORT_FILE, RESULT_FILE, RESULTS_FILE, SCALES_FILE, SUBWORDS_FILE, TUNING_FILE, WORK_FILE, RunResult, is_run_folder
+from powernorm_lab.runs import (
+    CHECKPOINTS_FOLDER,
+    COMPARISON_FILE,
+    REMOVAL_FILE,
+    REPORT_FILE,
+    RESULT_FILE,
+    RESULTS_FILE,
+    SCALES_FILE,
+    SUBWORDS_FILE,
+    TUNING_FILE,
+    WORK_FILE,
+    RunResult,
+    is_run_folder,
+)
 from powernorm_lab.schema import read_record
 
 MAX_DIFFERENCES: Final = 5

@@ -36,7 +36,14 @@ from powernorm_lab.engine.race import Standing, check_race, standing
 from powernorm_lab.engine.run_training import RunTraining, remove_rests
 from powernorm_lab.engine.stopping import Stop
 from powernorm_lab.engine.trackers import check_trackers
-from powernorm_lab.runs import COMPARISON_FILE, WORK_FILE, ComparisonHead, ComparisonResults, FunctionRecord, RunResult
+from powernorm_lab.runs import (
+    COMPARISON_FILE,
+    WORK_FILE,
+    ComparisonHead,
+    ComparisonResults,
+    FunctionRecord,
+    RunResult,
+)
 from powernorm_lab.schema import written
 
 POLL_SECONDS: Final = 2.0

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from powernorm_lab.runs import Placement, run_name
+from powernorm.records import Placement
+from powernorm_lab.runs import run_name
 
 
 @dataclass(frozen=True)

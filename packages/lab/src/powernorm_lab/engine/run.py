@@ -46,7 +46,22 @@ from powernorm_lab.engine.tracked import Tracked
 from powernorm_lab.engine.trials import TrialRules
 from powernorm_lab.engine.warmup import warmup_options
 from powernorm_lab.engine.watching import Monitoring, evaluating
-from powernorm_lab.runs import AVERAGE_SCORED, BEST_SCORED, CHECKPOINTS_FOLDER, DIAGNOSES_FILE, DIAGNOSIS_FILE, DIAGNOSIS_PAGE, LAST_SCORED, METRICS_FILE, NORMS_FILE, RESULT_FILE, SCALES_FILE, Baseline, RunResult, Status
+from powernorm_lab.runs import (
+    AVERAGE_SCORED,
+    BEST_SCORED,
+    CHECKPOINTS_FOLDER,
+    DIAGNOSES_FILE,
+    DIAGNOSIS_FILE,
+    DIAGNOSIS_PAGE,
+    LAST_SCORED,
+    METRICS_FILE,
+    NORMS_FILE,
+    RESULT_FILE,
+    SCALES_FILE,
+    Baseline,
+    RunResult,
+    Status,
+)
 from powernorm_lab.schema import record_of, written
 
 CHECKPOINT_SECONDS: Final = 300.0

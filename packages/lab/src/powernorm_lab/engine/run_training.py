@@ -30,7 +30,17 @@ from powernorm_lab.engine.processes import is_main, num_processes, on_main, own_
 from powernorm_lab.engine.run import Run
 from powernorm_lab.engine.state import seed_everything
 from powernorm_lab.engine.stopping import Stop, Stopped
-from powernorm_lab.runs import CHECKPOINTS_FOLDER, COMPARISON_FILE, OVER, REPORT_FILE, RESULT_FILE, RESULTS_FILE, WORK_FILE, Baseline, RunResult
+from powernorm_lab.runs import (
+    CHECKPOINTS_FOLDER,
+    COMPARISON_FILE,
+    OVER,
+    REPORT_FILE,
+    RESULT_FILE,
+    RESULTS_FILE,
+    WORK_FILE,
+    Baseline,
+    RunResult,
+)
 from powernorm_lab.schema import written
 
 LOGGER = logging.getLogger(__name__)

@@ -3,8 +3,8 @@
 from dataclasses import dataclass, replace
 from typing import Final, Literal, NamedTuple
 
+from powernorm.records import Placement
 from powernorm_lab.models.choices import TransformerShape
-from powernorm_lab.runs import Placement
 
 WITHOUT_FINAL_NORM: Final[frozenset[Placement]] = frozenset({"post", "deepnorm", "bn-linear"})
 """Placements without a norm after the last layer."""

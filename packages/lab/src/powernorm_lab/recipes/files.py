@@ -36,8 +36,9 @@ from pydantic import AllowInfNan
 
 from powernorm.errors import InputError
 from powernorm.files import package_folder
+from powernorm.records import Placement
 from powernorm_lab.recipes.paper_results import PaperResult
-from powernorm_lab.runs import TASKS, Placement
+from powernorm_lab.runs import TASKS
 from powernorm_lab.settings.comparison import ComparisonSettings
 from powernorm_lab.settings.overrides import build
 from powernorm_lab.settings.section import Names, section

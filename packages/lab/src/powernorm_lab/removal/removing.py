@@ -45,7 +45,14 @@ from powernorm_lab.removal.originals import Original, open_original
 from powernorm_lab.removal.report import write_removal_page
 from powernorm_lab.removal.settings import DEFAULT_SHARE, DEFAULT_STEPS, RemovalSettings
 from powernorm_lab.removal.training import RemovalTraining, Values, on_split
-from powernorm_lab.runs import CHECKPOINTS_FOLDER, METRICS_FILE, NORMS_FILE, REMOVAL_FILE, REPORT_FILE, RESULT_FILE
+from powernorm_lab.runs import (
+    CHECKPOINTS_FOLDER,
+    METRICS_FILE,
+    NORMS_FILE,
+    REMOVAL_FILE,
+    REPORT_FILE,
+    RESULT_FILE,
+)
 from powernorm_lab.settings.comparison import plain
 from powernorm_lab.settings.overrides import override
 

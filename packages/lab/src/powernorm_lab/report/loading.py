@@ -14,10 +14,30 @@ from typing_extensions import TypedDict
 from powernorm.errors import InputError
 from powernorm.files import read_text
 from powernorm.json_reading import parse_json, read_json_object
-from powernorm.records import CONFIG_FILE, NORMS_COLUMNS, DiagnosisRecord, LayerRow
+from powernorm.records import CONFIG_FILE, NORMS_COLUMNS, DiagnosisRecord, LayerRow, Placement
 from powernorm_lab.report.measures import MAIN, PERPLEXITY, goal_of
 from powernorm_lab.report.records import Comparison, ReportedRun
-from powernorm_lab.runs import COMPARISON_FILE, DIAGNOSES_FILE, DIAGNOSIS_FILE, METRICS_COLUMNS, METRICS_FILE, NORMS_FILE, PLACEMENTS, RESULT_FILE, RESULTS_FILE, SCALES_FILE, TRIALS_FOLDER, TUNING_FILE, ComparisonHead, ComparisonResults, FunctionRecord, Goal, Placement, RunResult, ScalesRecord, is_run_folder
+from powernorm_lab.runs import (
+    COMPARISON_FILE,
+    DIAGNOSES_FILE,
+    DIAGNOSIS_FILE,
+    METRICS_COLUMNS,
+    METRICS_FILE,
+    NORMS_FILE,
+    PLACEMENTS,
+    RESULT_FILE,
+    RESULTS_FILE,
+    SCALES_FILE,
+    TRIALS_FOLDER,
+    TUNING_FILE,
+    ComparisonHead,
+    ComparisonResults,
+    FunctionRecord,
+    Goal,
+    RunResult,
+    ScalesRecord,
+    is_run_folder,
+)
 from powernorm_lab.schema import bounded, read_record, record_of
 
 _MEND: Final = "restore the file, or delete it and run the comparison again with --resume"

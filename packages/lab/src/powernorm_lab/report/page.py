@@ -38,7 +38,15 @@ from powernorm_lab.report.studies import study_contents
 from powernorm_lab.report.summary import SummaryRow, summarize
 from powernorm_lab.report.tables import Table, copies
 from powernorm_lab.report.tuning import tuning_contents, tuning_sentence
-from powernorm_lab.runs import COMPARISON_FILE, METRICS_FILE, REPORT_FILE, RESULTS_FILE, TRANSLATIONS_COLUMNS, TRANSLATIONS_FILE, is_run_folder
+from powernorm_lab.runs import (
+    COMPARISON_FILE,
+    METRICS_FILE,
+    REPORT_FILE,
+    RESULTS_FILE,
+    TRANSLATIONS_COLUMNS,
+    TRANSLATIONS_FILE,
+    is_run_folder,
+)
 
 MAX_MAPS: Final = 8
 """Heat maps that are in sight; more are folded away."""

@@ -11,7 +11,14 @@ from pandas import DataFrame
 
 from powernorm.records import NORMS_COLUMNS, DiagnosisRecord, ScaleRecord
 from powernorm_lab.report.measures import MAIN, MEASURES, PERPLEXITY, Measure, goal_of, own_measure
-from powernorm_lab.runs import LOST, METRICS_COLUMNS, ComparisonResults, RunResult, Status, placement_words
+from powernorm_lab.runs import (
+    LOST,
+    METRICS_COLUMNS,
+    ComparisonResults,
+    RunResult,
+    Status,
+    placement_words,
+)
 
 UNPLACED: Final = ("image", "parse")
 """Tasks whose norms stand before the activation, with no residual sum to stand before or after."""

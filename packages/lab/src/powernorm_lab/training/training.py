@@ -21,7 +21,14 @@ from powernorm_lab.engine.folders import write_json, write_rows
 from powernorm_lab.engine.processes import gather, is_main, num_processes, rank
 from powernorm_lab.engine.run import Run
 from powernorm_lab.models.stream_memory import merged_states, own_state
-from powernorm_lab.runs import CHECKPOINTS_FOLDER, SCALES_FILE, TRANSLATIONS_COLUMNS, TRANSLATIONS_FILE, ScalesRecord, Status
+from powernorm_lab.runs import (
+    CHECKPOINTS_FOLDER,
+    SCALES_FILE,
+    TRANSLATIONS_COLUMNS,
+    TRANSLATIONS_FILE,
+    ScalesRecord,
+    Status,
+)
 from powernorm_lab.settings.comparison import ComparisonSettings, early_step
 from powernorm_lab.training.batches import RunData, own_evaluation
 from powernorm_lab.training.evaluation import Scores, evaluate, finite_or_none

@@ -18,7 +18,16 @@ from powernorm_lab.engine.folders import (
 )
 from powernorm_lab.engine.trials import Limits
 from powernorm_lab.report.loading import read_metrics
-from powernorm_lab.runs import METRICS_FILE, TRIALS_COLUMNS, TRIALS_FILE, TRIALS_FOLDER, TUNING_FILE, NormTuning, RunResult, TuningRecord
+from powernorm_lab.runs import (
+    METRICS_FILE,
+    TRIALS_COLUMNS,
+    TRIALS_FILE,
+    TRIALS_FOLDER,
+    TUNING_FILE,
+    NormTuning,
+    RunResult,
+    TuningRecord,
+)
 from powernorm_lab.schema import read_record
 from powernorm_lab.tuning.norm_studies import STORAGE_FILE
 from powernorm_lab.tuning.ranges import Point

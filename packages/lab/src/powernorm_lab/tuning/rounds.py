@@ -21,7 +21,14 @@ from powernorm_lab.engine.grid import Grid
 from powernorm_lab.engine.grid_training import compare_grid
 from powernorm_lab.engine.leases import Lease, check_free
 from powernorm_lab.engine.trials import TrialRules
-from powernorm_lab.runs import CHECKPOINTS_FOLDER, TRIALS_FOLDER, WORK_FILE, NormTuning, RunResult, TuningRecord
+from powernorm_lab.runs import (
+    CHECKPOINTS_FOLDER,
+    TRIALS_FOLDER,
+    WORK_FILE,
+    NormTuning,
+    RunResult,
+    TuningRecord,
+)
 from powernorm_lab.tuning import records
 from powernorm_lab.tuning.norm_studies import (
     NUM_RANDOM,
