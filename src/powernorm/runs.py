@@ -56,6 +56,8 @@ Placement = Literal[
     "normformer",
     "bn-ffn",
     "bn-linear",
+    "lns",
+    "hybrid",
 ]
 """Where the norms of a Transformer stand; `lab.models.placements` says where that is."""
 PLACEMENTS: Final[tuple[Placement, ...]] = get_args(Placement)
