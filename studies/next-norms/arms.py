@@ -160,14 +160,7 @@ def train(
     what = ARMS[arm]
     torch.manual_seed(run.seed)
 
-    def norm(size: int) -> nn.Module:
-        return (
-            powernorm.LayerNorm(size)
-            if what.alpha is None
-            else powernorm.DynamicTanh(size, what.alpha)
-        )
-
-    model = CharacterModel(what.placement, norm)
+    model = CharacterModel(what.placement, run.build_norm)
     gammas = set(decayed_norms(model, what.decayed))
     groups: list[dict[str, Any]] = [
         {"params": [], "weight_decay": decay} for decay in (WEIGHT_DECAY, GAMMA_DECAY, 0.0)
@@ -229,7 +222,8 @@ def run_arm(out: Path, arm: str, rate: float, seeds: tuple[int, ...]) -> list[di
     comparison = lab.compare(
         train,
         folder,
-        norms=["ln"],
+        norms=["ln" if ARMS[arm].alpha is None else "dyt"],
+        norm_options={} if ARMS[arm].alpha is None else {"dyt": {"alpha": ARMS[arm].alpha}},
         seeds=seeds,
         goal={"test_loss": "min"},
         settings={"arm": arm, "learning_rate": rate},
