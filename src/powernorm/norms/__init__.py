@@ -29,7 +29,7 @@ from powernorm.norms.token import (
     RMSNorm,
     SimpleLayerNorm,
 )
-from powernorm.norms.token_scale import ScaleNorm, SeeDNorm
+from powernorm.norms.token_scale import BiasNorm, GatedRMSNorm, ScaleNorm, SeeDNorm
 from powernorm.norms.unified import UnifiedNorm
 
 __all__ = [
@@ -38,10 +38,12 @@ __all__ = [
     "BatchNorm",
     "BatchRenorm",
     "BatchStatisticsNorm",
+    "BiasNorm",
     "Derf",
     "DetachNorm",
     "DyISRU",
     "DynamicTanh",
+    "GatedRMSNorm",
     "GroupNorm",
     "GroupScaling",
     "Identity",
