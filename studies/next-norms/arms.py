@@ -1,4 +1,4 @@
-"""What is trained: one character model of 12 layers, by placement, decay of γ, and start of DyT.
+"""Arms of the study: one character model of 12 layers, by placement, decay of γ, start of DyT.
 
 The model is written out in plain torch, so that every equation is on this page; its norms are this
 library's. Every arm has the learning rate with the lowest validation loss of its own trials.
@@ -24,7 +24,7 @@ STEPS, LENGTH, BATCH, CHARACTERS = 200, 64, 8, 128
 LAYERS, FEATURES, HEADS = 12, 48, 4
 WEIGHT_DECAY = 0.1
 GAMMA_DECAY = 2.0
-"""Of the decayed γ: at a rate of 2e-3 they fall by 2 percent with 0.1, and by a third with 2."""
+"""Decay of γ: at a rate of 2e-3 they fall by 2 percent with 0.1, and by a third with 2."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""What the runs decide, written before they were made.
+"""Rules of the four claims, written before the runs.
 
 Losses are in nats a character of the test split, of the seeds after the tuning, paired by seed. An
 interval is Student's t, 95 %, two-sided. A loss that is not finite leaves its seed out of the

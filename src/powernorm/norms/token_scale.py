@@ -250,8 +250,9 @@ class GatedRMSNorm(AffineNorm):
 
     @torch.no_grad()
     def _start_gate(self) -> None:
+        # In one type on one device, whatever the defaults are.
         row, column = (
-            torch.arange(size, device=self.down.device) + 0.5 for size in self.down.shape
+            torch.arange(size, dtype=torch.float64, device="cpu") + 0.5 for size in self.down.shape
         )
         angles = torch.outer(row, column) * (math.pi / self.num_features)
         self.down.copy_(torch.cos(angles) * math.sqrt(2 / self.num_features))

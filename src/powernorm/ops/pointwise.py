@@ -176,7 +176,7 @@ class _CenteredScale(PlainFunction):
         return scale * inverse * grad - through, grad_center, along.sum().reshape(scale.shape), None
 
 
-class _Gate(PlainFunction):
+class _LowRankGate(PlainFunction):
     """z ⊙ σ(U silu(D z)), for each token."""
 
     @staticmethod
@@ -343,7 +343,7 @@ def centered_scale(x: Tensor, center: Tensor, scale: Tensor, eps: float) -> Tens
 def low_rank_gate(z: Tensor, down: Tensor, up: Tensor) -> Tensor:
     """`z ⊙ σ(U silu(D z))` in the type of z; D (R, C), U (C, R)."""
     down, up = down.to(z.dtype), up.to(z.dtype)
-    return _applied(_Gate, z, down, up) if _is_recorded(z, down, up) else _gated(z, down, up)
+    return _applied(_LowRankGate, z, down, up) if _is_recorded(z, down, up) else _gated(z, down, up)
 
 
 def _applied(function: type[PlainFunction], *args: Any) -> Tensor:
