@@ -57,7 +57,19 @@ LIMIT = 2**27
 OPTIONS: dict[str, dict[str, Any]] = {
     **NORMS,
     **{name: {"warmup_steps": 0} for name in ("brn", "mabn", "un")},
-    **{name: {} for name in ("detach", "repbn", "prepbn", "taper", "seednorm", "scalenorm")},
+    **{
+        name: {}
+        for name in (
+            "detach",
+            "repbn",
+            "prepbn",
+            "taper",
+            "seednorm",
+            "scalenorm",
+            "biasnorm",
+            "gatednorm",
+        )
+    },
     **{name: {} for name in ("dyt", "derf", "dyisru")},
     "gn": {"groups": 4},
 }

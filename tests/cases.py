@@ -65,6 +65,8 @@ CASES = (
     Case("dyisru"),
     Case("seednorm", {"num_heads": 2}),
     Case("scalenorm"),
+    Case("biasnorm"),
+    Case("gatednorm", {"rank": 2}),
     Case("none"),
     Case("none", {"affine": True}),
     Case("bn"),

@@ -51,6 +51,8 @@ CAPTIONS: Final[Mapping[Placement, str]] = {
     "normformer": "Shleifer et al. 2021",
     "bn-ffn": "Yao et al. 2021",
     "bn-linear": "FusionFormer",
+    "lns": "Sun et al. 2025",
+    "hybrid": "Zhuo et al. 2025",
 }
 
 
@@ -59,6 +61,8 @@ def attention_boxes(places: LayerPlaces) -> list[str]:
     own = ["q k v", NORM, "attention", "out", NORM] if places.linears else ["attention"]
     if places.scales_heads:
         own = ["h · attention"]
+    if places.heads:
+        own = ["q k v", NORM, "attention"]
     return _between(own, places.attention)
 
 

@@ -18,6 +18,8 @@ Placement = Literal[
     "normformer",
     "bn-ffn",
     "bn-linear",
+    "lns",
+    "hybrid",
 ]
 """Where the norms of a Transformer stand."""
 
@@ -42,6 +44,8 @@ NORMS_COLUMNS: Final = (
     "nonfinite_input",
     "nonfinite_gradient",
     "first_nonfinite",
+    "saturated_share",
+    "slope",
 )
 """Online TID of SPEC 5 as fractions; distances are (1/d)·‖batch - running‖ (Shen et al., Fig. 2).
 
@@ -51,7 +55,8 @@ gradient of the norm's input and of its parts g_μ and g_σ² or g_ψ² (Shen et
 over tokens of the mean and of the variance over features of that gradient (Xu et al. 2019,
 Theorem 1); for AdaNorm and SimpleLayerNorm the share of |y| above 1/k (eq. 7); the number of
 calls in the step whose input or whose gradient was not finite, and 1 for the norm that was the
-first to see that, else 0.
+first to see that, else 0. Of DyT, Derf and DyISRU the share of values beyond the linear range
+(|z| > 1 of `y = γ f(z) + β`), and dz/dx, which is α or 1/√B.
 """
 
 
@@ -190,7 +195,9 @@ class LayerRow(TypedDict):
     counted as tokens (empty without padding), features whose root mean square is far above the
     median feature's, the position in the sequence with the largest mean square, and the
     conditioning of the layer's input: the largest eigenvalue of its covariance and
-    κ_p = λ_1/λ_⌈p d⌉ (Wang et al. 2022, Fig. 6, 7).
+    κ_p = λ_1/λ_⌈p d⌉ (Wang et al. 2022, Fig. 6, 7). Later columns: values beyond the linear range
+    of DyT and its kin, their slope, and the feature that is most often more than 100 times the
+    token's median magnitude (a residual sink), with the share of tokens.
     """
 
     layer: str
@@ -212,6 +219,10 @@ class LayerRow(TypedDict):
     kappa_80: float | None
     verdict: str | None
     reason: str | None
+    saturated_share: NotRequired[float | None]
+    slope: NotRequired[float | None]
+    sink_feature: NotRequired[float | None]
+    sink_share: NotRequired[float | None]
 
 
 DIAGNOSIS_COLUMNS: Final = tuple(LayerRow.__annotations__)

@@ -50,6 +50,23 @@ Written after the runs.
   nothing to cure; inside the feed-forward it helps up to 0.064 and breaks at 0.128.
 """
 
+LATER = """
+## Four later claims
+
+Another small model ([studies/next-norms](../studies/next-norms/README.md), with rules written before
+the runs): characters, 12 layers of 48 features, 200 updates, 5 seeds an arm, rates tuned alike.
+
+| claim | here | found |
+|---|---|---|
+| LayerNorm scaling helps in 12 layers (Sun et al. 2025) | **contradicted** | `lns` - `pre` +0.0101 (+0.0062 to +0.0139) |
+| HybridNorm is as good as pre and post (Zhuo et al. 2025) | **contradicted** | `hybrid` - `pre` +0.0839 (+0.0264 to +0.1414) |
+| decay of γ helps input norms, hurts output norms (Wang et al. 2026) | **contradicted** | input +0.0498 (+0.0406 to +0.0590); output -0.0115 (-0.0152 to -0.0078) |
+| saturation after a tenth of the training predicts that DyT loses (2604.23434) | **open** | Spearman's ρ -0.18 (-0.54 to +0.01), 20 runs |
+
+Most arms took the highest of the three rates that were tried, and the trainings are short: what
+that means for each claim is said there.
+"""  # noqa: E501
+
 
 def page(measured: dict[str, Any]) -> str:
     """Return the page.
@@ -73,6 +90,7 @@ def page(measured: dict[str, Any]) -> str:
         "Differences of test loss in nats per token with their 95 % intervals (Student's t, paired",
         "by seed); above 0 is worse.",
         *(REMARKS.splitlines() if all(group.name in results for group in GROUPS) else []),
+        *LATER.splitlines(),
         "",
         "## The rules",
         "",

@@ -15,7 +15,7 @@ from powernorm.integrations.extras import LABORATORY, install_command
 
 NORM_NAMES = (
     *("ln", "ln-simple", "detach", "adanorm", "rms", "gs", "gn", "dyt"),
-    *("derf", "dyisru", "seednorm", "scalenorm", "none"),
+    *("derf", "dyisru", "seednorm", "scalenorm", "biasnorm", "gatednorm", "none"),
     *(
         "bn",
         "rbn",

@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import powernorm
 from diagnosis.models import BATCH_STATISTICS_NORMS, Batch, Masked, batches, inputs_of
 from powernorm.diagnosis import NormMonitor, NormRow
 from powernorm.errors import InputError
@@ -235,6 +236,44 @@ def test_share_above_the_bound(norm: str, variant: str) -> None:
     assert 0 < expected < 0.1
     assert row["outlier_share"] == pytest.approx(expected, rel=1e-9)
     assert row["nonfinite_input"] == 0
+
+
+@pytest.mark.parametrize(
+    ("norm", "options", "slope", "shift"),
+    [
+        ("dyt", {"alpha": 0.7}, 0.7, 0.0),
+        ("derf", {"alpha": 0.7, "shift": 0.4}, 0.7, 0.4),
+        ("dyisru", {"spread": 4.0}, 0.5, 0.0),
+    ],
+)
+def test_share_beyond_the_linear_range(
+    norm: str, options: dict[str, float], slope: float, shift: float
+) -> None:
+    """In the monitor, with padding that is NaN, and in `diagnose`."""
+    layer = build_norm(norm, 200, **options)
+    x = 2 * torch.randn(3, 4, 200)
+    expected = (slope * x[:, :3] + shift).abs().gt(1).double().mean().item()
+    mask = torch.zeros(3, 4, dtype=torch.bool)
+    mask[:, 3] = True
+    x[mask] = float("nan")
+    monitor = NormMonitor(nn.Sequential(layer), every=1)
+    monitor.start_step(0)
+    layer(x, mask)
+    (row,) = monitor.finish_step(0)
+    assert 0.1 < expected < 0.9
+    assert row["saturated_share"] == pytest.approx(expected, rel=1e-9)
+    assert row["slope"] == pytest.approx(slope, rel=1e-6)
+    assert row["outlier_share"] is None
+    model = nn.Sequential(nn.Identity(), layer)
+    (found,) = powernorm.diagnose(model, [x[:2, :3], x[2:, :3]], spectra=False).rows
+    assert found.saturated_share == pytest.approx(expected, rel=1e-9)
+    assert found.slope == pytest.approx(slope, rel=1e-6)
+    # At z = 1 less than half of the slope at z = 0 is left.
+    at = torch.tensor([0.0, 1.0], dtype=torch.float64, requires_grad=True)
+    z = (at - shift) / slope
+    bare = build_norm(norm, 1, **options, dtype=torch.float64)
+    (steepness,) = torch.autograd.grad(bare(z.unsqueeze(-1)).sum(), at)
+    assert 0.3 < steepness[1] / steepness[0] < 0.5
 
 
 def test_other_norms_have_no_bound() -> None:

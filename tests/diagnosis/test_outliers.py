@@ -2,8 +2,9 @@ import math
 
 import pytest
 import torch
+from torch import nn
 
-from powernorm.diagnosis.outliers import PositionEnergy, loud_features
+from powernorm.diagnosis.outliers import PositionEnergy, TokenShares, loud_features
 
 
 def test_loud_features() -> None:
@@ -44,3 +45,17 @@ def test_no_sequences() -> None:
     energy = PositionEnergy()
     energy.add(torch.ones(4, 3), None)
     assert energy.loudest() is None
+
+
+def test_a_residual_sink_is_the_feature_above_100_medians_in_most_tokens() -> None:
+    """By hand: of six tokens four have the sink, one has another large feature."""
+    tokens = torch.tensor([[1.0, -1, 1, 1, 1]]).repeat(6, 1)
+    tokens[:4, 2] = -101.0
+    tokens[4, 0] = 101.0
+    tokens[5, 2] = 99.0
+    shares = TokenShares(nn.LayerNorm(5))
+    shares.add(tokens[:3])
+    shares.add(tokens[3:])
+    found = shares.values()
+    assert (found["sink_feature"], found["sink_share"]) == (2, 4 / 6)
+    assert found["saturated_share"] is found["slope"] is None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -13,6 +14,40 @@ from cases import step
 def batch(seed: int) -> torch.Tensor:
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(16, 8, generator=generator, dtype=torch.float64) * (1 + seed) + seed
+
+
+def shaken(norm: nn.Module) -> dict[str, np.ndarray]:
+    """The parameters of a layer that are those of no start, as arrays."""
+    with torch.no_grad():
+        for seed, parameter in enumerate(norm.parameters()):
+            generator = torch.Generator().manual_seed(seed)
+            parameter.add_(torch.randn(parameter.shape, generator=generator, dtype=torch.float64))
+    return {name: one.detach().numpy() for name, one in norm.named_parameters()}
+
+
+def test_bias_norm() -> None:
+    """Yao et al. 2023, equation 4, written out for each token."""
+    norm = powernorm.BiasNorm(8, eps=1e-3, dtype=torch.float64)
+    p, x = shaken(norm), batch(1).numpy()
+    expected = [
+        row * np.exp(p["log_scale"]) / np.sqrt(sum((row - p["center"]) ** 2) / 8 + 1e-3)
+        for row in x
+    ]
+    np.testing.assert_allclose(norm(batch(1)).detach().numpy(), expected, rtol=1e-12)
+
+
+def test_gated_norm() -> None:
+    """Qiu et al. 2026, section 3.4, written out for each token."""
+    norm = powernorm.GatedRMSNorm(8, rank=3, eps=1e-3, dtype=torch.float64)
+    p, x = shaken(norm), batch(1).numpy()
+
+    def gated(row: np.ndarray) -> np.ndarray:
+        z = p["weight"] * row / np.sqrt((row**2).mean() + 1e-3)
+        hidden = p["down"].dot(z)
+        return z / (1 + np.exp(-p["up"].dot(hidden / (1 + np.exp(-hidden)))))
+
+    got = norm(batch(1)).detach().numpy()
+    np.testing.assert_allclose(got, [gated(row) for row in x], rtol=1e-12)
 
 
 @pytest.mark.parametrize("warmup", [0, 2])

@@ -58,8 +58,8 @@ def test_the_measure_sees_temporaries() -> None:
 KEPT = {
     **dict.fromkeys(("ln", "ln-simple", "detach", "adanorm", "rms", "gs", "gn"), (2, 0)),
     **dict.fromkeys(("dyt", "derf", "dyisru"), (FEATURES, 0)),
-    "seednorm": (FEATURES + 2, 0),
-    **dict.fromkeys(("none", "scalenorm"), (0, 0)),
+    **dict.fromkeys(("seednorm", "gatednorm"), (FEATURES + 2, 0)),
+    **dict.fromkeys(("none", "scalenorm", "biasnorm"), (0, 0)),
     **dict.fromkeys(("rbn", "brn"), (0, 14)),
     **dict.fromkeys(("bn", "pnv", "repbn"), (0, 6)),
     "prepbn": (2, 14),

@@ -92,6 +92,10 @@ def averages_over_padding(case: Case) -> bool:
     return case.name in ("pn", "un") and case.options.get("variant") == "released"
 
 
+OWN_SCALES = ("seednorm", "scalenorm", "biasnorm", "gatednorm")
+"""Without the option `affine`."""
+
+
 @pytest.mark.thinned(1)
 @pytest.mark.usefixtures("backend")
 @pytest.mark.parametrize("residual", [False, True])
@@ -128,12 +132,16 @@ def test_nothing_reaches_a_gradient_of_frozen_statistics(
 
 
 @pytest.mark.parametrize(
-    "name", ["ln", "rms", "gn", "gs", "adanorm", "dyt", "seednorm", "scalenorm", "none"]
+    "name",
+    [
+        *("ln", "rms", "gn", "gs", "adanorm", "dyt", "none"),
+        *OWN_SCALES,
+    ],
 )
 @pytest.mark.usefixtures("backend")
 def test_a_loss_that_looks_at_padding_counts_it(name: str) -> None:
     """Gradients are those of the formula as torch differentiates it, where values are finite."""
-    norm = Case(name, {} if name in ("seednorm", "scalenorm") else {"affine": True}).build()
+    norm = Case(name, {} if name in OWN_SCALES else {"affine": True}).build()
     x, arriving = noise(0), noise(1)
     arriving[0, 0] = 0.0
     arriving[1, :, 3] = 0.0

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.skipif(bool(missing_reason("cpu")), reason="no CPU kern
 
 C = 8
 UNPREPARED = (
-    *("dyt", "derf", "dyisru", "seednorm", "scalenorm", "none"),
+    *("dyt", "derf", "dyisru", "seednorm", "scalenorm", "biasnorm", "gatednorm", "none"),
     *("brn", "mabn", "un", "prepbn", "taper"),
 )
 """Without kernels, or with something to be computed anew before each call."""

@@ -198,6 +198,7 @@ def _layer(item: Observed) -> DiagnosisRow:
         kappa_20=kappas[0],
         kappa_50=kappas[1],
         kappa_80=kappas[2],
+        **item.shares.values(),  # type: ignore[arg-type]
     )
 
 

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 
 from powernorm.norms import AdaNorm, BatchStatisticsNorm, SimpleLayerNorm
 from powernorm.norms.moving_average import MovingAverageBatchNorm
+from powernorm.norms.pointwise import SaturatingNorm
 from powernorm.norms.power import PowerNorm
 from powernorm.norms.renorm import BatchRenorm
 from powernorm.norms.reparametrized import ProgressiveRepBatchNorm
@@ -58,7 +59,7 @@ def input_sums(module: nn.Module, x: Tensor, padding_mask: Tensor | None) -> Ten
     """Return sums over the valid tokens of a norm's input, (4,) float64.
 
     They are the number of tokens, the sum of all values (finite if all values are), the number of
-    outliers, and the number of values that could be outliers.
+    outliers or saturated values, and the number of values that could be such ones.
 
     Args:
         module: the norm.
@@ -83,7 +84,13 @@ def input_sums(module: nn.Module, x: Tensor, padding_mask: Tensor | None) -> Ten
 
 
 def _above(module: nn.Module, tokens: Tensor, total: Tensor) -> Tensor | None:
-    """Return how many |y| of each token are above 1/k, (tokens,); None for norms without a k."""
+    """Return how many values of each token are beyond a bound, (tokens,); None without a bound.
+
+    It is 1/k for |y| of AdaNorm and SimpleLayerNorm, 1 for the argument of a saturating function.
+    """
+    if isinstance(module, SaturatingNorm):
+        saturated: Tensor = (module.argument(tokens).abs() > 1).sum(-1)
+        return saturated
     if not isinstance(module, AdaNorm | SimpleLayerNorm):
         return None
     k = module.k if isinstance(module, AdaNorm) else _PAPERS_K

@@ -26,6 +26,7 @@ from powernorm.inspection.finder import FoundNorm, find_norms
 from powernorm.inspection.modules import check_not_compiled, modules_by_name
 from powernorm.norms import BatchStatisticsNorm, Norm
 from powernorm.norms.feature_dims import LAST
+from powernorm.norms.pointwise import SaturatingNorm
 from powernorm.norms.registry import short_name
 from powernorm.records import NORMS_COLUMNS
 
@@ -201,7 +202,7 @@ class NormMonitor:
             cells: dict[str, str | int | float | None] = dict.fromkeys(NORMS_COLUMNS)
             cells |= {"step": step, "layer": one.name, "norm": one.norm}
             if one.batch_norm is None:
-                cells |= _token_cells(mine, float(loss_scale))
+                cells |= _token_cells(mine, float(loss_scale), one.observer.module)
             else:
                 current = [next(state) for _ in range(_num_now(one.batch_norm))]
                 cells |= _batch_cells(one.batch_norm, mine, current, float(loss_scale))
@@ -282,13 +283,17 @@ def _batch_cells(
     return cells | {"num_nonfinite_batches": int(nonfinite)}
 
 
-def _token_cells(records: list[CallRecord], scale: float) -> Cells:
+def _token_cells(records: list[CallRecord], scale: float, module: nn.Module) -> Cells:
     inputs = [one.sums for one in records if one.kind == "input"]
     if not inputs:
         return gradient_cells(records, 0.0, scale)
     count, _, above, values = torch.stack(inputs).sum(0).tolist()
-    share = {"outlier_share": above / values if values else None}
-    return gradient_cells(records, count, scale) | share
+    share = above / values if values else None
+    found = gradient_cells(records, count, scale)
+    if not isinstance(module, SaturatingNorm):
+        return found | {"outlier_share": share}
+    slope = float(next(one.own for one in records if one.kind == "input"))
+    return found | {"saturated_share": share, "slope": slope}
 
 
 def _finiteness(records: list[CallRecord]) -> Cells:

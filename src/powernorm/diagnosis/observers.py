@@ -27,6 +27,7 @@ from powernorm.inspection.observer import (
 from powernorm.norms import BatchStatisticsNorm, Norm
 from powernorm.norms.feature_dims import LAST
 from powernorm.norms.nested import check_nested
+from powernorm.norms.pointwise import SaturatingNorm
 from powernorm.norms.sharded import is_sharded
 from powernorm.ops.running_stats import centered_sums
 from powernorm.ops.torch_private import in_backward
@@ -137,9 +138,12 @@ class TokenObserver:
         return False
 
     def on_input(self, x: Tensor, padding_mask: Tensor | None) -> None:
-        """Record `input_sums` only."""
+        """Record `input_sums`, and the slope of a saturating norm."""
         sums = input_sums(self.module, x, padding_mask)
-        self._keep(CallRecord(self.layer, "input", sums, sums.new_empty(0)))
+        own = sums.new_empty(0)
+        if isinstance(self.module, SaturatingNorm):
+            own = self.module.slope.detach().double()
+        self._keep(CallRecord(self.layer, "input", sums, own))
 
 
 class BatchObserver(TokenObserver):

@@ -6,7 +6,9 @@ from dataclasses import dataclass
 from typing import Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+
+from powernorm.norms.pointwise import SaturatingNorm
 
 LOUD: Final = 6.0
 """Ratio of a feature's root mean square to the median feature's above which it is an outlier: a
@@ -30,6 +32,47 @@ def loud_features(second_moment: Tensor) -> LoudFeatures:
     ratios = torch.nan_to_num(root / root.median(), nan=1.0, posinf=torch.inf)
     ratio, feature = ratios.max(dim=0)
     return LoudFeatures(int((ratios > LOUD).sum()), ratio.item(), int(feature))
+
+
+SINK: Final = 100.0
+"""Ratio of a value to the median magnitude of its token above which it is a residual sink's, as
+Qiu et al. 2026 call the few features that are large in most tokens."""
+
+
+class TokenShares:
+    """Shares of tokens or values beyond a bound: residual sinks, and what saturates.
+
+    Args:
+        norm: whose inputs they are.
+    """
+
+    def __init__(self, norm: nn.Module) -> None:
+        self._norm = norm if isinstance(norm, SaturatingNorm) else None
+        self._sinks: Tensor | None = None
+        self._num_tokens = self._num_saturated = 0
+
+    def add(self, tokens: Tensor) -> None:
+        """Add valid tokens, (n, C)."""
+        size = tokens.abs()
+        sinks = (size > SINK * size.median(-1, keepdim=True).values).sum(0).cpu()
+        self._sinks = sinks if self._sinks is None else self._sinks + sinks
+        self._num_tokens += len(tokens)
+        if self._norm is not None:
+            self._num_saturated += int((self._norm.argument(tokens).abs() > 1).sum())
+
+    def values(self) -> dict[str, float | None]:
+        """Return the columns of `DiagnosisRow`; None where there is nothing to say."""
+        if self._sinks is None or not self._num_tokens:
+            return dict.fromkeys(("sink_feature", "sink_share", "saturated_share", "slope"))
+        count, feature = self._sinks.max(0)
+        norm = self._norm
+        total = self._num_tokens * len(self._sinks)
+        return {
+            "sink_feature": int(feature) if count else None,
+            "sink_share": int(count) / self._num_tokens,
+            "saturated_share": None if norm is None else self._num_saturated / total,
+            "slope": None if norm is None else float(norm.slope.detach()),
+        }
 
 
 class PositionEnergy:

@@ -70,6 +70,12 @@ class DiagnosisRow(NormRow):
         kappa_20: λ_1/λ_⌈0.2 d⌉ (Fig. 6); infinite for a degenerate covariance.
         kappa_50: λ_1/λ_⌈0.5 d⌉.
         kappa_80: λ_1/λ_⌈0.8 d⌉.
+        saturated_share: share of the values beyond the linear range of DyT, Derf or DyISRU, |z| > 1
+            of `y = γ f(z) + β`; None for other norms.
+        slope: their dz/dx, α or 1/√B.
+        sink_feature: index of the feature that is more than 100 times the token's median magnitude
+            in most tokens (a residual sink); None where none ever is.
+        sink_share: in what share of tokens it is.
     """
 
     norm: str
@@ -92,6 +98,10 @@ class DiagnosisRow(NormRow):
     kappa_20: float | None
     kappa_50: float | None
     kappa_80: float | None
+    saturated_share: float | None = field(default=None, metadata=PERCENT)
+    slope: float | None = None
+    sink_feature: int | None = None
+    sink_share: float | None = field(default=None, metadata=PERCENT)
 
     @property
     def verdict(self) -> str:

@@ -19,7 +19,7 @@ from powernorm.diagnosis.distances import (
     batch_discrepancies,
     sums_per_token,
 )
-from powernorm.diagnosis.outliers import PositionEnergy
+from powernorm.diagnosis.outliers import PositionEnergy, TokenShares
 from powernorm.diagnosis.regrouping import Regrouping
 from powernorm.diagnosis.spectra import CovarianceSums
 from powernorm.diagnosis.targets import Target, observing
@@ -88,6 +88,7 @@ class Observed:
         self.sums = torch.zeros(0, dtype=torch.float32, device="cpu")
         self.padded_sums = torch.zeros(0, dtype=torch.float32, device="cpu")
         self.energy = PositionEnergy()
+        self.shares = TokenShares(target.site.norm.module)
         self.covariance = CovarianceSums() if conditioning else None
         self.discrepancy = Expectation.empty()
         self.padded = Expectation.empty()
@@ -122,6 +123,7 @@ class Observed:
             self.num_positions += terms.shape[0]
         self.num_calls += 1
         self.energy.add(x, padding_mask)
+        self.shares.add(_tokens(x, padding_mask))
         if self.covariance is not None:
             self.covariance.add(_tokens(x, padding_mask))
         return bool((self.sums - before).isfinite().all())

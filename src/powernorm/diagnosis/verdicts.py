@@ -203,6 +203,18 @@ def _warnings(layers: Sequence[DiagnosisRow]) -> list[str]:
             f"as the median feature; feature {outliers.outlier_feature} is "
             f"{_times(outliers.outlier_ratio)} as loud"
         )
+    sink = max(layers, key=lambda layer: layer.sink_share or 0.0)
+    if sink.sink_share:
+        found.append(
+            f"feature {sink.sink_feature} of {_name(sink)} is above 100 times the token's median "
+            f"in {_percent(sink.sink_share)} of tokens: a residual sink"
+        )
+    flat = max(layers, key=lambda layer: layer.saturated_share or 0.0)
+    if flat.saturated_share:
+        found.append(
+            f"{_percent(flat.saturated_share)} of the values in {_name(flat)} are beyond the "
+            "linear range of the norm's function"
+        )
     padded = [layer for layer in layers if layer.padded_total_tid is not None]
     worst = max(padded, key=lambda layer: layer.padded_total_tid or 0.0, default=None)
     if worst is not None and (worst.padded_total_tid or 0.0) > 1.2 * worst.total_tid:

@@ -33,7 +33,7 @@ from powernorm.norms.token import (
     RMSNorm,
     SimpleLayerNorm,
 )
-from powernorm.norms.token_scale import ScaleNorm, SeeDNorm
+from powernorm.norms.token_scale import BiasNorm, GatedRMSNorm, ScaleNorm, SeeDNorm
 from powernorm.norms.unified import UnifiedNorm
 
 __all__ = [
@@ -42,10 +42,12 @@ __all__ = [
     "BatchNorm",
     "BatchRenorm",
     "BatchStatisticsNorm",
+    "BiasNorm",
     "Derf",
     "DetachNorm",
     "DyISRU",
     "DynamicTanh",
+    "GatedRMSNorm",
     "GroupNorm",
     "GroupScaling",
     "Identity",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,26 @@ from powernorm.ops.arrays import accumulation_dtype
 from powernorm.ops.pointwise import dynamic_erf, dynamic_tanh, inverse_root_unit
 
 
-class DynamicTanh(AffineNorm):
+class SaturatingNorm(AffineNorm):
+    """Base of norms that apply one bounded function to every value: `y = γ f(z) + β`.
+
+    z is linear in x. At |z| = 1 f has less than half of its slope at 0 left: tanh 0.42, erf 0.37,
+    z/√(1 + z²) 0.35. What is beyond counts as saturated.
+    """
+
+    is_pointwise = True
+
+    @property
+    @abstractmethod
+    def slope(self) -> Tensor:
+        """dz/dx, (1,): α, or 1/√B."""
+
+    def argument(self, x: Tensor) -> Tensor:
+        """Return z, of x's shape."""
+        return self.slope.to(x.dtype) * x
+
+
+class DynamicTanh(SaturatingNorm):
     """DynamicTanh (Zhu et al. 2025): `y = γ tanh(α x) + β`, no statistics at all.
 
     Args:
@@ -28,8 +48,6 @@ class DynamicTanh(AffineNorm):
     Shape:
         x (..., C), output as x.
     """
-
-    is_pointwise = True
 
     def __init__(
         self,
@@ -45,6 +63,11 @@ class DynamicTanh(AffineNorm):
         super().__init__(num_features, 1e-5, affine, True, device, dtype, feature_dim)
         self.initial_alpha = check_number("alpha", alpha)
         self.alpha = nn.Parameter(torch.full((1,), alpha, device=device, dtype=dtype))
+
+    @property
+    def slope(self) -> Tensor:
+        """α, (1,)."""
+        return self.alpha
 
     def normalize(self, x: Tensor, _: Tensor | None, residual: Tensor | None, /) -> Normalized:
         """Apply the scaled tanh to (..., C)."""
@@ -63,7 +86,7 @@ class DynamicTanh(AffineNorm):
         return f"{Norm.extra_repr(self)}, alpha={self.initial_alpha}, affine={affine}"
 
 
-class Derf(AffineNorm):
+class Derf(SaturatingNorm):
     """Derf, dynamic erf (Chen et al. 2025): `y = γ erf(α x + s) + β`, no statistics at all.
 
     For language models its authors start α at 1, let it differ between attention, feed-forward and
@@ -85,8 +108,6 @@ class Derf(AffineNorm):
     tensor([0.5205], grad_fn=<RoundBackward1>)
     """
 
-    is_pointwise = True
-
     def __init__(
         self,
         num_features: int | tuple[int, ...],
@@ -104,6 +125,15 @@ class Derf(AffineNorm):
         self.initial_shift = check_number("shift", shift)
         self.alpha = nn.Parameter(torch.full((1,), alpha, device=device, dtype=dtype))
         self.shift = nn.Parameter(torch.full((1,), shift, device=device, dtype=dtype))
+
+    @property
+    def slope(self) -> Tensor:
+        """α, (1,)."""
+        return self.alpha
+
+    def argument(self, x: Tensor) -> Tensor:
+        """Return α x + s."""
+        return super().argument(x) + self.shift.to(x.dtype)
 
     def normalize(self, x: Tensor, _: Tensor | None, residual: Tensor | None, /) -> Normalized:
         """Apply the scaled erf to (..., C)."""
@@ -123,7 +153,7 @@ class Derf(AffineNorm):
         return f"{Norm.extra_repr(self)}, {start}, affine={self.weight is not None}"
 
 
-class DyISRU(AffineNorm):
+class DyISRU(SaturatingNorm):
     """DyISRU (Stollenwerk 2025): `y = γ √C x/sqrt(B + x²) + β`, no statistics at all.
 
     With B = Σ x_j² over the token's other features it is RMSNorm; B is one learned scalar instead.
@@ -144,8 +174,6 @@ class DyISRU(AffineNorm):
     >>> DyISRU(4, spread=12.0)(torch.full((4,), 2.0)).round(decimals=4)
     tensor([1., 1., 1., 1.], grad_fn=<RoundBackward1>)
     """
-
-    is_pointwise = True
 
     def __init__(
         self,
@@ -168,6 +196,11 @@ class DyISRU(AffineNorm):
     def spread(self) -> Tensor:
         """B, (1,)."""
         return self.log_spread.exp()
+
+    @property
+    def slope(self) -> Tensor:
+        """1/√B, (1,)."""
+        return (-0.5 * self.log_spread).exp()
 
     def normalize(self, x: Tensor, _: Tensor | None, residual: Tensor | None, /) -> Normalized:
         """Apply the map to (..., C)."""

@@ -111,6 +111,10 @@ _ROWS: Final = (
     NormInfo(
         "scalenorm", "ScaleNorm", token_scale.ScaleNorm, _FEATURES, False, "Nguyen and Salazar 2019"
     ),
+    NormInfo("biasnorm", "BiasNorm", token_scale.BiasNorm, _FEATURES, False, "Yao et al. 2023"),
+    NormInfo(
+        "gatednorm", "GatedNorm", token_scale.GatedRMSNorm, _FEATURES, False, "Qiu et al. 2026"
+    ),
     NormInfo("none", "no norm", pointwise.Identity, "nothing", True, "-"),
     NormInfo(
         "bn", "BatchNorm", BatchNorm, _TOKENS, True, "Ioffe and Szegedy 2015", search=_MOMENTUM

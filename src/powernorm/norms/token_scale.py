@@ -1,4 +1,4 @@
-"""Norms of each token with another scale than γ: SeeDNorm and ScaleNorm."""
+"""Norms of each token with another scale than γ: SeeDNorm, ScaleNorm, BiasNorm, GatedRMSNorm."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from powernorm.norms.arguments import check_count
 from powernorm.norms.base import AffineNorm, Norm
 from powernorm.norms.feature_dims import Normalized, answer
 from powernorm.ops.arrays import accumulation_dtype
-from powernorm.ops.pointwise import dynamic_scale, unit_length
+from powernorm.ops.pointwise import centered_scale, dynamic_scale, low_rank_gate, unit_length
 from powernorm.ops.token_norm import TokenNormArgs, token_norm
 
 
@@ -132,3 +132,131 @@ class ScaleNorm(AffineNorm):
     def extra_repr(self) -> str:
         """Return the features and eps."""
         return f"{Norm.extra_repr(self)}, eps={self.eps}"
+
+
+class BiasNorm(AffineNorm):
+    """BiasNorm of the Zipformer (Yao et al. 2023, arXiv:2310.11230), `y = exp(γ) x/RMS(x - b)`.
+
+    The scale leaves out what b knows, and x itself is not centered: a feature that the model keeps
+    large, to be free of the scale of the others, is not needed.
+
+    Args:
+        num_features: C.
+        eps: added to the mean square of x - b.
+        feature_dim: the dimension of x that holds the features; 1 for (N, C, H, W).
+        device: device of the parameters.
+        dtype: type of the parameters.
+
+    Attributes:
+        center: b, (C,), 0 at the start, so that the layer begins as RMSNorm.
+        log_scale: γ, (1,), 0 at the start (1 in the authors' code).
+
+    Shape:
+        x (..., C), output as x.
+
+    >>> BiasNorm(2)(torch.tensor([[3.0, 4.0]])).round(decimals=3)
+    tensor([[0.8490, 1.1310]], grad_fn=<RoundBackward1>)
+    """
+
+    def __init__(
+        self,
+        num_features: int | tuple[int, ...],
+        *,
+        eps: float = 1e-5,
+        feature_dim: int = -1,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(num_features, eps, False, False, device, dtype, feature_dim)
+        self.center = nn.Parameter(torch.zeros(self.num_features, device=device, dtype=dtype))
+        self.log_scale = nn.Parameter(torch.zeros(1, device=device, dtype=dtype))
+
+    def normalize(self, x: Tensor, _: Tensor | None, residual: Tensor | None, /) -> Normalized:
+        """Normalize (..., C)."""
+        total = x if residual is None else x + residual
+        scale = self.log_scale.to(accumulation_dtype(total)).exp()
+        return answer((centered_scale(total, self.center, scale, self.eps), total), residual)
+
+    def reset_parameters(self) -> None:
+        """Set γ and b to 0."""
+        nn.init.zeros_(self.center)
+        nn.init.zeros_(self.log_scale)
+
+    def extra_repr(self) -> str:
+        """Return the features and eps."""
+        return f"{Norm.extra_repr(self)}, eps={self.eps}"
+
+
+class GatedRMSNorm(AffineNorm):
+    """GatedNorm (Qiu et al. 2026, arXiv:2601.22966): `y = z ⊙ σ(U silu(D z))`, z = RMSNorm(x).
+
+    The gate of low rank scales features by what a token is, for which a model otherwise needs
+    features with outliers in the residual stream.
+
+    Args:
+        num_features: C.
+        rank: R, the width of the gate.
+        eps: added to the mean square.
+        feature_dim: the dimension of x that holds the features; 1 for (N, C, H, W).
+        device: device of the parameters.
+        dtype: type of the parameters.
+
+    Attributes:
+        weight: γ of the RMSNorm, (C,), 1 at the start.
+        down: D, (R, C), rows of the cosine transform DCT-IV at the start.
+        up: U, (C, R), 0 at the start: every gate begins at ½. (Both starts are ours. Nothing is
+            drawn, so that a seed gives a model the same other weights with every norm.)
+
+    Shape:
+        x (..., C), output as x.
+
+    >>> GatedRMSNorm(2, rank=1)(torch.tensor([[3.0, 4.0]])).round(decimals=3)
+    tensor([[0.4240, 0.5660]], grad_fn=<RoundBackward1>)
+    """
+
+    weight: nn.Parameter
+
+    def __init__(
+        self,
+        num_features: int | tuple[int, ...],
+        *,
+        rank: int = 16,
+        eps: float = 1e-6,
+        feature_dim: int = -1,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(num_features, eps, True, False, device, dtype, feature_dim)
+        self.rank = check_count("rank", rank, 1)
+        shape = (rank, self.num_features)
+        self.down = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
+        self.up = nn.Parameter(torch.zeros(shape[::-1], device=device, dtype=dtype))
+        self._start_gate()
+
+    def normalize(self, x: Tensor, _: Tensor | None, residual: Tensor | None, /) -> Normalized:
+        """Normalize (..., C)."""
+        total = x if residual is None else x + residual
+        wide = total.to(accumulation_dtype(total))
+        z, _total = token_norm(
+            TokenNormArgs(wide, None, self.weight, None, eps=self.eps, centered=False)
+        )
+        return answer((low_rank_gate(z, self.down, self.up).to(total.dtype), total), residual)
+
+    def reset_parameters(self) -> None:
+        """Set γ to 1, U to 0 and D to its start."""
+        super().reset_parameters()
+        nn.init.zeros_(self.up)
+        self._start_gate()
+
+    @torch.no_grad()
+    def _start_gate(self) -> None:
+        # In one type on one device, whatever the defaults are.
+        row, column = (
+            torch.arange(size, dtype=torch.float64, device="cpu") + 0.5 for size in self.down.shape
+        )
+        angles = torch.outer(row, column) * (math.pi / self.num_features)
+        self.down.copy_(torch.cos(angles) * math.sqrt(2 / self.num_features))
+
+    def extra_repr(self) -> str:
+        """Return the features, rank and eps."""
+        return f"{Norm.extra_repr(self)}, rank={self.rank}, eps={self.eps}"

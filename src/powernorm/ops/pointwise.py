@@ -1,7 +1,7 @@
 """Maps in plain torch, with the gradient's rule of the norms: where none arrives none leaves.
 
 Autograd multiplies a zero that arrives by what the value is, which is NaN where padding holds NaN.
-Most are maps of single values; the last two read the features of a token.
+Most are maps of single values; the last four read the features of a token.
 """
 
 from __future__ import annotations
@@ -151,6 +151,70 @@ class _UnitLength(PlainFunction):
         return grad_x, products.sum().reshape(scale.shape), None
 
 
+class _CenteredScale(PlainFunction):
+    """s x/sqrt(mean (x - b)² + eps), the mean over the features of a token."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, center: Tensor, scale: Tensor, eps: float) -> Tensor:
+        ctx.save_for_backward(x, center, scale)
+        ctx.eps = eps
+        return scale * (x * _inverse_rms(x - center, eps))
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:
+        x, center, scale = ctx.saved_tensors
+        arriving = _is_arriving(grad)
+        x = torch.where(arriving, x, 0.0)
+        distance = x - center
+        inverse = _inverse_rms(distance, ctx.eps)
+        along = where_arriving(grad, grad * x).sum(-1, keepdim=True) * inverse
+        # Of the root, at x and with the other sign at b.
+        through = torch.where(
+            arriving, scale * along * inverse.square() * distance / num_features_of(x), 0.0
+        )
+        grad_center = through.sum_to_size(center.shape)
+        return scale * inverse * grad - through, grad_center, along.sum().reshape(scale.shape), None
+
+
+class _LowRankGate(PlainFunction):
+    """z ⊙ σ(U silu(D z)), for each token."""
+
+    @staticmethod
+    def forward(ctx: Any, z: Tensor, down: Tensor, up: Tensor) -> Tensor:
+        ctx.save_for_backward(z, down, up)
+        return _gated(z, down, up)
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        z, down, up = ctx.saved_tensors
+        z = torch.where(_is_arriving(grad), z, 0.0)
+        hidden = z @ down.mT
+        slope = torch.sigmoid(hidden)
+        inner = hidden * slope
+        gate = torch.sigmoid(inner @ up.mT)
+        grad_up = grad * z * gate * (1 - gate)
+        grad_down = (grad_up @ up) * (slope + inner * (1 - slope))
+        return (
+            grad * gate + grad_down @ down,
+            _outer(grad_down, z),
+            _outer(grad_up, inner),
+        )
+
+
+def _inverse_rms(x: Tensor, eps: float) -> Tensor:
+    return torch.rsqrt(x.square().mean(-1, keepdim=True) + eps)
+
+
+def _gated(z: Tensor, down: Tensor, up: Tensor) -> Tensor:
+    hidden = z @ down.mT
+    return z * torch.sigmoid((hidden * torch.sigmoid(hidden)) @ up.mT)
+
+
+def _outer(a: Tensor, b: Tensor) -> Tensor:
+    """The sum of the outer products of all tokens."""
+    return a.reshape(-1, a.shape[-1]).mT @ b.reshape(-1, b.shape[-1])
+
+
 def _length(x: Tensor) -> Tensor:
     length: Tensor = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
     return length
@@ -263,6 +327,23 @@ def unit_length(x: Tensor, scale: Tensor, eps: float) -> Tensor:
     else:
         y = scale * (wide / _length(wide).clamp(min=eps))
     return y.to(x.dtype)
+
+
+def centered_scale(x: Tensor, center: Tensor, scale: Tensor, eps: float) -> Tensor:
+    """`s x/sqrt(mean (x - b)² + eps)` in the type of x."""
+    dtype = accumulation_dtype(x)
+    wide, center, scale = (tensor.to(dtype) for tensor in (x, center, scale))
+    if _is_recorded(x, center, scale):
+        y = _applied(_CenteredScale, wide, center, scale, eps)
+    else:
+        y = scale * (wide * _inverse_rms(wide - center, eps))
+    return y.to(x.dtype)
+
+
+def low_rank_gate(z: Tensor, down: Tensor, up: Tensor) -> Tensor:
+    """`z ⊙ σ(U silu(D z))` in the type of z; D (R, C), U (C, R)."""
+    down, up = down.to(z.dtype), up.to(z.dtype)
+    return _applied(_LowRankGate, z, down, up) if _is_recorded(z, down, up) else _gated(z, down, up)
 
 
 def _applied(function: type[PlainFunction], *args: Any) -> Tensor:

@@ -17,6 +17,7 @@ from powernorm.surgery.matching import MatchReport, match_teacher
 from powernorm.surgery.modularizing import Modularization, modularize
 from powernorm.surgery.plans import AppliedPlan, NormPlan, PlanRow
 from powernorm.surgery.swapping import mask_batch_norms, plan_swap, swap
+from powernorm.surgery.weight_decay import decay_groups
 
 __all__ = [
     "AppliedPlan",
@@ -31,6 +32,7 @@ __all__ = [
     "StatisticsFreezing",
     "Where",
     "calibrate",
+    "decay_groups",
     "fold",
     "freeze_statistics",
     "insert",

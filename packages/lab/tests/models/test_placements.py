@@ -70,6 +70,24 @@ def linears(attention: Any) -> Any:
     return forward
 
 
+def qkv_normalized(attention: Any) -> Any:
+    """Each head's queries, keys and values behind its own norm, by hand."""
+
+    def forward(x: Tensor) -> Tensor:
+        parts = (attention.query(x), *attention.key_value(x).chunk(2, dim=-1))
+        norms = (attention.query_norm, attention.key_norm, attention.value_norm)
+        heads = [
+            F.layer_norm(part.unflatten(-1, (HEADS, -1)), (4,), one.norm.weight, one.norm.bias)
+            for part, one in zip(parts, norms, strict=True)
+        ]
+        mixed = F.scaled_dot_product_attention(
+            *(one.transpose(1, 2) for one in heads), is_causal=True
+        )
+        return attention.output(mixed.transpose(1, 2).flatten(2))
+
+    return forward
+
+
 def expected(layer: Any, x: Tensor, placement: Placement, number: int) -> Tensor:
     """The output of a layer by the equation of its placement."""
     a, f = layer.attention, layer.feedforward
@@ -96,8 +114,12 @@ def expected(layer: Any, x: Tensor, placement: Placement, number: int) -> Tensor
     if placement == "bn-linear":
         h = x + linears(a)(x)
         return h + f[3].norm(f[3].inner(F.gelu(f[0].norm(f[0].inner(h)))))
-    h = x + a(first.norm(x))
-    return h + f(second.norm(h))
+    if placement == "hybrid":
+        z = first.norm(x + qkv_normalized(a)(x))
+        return z + f(z)
+    scale = (number + 1) ** -0.5 if placement == "lns" else 1.0
+    h = x + a(scale * first.norm(x))
+    return h + f(scale * second.norm(h))
 
 
 @pytest.mark.parametrize("placement", NEW)
@@ -119,6 +141,8 @@ NUM_NORMS = {
     "normformer": 2 * 4 + 1,
     "bn-ffn": 2 * 3 + 1,
     "bn-linear": 2 * 5,
+    "lns": 5,
+    "hybrid": 2 * 4 + 1,
 }
 
 
@@ -133,7 +157,9 @@ def test_every_norm_stands_where_it_should_and_sees_the_mask(placement: Placemen
         norm.register_forward_pre_hook(lambda _, args: seen.append(args[1]))
     model(tokens(), mask)
     assert len(norms) == len(seen) == NUM_NORMS[placement]
-    assert all(one is not None and torch.equal(one, mask) for one in seen)
+    # Norms of heads see it at each head.
+    own = [one if one is None or one.ndim == 2 else one[..., 0] for one in seen]
+    assert all(one is not None and torch.equal(one, mask) for one in own)
 
 
 @pytest.mark.parametrize("placement", NEW)

@@ -21,7 +21,7 @@ def attended_positions(padding_mask: Tensor) -> Tensor:
 
 
 class NormOfHeads(nn.Module):
-    """A norm of queries or keys, before they meet (qk-norm).
+    """A norm of queries or keys, before they meet (qk-norm), or of values (HybridNorm).
 
     `per_head` normalizes the features of each head by one norm that all heads share: one weight,
     and with batch statistics one mean and variance for each feature of a head. `whole` normalizes
@@ -59,10 +59,11 @@ class NormOfHeads(nn.Module):
 
 
 class HeadNorms(NamedTuple):
-    """What normalizes queries and keys."""
+    """What normalizes queries and keys, and values where `values` is True."""
 
     kind: QueryKeyNorm
     norm: NormFactory
+    values: bool = False
 
 
 class MultiHeadAttention(nn.Module):
@@ -75,7 +76,7 @@ class MultiHeadAttention(nn.Module):
         causal: a position attends to itself and earlier ones only (self-attention).
         scales_heads: whether each head has a learned scale, before the out-projection.
         linear_norm: makes a norm after each linear map; None has none.
-        head_norms: make the norms of queries and keys; None has none.
+        head_norms: make the norms of queries, keys and maybe values; None has none.
 
     Shape:
         - x: (batch, length, features)
@@ -114,10 +115,13 @@ class MultiHeadAttention(nn.Module):
         self.head_scale = HeadScale(num_heads) if scales_heads else None
         self.query_norm: nn.Module | None = None
         self.key_norm: nn.Module | None = None
+        self.value_norm: nn.Module | None = None
         if head_norms is not None:
-            kind, norm = head_norms
+            kind, norm, has_values = head_norms
             self.query_norm = NormOfHeads(kind, num_features, num_heads, norm)
             self.key_norm = NormOfHeads(kind, num_features, num_heads, norm)
+            if has_values:
+                self.value_norm = NormOfHeads(kind, num_features, num_heads, norm)
 
     def forward(
         self,
@@ -163,9 +167,10 @@ class MultiHeadAttention(nn.Module):
             values = F.linear(memory, weight[size:], bias[size:])
         else:
             keys, values = apply_masked(self.key_value, memory, padding_mask).chunk(2, dim=-1)
-        if self.key_norm is not None:
-            return self.key_norm(keys, padding_mask), self._heads(values)
-        return self._heads(keys), self._heads(values)
+        return (
+            self._heads(keys, self.key_norm, padding_mask),
+            self._heads(values, self.value_norm, padding_mask),
+        )
 
     def branch_weights(self) -> list[Tensor]:
         """Return the weights of values and output with their biases, for DeepNorm."""
@@ -188,11 +193,7 @@ class MultiHeadAttention(nn.Module):
         return self._attended(self._queries(x, None), keys, values, allowed)
 
     def _queries(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        queries = apply_masked(self.query, x, mask)
-        if self.query_norm is not None:
-            normalized: Tensor = self.query_norm(queries, mask)
-            return normalized
-        return self._heads(queries)
+        return self._heads(apply_masked(self.query, x, mask), self.query_norm, mask)
 
     def _attended(
         self,
@@ -217,8 +218,11 @@ class MultiHeadAttention(nn.Module):
             mixed = self.head_scale(mixed)
         return apply_masked(self.output, mixed, mask)
 
-    def _heads(self, x: Tensor) -> Tensor:
-        return _split_heads(x, self.num_heads)
+    def _heads(self, x: Tensor, norm: nn.Module | None, mask: Tensor | None) -> Tensor:
+        if norm is None:
+            return _split_heads(x, self.num_heads)
+        normalized: Tensor = norm(x, mask)
+        return normalized
 
     def _allowed(self, padding_mask: Tensor) -> Tensor:
         """Return where attention may look, True = yes, (batch, 1, length or 1, length)."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 from typing import Literal
 
-from powernorm_lab.runs import Placement as Placement
+from powernorm.records import Placement as Placement
 
 Activation = Literal["gelu", "relu", "cube"]
 """The non-linearity between linear maps; `cube`, x³, is that of Chen and Manning (2014)."""

@@ -68,7 +68,9 @@ class LanguageModel(nn.Module):
     ) -> None:
         super().__init__()
         all_places = layer_places(shape)
-        has_inner = shape.qk_norm or any(one.linears or one.scales_heads for one in all_places)
+        has_inner = shape.qk_norm or any(
+            one.linears or one.heads or one.scales_heads for one in all_places
+        )
         if attention is not None and has_inner:
             raise InputError(
                 f"placement={shape.placement} with qk_norm={shape.qk_norm}: an attention of its "

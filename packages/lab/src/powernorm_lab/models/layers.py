@@ -83,7 +83,7 @@ class FeedForward(nn.Sequential):
 
 
 class Residual(nn.Module):
-    """The frame of a sub-layer f: `N₃(α x + N₂(f(N₁(x))))`, of which most placements have a part.
+    """The frame of a sub-layer f: `N₃(α x + N₂(f(s N₁(x))))`, of which most placements have a part.
 
     The norm before the sub-layer or at the sum is `norm`, that after it is `branch_norm`. α is the
     vector `scale`: learned, or a constant whose entries are equal until a norm is folded.
@@ -120,7 +120,8 @@ class Residual(nn.Module):
         self, x: Tensor, sublayer: Callable[[Tensor], Tensor], padding_mask: Tensor | None = None
     ) -> Tensor:
         """Apply `sublayer` inside the frame; x: (batch, length, features)."""
-        branch = sublayer(self._normalized(x, padding_mask) if self.places.before else x)
+        inner = self._normalized(x, padding_mask) if self.places.before else x
+        branch = sublayer(inner if self.places.scale == 1 else inner * self.places.scale)
         if self.branch_norm is not None:
             branch = self.branch_norm(branch, padding_mask)
         kept = x if self.scale is None else x * self.scale
@@ -225,6 +226,7 @@ def attention(
     qk_norm: NormFactory | None,
 ) -> MultiHeadAttention:
     """Return an attention of several heads with the norms that stand inside it."""
+    kind = shape.qk_norm or ("per_head" if places.heads else None)
     return MultiHeadAttention(
         shape.num_features,
         shape.num_heads,
@@ -232,7 +234,7 @@ def attention(
         causal=causal,
         scales_heads=places.scales_heads,
         linear_norm=norm if places.linears else None,
-        head_norms=None if shape.qk_norm is None else HeadNorms(shape.qk_norm, qk_norm or norm),
+        head_norms=None if kind is None else HeadNorms(kind, qk_norm or norm, places.heads),
     )
 
 

@@ -12,7 +12,7 @@ WITHOUT_FINAL_NORM: Final[frozenset[Placement]] = frozenset({"post", "deepnorm",
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubLayerPlaces:
-    """Where the norms of a sub-layer f stand: `y = N₃(α x + N₂(f(N₁(x))))`."""
+    """Where the norms of a sub-layer f stand: `y = N₃(α x + N₂(f(s N₁(x))))`."""
 
     before: bool = False
     """N₁, before the sub-layer, on its branch."""
@@ -22,6 +22,8 @@ class SubLayerPlaces:
     """N₃, after the residual sum."""
     residual: float | Literal["learned"] = 1.0
     """α: a constant, or a learned vector that begins at 1."""
+    scale: float = 1.0
+    """s: a constant."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +38,8 @@ class LayerPlaces:
     """Inside the feed-forward network: before the activation, or after it and its dropout."""
     linears: bool = False
     """After every linear map of the layer."""
+    heads: bool = False
+    """Inside the attention: on queries, keys and values, in each head."""
     scales_heads: bool = False
     """Whether each head has a learned scale, before the out-projection."""
     branch_scale: float = 1.0
@@ -63,6 +67,8 @@ _LAYERS: Final[dict[Placement, LayerPlaces]] = {
     ),
     "bn-ffn": LayerPlaces(attention=_PRE, feedforward=_PRE, hidden="before"),
     "bn-linear": LayerPlaces(attention=_NONE, feedforward=_NONE, linears=True),
+    # HybridNorm (Zhuo et al. 2025): `z = N(x + f(x))`, then `z + g(z)`, f with norms of its heads.
+    "hybrid": LayerPlaces(attention=_POST, feedforward=_NONE, heads=True),
 }
 
 
@@ -120,6 +126,10 @@ def layer_places(
         # The lowest quarter (Mix-LN's q = 0.25). Without a layer of its own it would be `pre`.
         num_post = max(1, count // 4)
         return [_LAYERS["post"]] * num_post + [_LAYERS["pre"]] * (count - num_post)
+    if shape.placement == "lns":
+        # LayerNorm scaling (Sun et al. 2025): the norms of layer l, from 1, by 1/√l, not the final.
+        scaled = [replace(_PRE, scale=layer**-0.5) for layer in range(1, count + 1)]
+        return [LayerPlaces(attention=one, feedforward=one) for one in scaled]
     places = _LAYERS[shape.placement]
     if shape.placement == "deepnorm":
         residual, branch = scales or deepnorm_scales(count)

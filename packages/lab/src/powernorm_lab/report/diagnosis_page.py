@@ -221,6 +221,13 @@ def _position(layer: Layer) -> str:
     return f"{position:.0f}" + ("" if ratio is None else f" ({numerals.number(ratio, 1)}×)")
 
 
+def _sink(layer: Layer) -> str:
+    share, feature = layer.get("sink_share"), layer.get("sink_feature")
+    if not share or feature is None:
+        return numerals.NOTHING
+    return f"feature {feature:.0f} in {numerals.number(100 * share, 1)} %"
+
+
 COLUMNS: Final[Sequence[LayerColumn]] = (
     _words("layer", "layer"),
     _words("norm", "norm"),
@@ -233,6 +240,9 @@ COLUMNS: Final[Sequence[LayerColumn]] = (
     _tid("padded_var_tid", "var, padding counted"),
     LayerColumn(("num_outliers",), "outlier features", _outliers),
     LayerColumn(("top_position",), "top position", _position),
+    _tid("saturated_share", "saturated, %"),
+    _plain("slope", "slope"),
+    LayerColumn(("sink_share",), "residual sink", _sink),
     _plain("lambda_1", "λ₁"),
     _plain("kappa_20", "κ 20 %"),
     _plain("kappa_50", "κ 50 %"),
@@ -249,7 +259,9 @@ MEANINGS: Final = (
     "mean for PowerNormV and for PowerNorm behind GroupScaling. "
     "Outlier features: number, and the largest with its root mean square over the median "
     "feature's. Top position: the position in the sequence with the largest mean square, over the "
-    "average."
+    "average. Saturated: share of values beyond the linear range of DyT, Derf or DyISRU, |z| > 1 "
+    "of γ f(z) + β; slope: dz/dx, which is α or 1/√B. Residual sink: the feature that is most "
+    "often above 100 times its token's median magnitude, and in how many tokens."
 )
 
 

@@ -328,6 +328,21 @@ GRADIENTS: Final = (
         "factor would change its sign (Xu et al. 2019, eq. 7).",
         scale=100,
     ),
+    MonitoredPanel(
+        "saturated_share",
+        "average",
+        "Share of saturated values",
+        "%",
+        "Of DyT, Derf and DyISRU, mean over norm layers: values beyond the linear range.",
+        scale=100,
+    ),
+    MonitoredPanel(
+        "slope",
+        "average",
+        "Slope of the argument",
+        "α, or 1/√B",
+        "Of DyT, Derf and DyISRU, mean over norm layers.",
+    ),
 )
 
 

@@ -55,7 +55,9 @@ class TransformerSettings(ModelSettings):
     (`post`), before and after each sub-layer (`sandwich`), there and on the embeddings (`peri`),
     after it alone (`out`); `mix` has `post` in the lowest quarter of the layers and `pre` above;
     `deepnorm`, `normformer`; `bn-ffn` is `pre` with one more between the linear maps of a
-    feed-forward network, `bn-linear` one after every linear map."""
+    feed-forward network, `bn-linear` one after every linear map; `lns` is `pre` with the norms of
+    layer l, from 1, times 1/√l; `hybrid` has norms of queries, keys and values, and one before the
+    feed-forward network and its residual."""
     embedding_norm: bool | None = None
     """Whether a norm follows the embeddings; none is with `peri` only."""
     qk_norm: QueryKeyNorm | None = None
@@ -76,6 +78,8 @@ class TransformerSettings(ModelSettings):
                 widths.append(self.feedforward_features)
             if places.linears:
                 widths.append(2 * self.num_features)  # of keys and values
+            if places.heads and self.qk_norm is None:
+                widths.append(self.qk_norm_width)
         if self.qk_norm is not None and self.qk_norm_type == SAME:
             widths.append(self.qk_norm_width)
         return tuple(dict.fromkeys(widths))

@@ -30,7 +30,7 @@ class LanguageModelShape(TransformerSettings):
             raise refuse("model.adaptive_cutoffs", self.adaptive_cutoffs, "must rise, each id once")
         if self.architecture == "tensorized":
             self._refuse_inner(
-                "the tensorized attention, which has one head", "normformer", "bn-linear"
+                "the tensorized attention, which has one head", "normformer", "bn-linear", "hybrid"
             )
             if self.num_heads != 1:
                 raise refuse(

@@ -23,7 +23,7 @@ class TransformerXLShape(DetailedTransformerSettings):
     def __post_init__(self) -> None:
         super().__post_init__()
         self._refuse_inner(
-            "the attention to a memory, which would be normalized twice", "bn-linear"
+            "the attention to a memory, which would be normalized twice", "bn-linear", "hybrid"
         )
 
 

@@ -46,7 +46,9 @@ class EntityTaggerShape(DetailedTransformerSettings):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._refuse_inner("the directional attention, whose keys are its input", "bn-linear")
+        self._refuse_inner(
+            "the directional attention, whose keys are its input", "bn-linear", "hybrid"
+        )
 
 
 @section()
