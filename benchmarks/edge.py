@@ -27,7 +27,7 @@ from torch import Tensor
 
 NORMS = ("ln", "rms", "dyt", "bn")
 ROWS, LENGTH = 2, 16
-"""Of the valid text that the programs are made for."""
+"""Sizes of the example that the programs are made for."""
 PARTS = ("layer_norm", "mean", "rsqrt", "tanh")
 """In the names of operators that norms become."""
 

@@ -208,9 +208,8 @@ def operators(model: nn.Module, frames: Tensor, padding_mask: Tensor) -> Counter
     parts = torch.export.default_decompositions()
     parts.update(get_decompositions([torch.ops.aten.native_layer_norm]))
     traced = torch.export.export(model, (frames, padding_mask)).run_decompositions(parts)
-    calls = [node for node in traced.graph.nodes if node.op == "call_function"]
-    names = (getattr(node.target, "__name__", "").split(".")[0] for node in calls)
-    return Counter(name for name in names if name not in ("getitem", "_assert_tensor_metadata"))
+    names = (getattr(node.target, "__name__", "").split(".")[0] for node in traced.graph.nodes)
+    return Counter(name for name in names if name not in ("", "getitem", "_assert_tensor_metadata"))
 
 
 def main(steps: int = 1500) -> dict[str, float]:
