@@ -1,13 +1,15 @@
 """What half precision does to LayerNorm, RMSNorm, DynamicTanh and a folded BatchNorm.
 
     python benchmarks/half_precision.py --runs runs/half --out benchmarks/results/half.jsonl
+    python benchmarks/half_precision.py --removed runs/minilm runs/antiberty --out MORE.jsonl
     python benchmarks/half_precision.py --show benchmarks/results/half.jsonl --plot half.svg
 
 Language models are trained with each norm (the recipe `demo` of `lm`, pre-norm), then changed so
 that they compute the same function while the residual stream is larger (`scale`), shifted
 (`offset`, where the norm does not see it) or has features on unlike scales (`spread`, BatchNorm
-alone). Outputs in half precision are compared with those in float64. Errors do not depend on how
-busy the machine is.
+alone). With --removed it is post-norm encoders of Hugging Face and what `studies/removal/run.py`
+made of them, whose whole stream is larger. Outputs in half precision are compared with those in
+float64. Errors do not depend on how busy the machine is.
 
 The ways: `float16 runtime` is the exported graph with the norm written out and float16
 accumulation in reductions, by ONNX's reference evaluator, as engines without a fused norm compute
@@ -18,8 +20,10 @@ have torch's own kernels, which accumulate in float32.
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import math
+import sys
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
@@ -115,10 +119,65 @@ def written(model: nn.Module) -> nn.Module:
     """Return a copy whose LayerNorms and RMSNorms are elementary operators."""
     model = deepcopy(model)
     for name, norm in list(model.named_modules()):
-        if isinstance(norm, powernorm.LayerNorm | powernorm.RMSNorm):
-            centers = isinstance(norm, powernorm.LayerNorm)
+        if isinstance(norm, powernorm.LayerNorm | powernorm.RMSNorm | nn.LayerNorm):
+            centers = not isinstance(norm, powernorm.RMSNorm)
             model.set_submodule(name, Written(norm, norm.eps, centers=centers))
     return model
+
+
+class Answer(nn.Module):
+    """A BERT whose stream is `scale` times as large, as tokens to logits or to hidden states."""
+
+    @torch.no_grad()
+    def __init__(self, bert: Any, scale: float) -> None:
+        super().__init__()
+        self.bert, self.scale = deepcopy(bert), scale
+        if (head := self.bert.get_output_embeddings()) is not None:
+            head.weight = nn.Parameter(head.weight.clone())
+        for name, part in self.bert.named_modules():
+            if name.endswith(("output.dense", "_embeddings")):  # writes into the stream
+                for parameter in part.parameters():
+                    parameter.mul_(scale)
+            elif name.endswith(
+                (".query", ".key", ".value", "intermediate.dense", "transform.dense")
+            ):
+                part.weight.div_(scale)
+            elif isinstance(part, nn.LayerNorm) and "transform" not in name:
+                part.weight.mul_(scale)
+                part.bias.mul_(scale)
+                part.eps *= scale**2
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        # The reference evaluator fails at the slice of zeros that is the default.
+        found = self.bert(input_ids=tokens, token_type_ids=torch.zeros_like(tokens))
+        # Hidden states are the stream itself.
+        answer: Tensor = found.logits if "logits" in found else found[0] / self.scale
+        return answer
+
+
+def removed_rows(folder: Path) -> Iterator[dict[str, Any]]:
+    """Yield a row for the model of a study and for what its removal left, each scale and way."""
+    import transformers
+
+    sys.path.append(str(Path(__file__).parents[1] / "studies" / "removal"))
+    import run as removal
+
+    name = folder.name
+    original = transformers.AutoModel if name == "minilm" else transformers.AutoModelForMaskedLM
+    source = removal.PREPARATIONS[name](folder)
+    text = (folder / "text/test.txt").read_text(encoding="utf-8").splitlines()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(source)
+    joined = tokenizer(" ".join(text[:50]), return_tensors="pt")["input_ids"]
+    tokens = joined[:, : ROWS * LENGTH].reshape(ROWS, LENGTH)
+    for norm in ("ln", "folded"):
+        is_original = norm == "ln"
+        folded = folder / "removal" / "model"
+        bert = original.from_pretrained(source) if is_original else powernorm.load(folded)
+        with torch.no_grad():
+            exact = Answer(bert.double(), 1).eval()(tokens).numpy()
+        for scale in SCALES:
+            row = {"norm": f"{name}, {norm}", "scale": scale}
+            yield from measured(Answer(bert, scale).eval(), tokens, exact, row)
 
 
 def outputs(model: nn.Module, tokens: Tensor) -> Iterator[tuple[str, np.ndarray]]:
@@ -182,7 +241,7 @@ def variants(norm: str, num_features: int) -> Iterator[tuple[dict[str, float], T
             yield {"spread": spread}, 10 ** exponents[order], 0.0
 
 
-def rows(runs: Path, seeds: tuple[int, ...]) -> Iterator[dict[str, Any]]:
+def own_rows(runs: Path, seeds: tuple[int, ...]) -> Iterator[dict[str, Any]]:
     """Yield a row for each norm, seed, stream and way."""
     for norm, seed, model, tokens in trained(runs, seeds):
         with torch.no_grad():
@@ -191,19 +250,22 @@ def rows(runs: Path, seeds: tuple[int, ...]) -> Iterator[dict[str, Any]]:
             same = changed(model, by, offset)
             if norm == "bn":
                 same = powernorm.fold(same, tokens, tied="untie").model
-            with torch.no_grad():
-                error = _error(same(tokens).numpy(), exact)
-            if error > 1e-6:
-                raise SystemExit(f"{norm} {stream}: another function, by {error}")
-            for way, logits in outputs(same, tokens):
-                found = _error(logits, exact)
-                yield {
-                    "norm": "bn, folded" if norm == "bn" else norm,
-                    "seed": seed,
-                    **stream,
-                    "way": way,
-                    "error": float(f"{found:.3g}") if math.isfinite(found) else None,
-                }
+            row = {"norm": "bn, folded" if norm == "bn" else norm, "seed": seed, **stream}
+            yield from measured(same, tokens, exact, row)
+
+
+def measured(
+    model: nn.Module, tokens: Tensor, exact: np.ndarray, row: dict[str, Any]
+) -> Iterator[dict[str, Any]]:
+    """Yield the row of each way; `model`, in float64, computes what is exact."""
+    with torch.no_grad():
+        error = _error(model(tokens).numpy(), exact)
+    if error > 1e-6:
+        raise SystemExit(f"{row}: another function, by {error}")
+    for way, logits in outputs(model, tokens):
+        found = _error(logits, exact)
+        error = float(f"{found:.3g}") if math.isfinite(found) else None
+        yield {**row, "way": way, "error": error}
 
 
 def _error(found: np.ndarray, exact: np.ndarray) -> float:
@@ -272,6 +334,7 @@ def main() -> None:
     """Measure, or show."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--runs", type=Path, default=Path("runs/half"), help="of the models")
+    parser.add_argument("--removed", type=Path, nargs="+", help="of the study, in place of --runs")
     parser.add_argument("--out", type=Path, help="measure; JSON lines")
     parser.add_argument("--seeds", type=int, default=len(SEEDS))
     parser.add_argument("--show", type=Path, metavar="ROWS", help="print tables of stored rows")
@@ -279,8 +342,11 @@ def main() -> None:
     given = parser.parse_args()
     if given.out:
         warnings.simplefilter("ignore", UserWarning)
+        rows = own_rows(given.runs, tuple(range(given.seeds)))
+        if given.removed:
+            rows = itertools.chain.from_iterable(map(removed_rows, given.removed))
         found = []
-        for row in rows(given.runs, tuple(range(given.seeds))):
+        for row in rows:
             print(row, flush=True)
             found.append(row)
         given.out.write_text("".join(json.dumps(row) + "\n" for row in found), encoding="utf-8")

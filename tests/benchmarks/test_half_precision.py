@@ -12,7 +12,7 @@ from torch import Tensor
 
 import half_precision
 import powernorm
-from half_precision import NORMS, changed, errors, limits, outputs, variants
+from half_precision import NORMS, Answer, changed, errors, limits, outputs, variants
 from powernorm_lab.models.choices import TransformerShape
 from powernorm_lab.models.language_model import LanguageModel
 
@@ -37,6 +37,19 @@ def test_every_stream_is_the_same_function(norm: str, tokens: Tensor) -> None:
     expected = model(tokens)
     for _, by, offset in variants(norm, 64):
         torch.testing.assert_close(changed(model, by, offset)(tokens), expected)
+
+
+@pytest.mark.parametrize("kind", ["BertModel", "BertForMaskedLM"])
+def test_a_bert_with_a_larger_stream_is_the_same_function(kind: str, tokens: Tensor) -> None:
+    transformers = pytest.importorskip("transformers")
+    sizes = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "vocab_size": 50}
+    torch.manual_seed(0)
+    bert = getattr(transformers, kind)(transformers.BertConfig(**sizes, intermediate_size=32))
+    bert = bert.double().eval()
+    with torch.no_grad():
+        expected = Answer(bert, 1)(tokens)
+        torch.testing.assert_close(Answer(bert, 300)(tokens), expected)
+    assert expected.shape == (*tokens.shape, 16 if kind == "BertModel" else 50)
 
 
 @pytest.mark.slow

@@ -6,18 +6,21 @@ import copy
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import Tensor, nn
 
 import powernorm
 from powernorm.errors import InputError
 from powernorm.inspection.batches import call_model
-from powernorm.integrations.stock_models import check_fits_stock, compare_stock
+from powernorm.integrations.stock_models import compare_stock
 from powernorm.surgery.removal import MethodName, build_removal
-from powernorm.surgery.saving.stock import CONSTANT_EPS
+from powernorm.surgery.removal.layers import FrozenDeviationNorm
+from powernorm.surgery.saving.stock import CONSTANT_EPS, constant_eps, stock_state
 
 transformers = pytest.importorskip("transformers")
 
@@ -140,12 +143,88 @@ def test_layer_norm_with_that_eps_is_the_constant_bit_by_bit() -> None:
         torch.testing.assert_close(norm(x), weight * x, rtol=0, atol=1e-6 * scale)
 
 
-def test_bfloat16_holds_it_and_float16_says_that_it_does_not(tmp_path: Path) -> None:
+def test_bfloat16_holds_it(tmp_path: Path) -> None:
     model = without_norms(gpt2, "freeze", torch.bfloat16)
     powernorm.save(model, tmp_path, stock=True)
     assert compare_stock(model, tmp_path, batches()[0])[-1].dtype is torch.bfloat16
-    with pytest.raises(InputError, match=r"which torch\.float16 does not hold: convert"):
-        check_fits_stock(without_norms(gpt2, "freeze", torch.float16))
+
+
+def root_of(folder: Path) -> float:
+    """The square root of the eps in a saved configuration."""
+    described = json.loads((folder / "config.json").read_text())
+    (eps,) = (value for key, value in described.items() if key.endswith(("eps", "epsilon")))
+    return float(eps**0.5)
+
+
+@pytest.mark.parametrize(
+    ("build", "method"),
+    [(gpt2, "match-centered"), (bert, "freeze"), (llama, "freeze"), (gemma, "taper")],
+)
+def test_float16_has_the_largest_eps_that_its_slopes_allow(
+    build: Callable[[], Any], method: MethodName, tmp_path: Path
+) -> None:
+    model = without_norms(build, method).half()
+    powernorm.save(model, tmp_path, stock=True)
+    largest = max(norm.affine()[0].detach().max() for norm in model.modules() if is_ours(norm))
+    assert 2**15 < largest * root_of(tmp_path) < 2**16
+    wide, *_, own = compare_stock(model, tmp_path, batches()[0])
+    assert own.dtype is torch.float16
+    # γ and a √E, which is a power of two times a, are rounded to float16.
+    assert max(wide.relative, own.relative) < 3e-3
+
+
+def test_float16_says_which_eps_it_would_need(tmp_path: Path) -> None:
+    """Its slopes allow too small a one for the largest deviation."""
+    model = without_norms(gpt2, "freeze").half()
+    layers = [norm for norm in model.modules() if isinstance(norm, FrozenDeviationNorm)]
+    layers[0].deviation.fill_(1e-3)
+    layers[1].deviation.fill_(1e3)
+    with pytest.raises(InputError, match=r"root is 3\.2e\+04 or more, 32 times .* convert the mod"):
+        powernorm.save(model, tmp_path / "a", stock=True)
+    assert not (tmp_path / "a").exists()
+
+
+def is_ours(module: nn.Module) -> TypeGuard[powernorm.Norm]:
+    return isinstance(module, powernorm.Norm)
+
+
+@settings(max_examples=30)
+@given(
+    exponent=st.floats(-18, 18),
+    spread=st.floats(0, 6),
+    num_features=st.sampled_from((1, 2, 7, 16, 33)),
+    center=st.booleans(),
+    dtype=st.sampled_from((torch.float16, torch.bfloat16)),
+)
+def test_norm_in_place_of_another_computes_the_same_or_is_refused(
+    exponent: float, spread: float, num_features: int, center: bool, dtype: torch.dtype
+) -> None:
+    """One norm whose tokens deviate by 2^exponent, with slopes over `spread` powers of two."""
+    generator = torch.Generator().manual_seed(0)
+    ours = FrozenDeviationNorm(num_features, center=center)
+    with torch.no_grad():
+        ours.weight.copy_(2 ** (spread * (torch.rand(num_features, generator=generator) - 0.5)))
+    model = nn.Sequential(ours).to(dtype).eval()
+    ours.freeze(2.0**exponent)
+    original = nn.Sequential(nn.LayerNorm(num_features) if center else nn.RMSNorm(num_features))
+    try:
+        eps = constant_eps(model, original)
+    except InputError:
+        steepest = float(ours.affine()[0].detach().max())
+        assert dtype is torch.float16
+        assert 32 * 2.0**exponent * steepest > 2**14 or steepest > 2**15
+        return
+    stock = copy.deepcopy(original).to(dtype)
+    stock[0].eps = eps
+    stock.load_state_dict(stock_state(model, stock, original))
+    limits = torch.finfo(dtype)
+    tokens = 2.0**exponent * torch.randn(64, num_features, generator=generator)
+    x = tokens.clamp(limits.min, limits.max).to(dtype).double()
+    with torch.no_grad():
+        wanted, found = model.double()(x), stock.double()(x)
+    smallest = limits.tiny * limits.eps  # below it there is nothing
+    error = (found - wanted).abs().max() / wanted.abs().max().clamp(min=smallest)
+    assert error < 8 * limits.eps
 
 
 @pytest.mark.parametrize(

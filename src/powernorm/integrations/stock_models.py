@@ -14,7 +14,7 @@ from powernorm.inspection.examples import as_call
 from powernorm.integrations.architectures import config_of, loading_quietly
 from powernorm.surgery.folding.verify import Errors, differences
 from powernorm.surgery.saving.records import KEY, is_pretrained
-from powernorm.surgery.saving.stock import CONSTANT_EPS, constant_norms, stock_state, verify_stock
+from powernorm.surgery.saving.stock import constant_eps, stock_state, verify_stock
 
 _EPS: Final = re.compile(r"(^|_)eps(ilon)?$")
 """Keys of a configuration that hold the eps of its norms, such as `layer_norm_epsilon`."""
@@ -106,10 +106,11 @@ def _stock_of(model: nn.Module) -> tuple[Any, nn.Module]:
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         with torch.device("meta"):
             original = kind._from_config(config, dtype=torch.float32)
-        if constant_norms(model, original):
+        eps = constant_eps(model, original)
+        if eps is not None:
             for key, value in config.to_dict().items():
                 if _EPS.search(key) and isinstance(value, float):
-                    setattr(config, key, CONSTANT_EPS)
+                    setattr(config, key, eps)
         stock = kind._from_config(config, dtype=torch.float32)
     stock.to(given.dtype)
     stock.load_state_dict(stock_state(model, stock, original))

@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from torch import nn
 
 import powernorm
@@ -115,3 +117,50 @@ def test_saved_bytes_are_equal_from_call_to_call(tmp_path: Path) -> None:
         for attempt in range(6)
     ]
     assert all(one == files[0] for one in files)
+
+
+@settings(max_examples=25)
+@given(
+    exponents=st.tuples(st.floats(-10, 10), st.floats(-8, 8)),
+    sizes=st.tuples(st.integers(1, 9), st.integers(1, 9), st.integers(1, 5)),
+    dtype=st.sampled_from((torch.float16, torch.bfloat16)),
+)
+def test_folded_in_half_precision_it_computes_the_same_or_is_refused(
+    tmp_path_factory: pytest.TempPathFactory,
+    exponents: tuple[float, float],
+    sizes: tuple[int, int, int],
+    dtype: torch.dtype,
+) -> None:
+    """Powers of two of the deviation and of γ; odd sizes, and one of 1."""
+    features, outputs, length = sizes
+
+    def build() -> nn.Module:
+        norm = powernorm.BatchNorm(features)
+        return nn.Sequential(norm, nn.Linear(features, outputs)).to(dtype).eval()
+
+    torch.manual_seed(0)
+    deviation, scale = (2.0**exponent for exponent in exponents)
+    model: Any = build()
+    with torch.no_grad():
+        model[0].num_batches_tracked.fill_(1)
+        model[0].running_var.uniform_(0.5, 2).mul_(deviation**2)
+        model[0].running_mean.normal_().mul_(deviation)
+        model[0].weight.uniform_(0.5, 2).mul_(scale)
+    x = (deviation * torch.randn(3, length, features)).to(dtype)
+    before = model.double()(x.double()).detach()
+    model = model.to(dtype)
+    try:
+        folded = powernorm.fold(model, x, verify=False).model
+    except InputError:
+        assert dtype is torch.float16
+        assert scale / deviation > 2**10
+        return
+    weight, bias = (float(p.detach().abs().max()) for p in folded.parameters())
+    largest = weight * deviation + bias
+    limits = torch.finfo(dtype)
+    error = (folded.double()(x.double()) - before).abs().max()
+    assert error <= 4 * limits.eps * features * (largest + deviation * limits.tiny)
+    folder = tmp_path_factory.mktemp("half")
+    powernorm.save(folded.to(dtype), folder)
+    again = powernorm.load(folder, build())
+    assert torch.equal(again(x), folded(x))

@@ -9,13 +9,15 @@ so large that the variance v of a token does not count beside it: with the weigh
 
     a √E ⊙ (x - mean x)/sqrt(v + E) + c = a ⊙ (x - mean x) (1 - v/(2 E) + …) + c
 
-E is a power of 4, so that √E is exact and multiplying by it rounds nothing.
+E is a power of 4, so that √E is exact and multiplying by it rounds nothing. In float16 a √E has to
+stay below 65,504, so that E is the largest power of 4 that the slopes a of all norms allow.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
-from typing import Final, NamedTuple
+from typing import Final, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -36,8 +38,10 @@ from powernorm.surgery.folding.structure import FeatureAffine, FoldedNorm
 from powernorm.surgery.saving.storage import traits_of
 
 CONSTANT_EPS: Final = 2.0**60
-"""E. In float64 v + E is E itself for every v below 2⁷, in float32 and bfloat16 below 2³⁶: there
-the norm is the constant exactly. Above it is off by v/2⁶¹. In float16 √E = 2³⁰ is infinite."""
+"""E, but in float16. In float64 v + E is E itself for every v below 2⁷, in float32 and bfloat16
+below 2³⁶: there the norm is the constant exactly. Above it is off by v/2⁶¹."""
+_HEADROOM: Final = 32.0
+"""√E over the deviation of a norm's tokens, at least: then v/(2 E) is 2⁻¹¹, as float16 rounds."""
 _FIX: Final = "leave out stock=True, and powernorm.load builds the model"
 _SAME: Final = {"layer": "ln", "rms": "rms"}
 _TOLERANCES: Final = {torch.float32: 1e-5, torch.float64: 1e-6}
@@ -72,13 +76,43 @@ def constant_norms(model: nn.Module, original: nn.Module) -> tuple[str, ...]:
     )
 
 
+def constant_eps(model: nn.Module, original: nn.Module) -> float | None:
+    """Return E, None where no norm divides by a constant in the place of one that does not.
+
+    Args:
+        model: swapped or folded.
+        original: a model of the original architecture; on the meta device, too.
+
+    Raises:
+        InputError: the type of the weights holds none that is large enough.
+    """
+    modules = dict(model.named_modules(remove_duplicate=False))
+    root, steepest = CONSTANT_EPS**0.5, "powernorm sets a root"
+    constant = constant_norms(model, original)
+    for name in constant:
+        norm = cast(Norm, modules[name])
+        largest, dtype = float(norm.affine()[0].detach().abs().max()), _dtype_of(norm)
+        while largest * root > torch.finfo(dtype).max:
+            root /= 2
+            steepest = f"{name} has slopes up to {largest:.1e}, which in {dtype} allow a root"
+    for name in constant:
+        needed = _HEADROOM * _deviation(cast(Norm, modules[name]))
+        if not needed <= root:
+            raise InputError(
+                f"{name} needs an eps whose root is {needed:.2g} or more, {_HEADROOM:g} times what "
+                f"its tokens deviate, to divide by a constant as a {type(original).__name__}, and "
+                f"{steepest} of {root:.2g}: convert the model to float32 or bfloat16 first"
+            )
+    return root**2 if constant else None
+
+
 def stock_state(model: nn.Module, stock: nn.Module, original: nn.Module) -> dict[str, Tensor]:
     """Return the state dict for a model of the original architecture that computes the same.
 
     Args:
         model: swapped or folded.
-        stock: a model of the original architecture; with `constant_norms` its eps is
-            `CONSTANT_EPS`.
+        stock: a model of the original architecture; its eps is that of
+            `constant_eps`, if any.
         original: the same with the eps of the original; on the meta device, too.
 
     Raises:
@@ -108,7 +142,7 @@ def verify_stock(model: nn.Module, stock: nn.Module, original: nn.Module) -> Non
     pairs = _pairs(model, stock, original)
     for pair in pairs:
         scale = _difference(pair)
-        dtype = next((p.dtype for p in pair.stock.parameters()), torch.float32)
+        dtype = _dtype_of(pair.stock)
         if not scale <= _TOLERANCES.get(dtype, _NARROW_TOLERANCE):
             raise InputError(
                 f"{pair.name} would compute something else as a {type(pair.stock).__name__}, by "
@@ -156,16 +190,16 @@ def _check_shared_eps(model: nn.Module, stock: nn.Module, original: nn.Module) -
 
     A configuration has one eps for all.
     """
-    constant = constant_norms(model, original)
+    constant, eps = constant_norms(model, original), constant_eps(model, original)
     modules = dict(model.named_modules(remove_duplicate=False))
     for name, module in stock.named_modules(remove_duplicate=False):
-        if not constant or not looks_like_norm(module):
+        if eps is None or not looks_like_norm(module):
             continue
-        has_it = epsilon_of(module) == CONSTANT_EPS
+        has_it = epsilon_of(module) == eps
         if name in constant and not has_it:
             raise InputError(
                 f"the configuration of a {type(stock).__name__} does not set the eps of {name}, "
-                f"which would have to be {CONSTANT_EPS:.3g} to divide by a constant: {_FIX}"
+                f"which would have to be {eps:.3g} to divide by a constant: {_FIX}"
             )
         if name not in constant and has_it:
             raise InputError(
@@ -216,15 +250,27 @@ def _constant(pair: _Pair, ours: Norm, reading: Reading) -> tuple[Tensor, Tensor
             "which has no bias for the shift of this layer: one without a shift fits "
             "(powernorm_lab.remove with method.name=freeze or taper)",
         )
-    weight = scale.detach() * CONSTANT_EPS**0.5
-    dtype = next((p.dtype for p in pair.ours.parameters()), torch.float32)
-    if float(weight.abs().max()) > torch.finfo(dtype).max:
-        raise InputError(
-            f"{pair.name} would have weights of {float(weight.abs().max()):.1e} as a "
-            f"{type(pair.stock).__name__} that divides by a constant, which {dtype} does not hold: "
-            "convert the model to float32 or bfloat16 first"
-        )
-    return weight, shift.detach()
+    return scale.detach() * _eps_of(pair.stock) ** 0.5, shift.detach()
+
+
+def _eps_of(norm: nn.Module) -> float:
+    eps = epsilon_of(norm)
+    assert eps is not None
+    return eps
+
+
+def _dtype_of(module: nn.Module) -> torch.dtype:
+    return next((p.dtype for p in module.parameters()), torch.float32)
+
+
+def _deviation(norm: Norm) -> float:
+    """Return what the tokens of a norm's statistics deviate, 1 where it keeps none."""
+    found = {name: buffer.detach().double() for name, buffer in norm.named_buffers()}
+    if "running_var" in found:
+        return math.sqrt((found["running_var"] + found["running_mean"].square()).mean())
+    if "deviation" in found:
+        return float(found["deviation"])
+    return 1 / float(found["branch_scale"]) if "branch_scale" in found else 1.0
 
 
 def _filled(

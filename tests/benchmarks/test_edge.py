@@ -1,0 +1,43 @@
+"""The page of small devices has the stored rows, and what its text says of them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from edge import table
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def stored() -> list[dict[str, Any]]:
+    lines = (ROOT / "benchmarks/results/edge.jsonl").read_text(encoding="utf-8").splitlines()
+    return [json.loads(line) for line in lines]
+
+
+def test_the_page_is_of_the_stored_rows(stored: list[dict[str, Any]]) -> None:
+    page = (ROOT / "docs/edge.md").read_text(encoding="utf-8")
+    assert "\n".join(table(stored)) in page
+    failed = {(row["engine"], row["norm"]) for row in stored if "failed" in row}
+    assert failed == {
+        ("coreml", "ln"),
+        *(("litert", norm) for norm in ("ln", "rms", "dyt", FOLDED)),
+    }
+
+
+FOLDED = "bn, folded"
+
+
+@pytest.mark.parametrize("engine", ["executorch", "litert", "coreml"])
+def test_a_folded_model_has_the_fewest_operators(engine: str, stored: list[dict[str, Any]]) -> None:
+    sizes = {
+        row["norm"]: sum(row["operators"].values())
+        for row in stored
+        if row["engine"] == engine and row["dtype"] == "float32"
+    }
+    assert sizes.keys() == {"ln", "rms", "dyt", FOLDED}
+    assert sizes[FOLDED] == min(sizes.values()) < sizes["ln"]
