@@ -5,15 +5,21 @@ from __future__ import annotations
 import doctest
 import importlib
 import pkgutil
+from importlib.util import find_spec
 
 import pytest
 import torch
 
 import powernorm
 
+PACKAGES = [
+    powernorm,
+    *([importlib.import_module("powernorm_lab")] if find_spec("powernorm_lab") else []),
+]
 MODULES = sorted(
     info.name
-    for info in pkgutil.walk_packages(powernorm.__path__, "powernorm.")
+    for package in PACKAGES
+    for info in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
     if not info.name.endswith("__main__")
 )
 

@@ -32,8 +32,8 @@ def test_home_and_caches_are_the_suites_own() -> None:
 
 def test_home_starts_empty_and_is_removed(tmp_path: Path) -> None:
     """In a suite of its own: this one's caches are in use."""
-    for name in ("conftest.py", "covering.py", "machine.py"):
-        shutil.copy(ROOT / "tests" / name, tmp_path)
+    for name in ("conftest.py", "tests/covering.py", "tests/machine.py"):
+        shutil.copy(ROOT / name, tmp_path)
     (tmp_path / "test_home.py").write_text(
         "import os\n"
         "def test_home():\n"

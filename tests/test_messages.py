@@ -8,17 +8,17 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-SOURCES = Path(__file__).parents[1] / "src" / "powernorm"
+ROOT = Path(__file__).parents[1]
 
 
 def messages() -> Iterator[tuple[str, str]]:
     """Yield place and text, with `{…}` for values, of each error with a message written out."""
-    for path in sorted(SOURCES.rglob("*.py")):
+    for path in [*ROOT.glob("src/**/*.py"), *ROOT.glob("packages/*/src/**/*.py")]:
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Call) and _makes_error(node.func) and node.args:
                 text = _text(node.args[-1])
                 if text:
-                    yield f"{path.relative_to(SOURCES)}:{node.lineno}", text
+                    yield f"{path.relative_to(ROOT)}:{node.lineno}", text
 
 
 def _makes_error(function: ast.expr) -> bool:

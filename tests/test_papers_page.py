@@ -51,5 +51,5 @@ def test_every_recipe_of_a_paper_is_on_a_page() -> None:
 
 @pytest.mark.parametrize(("file", "function"), TESTS)
 def test_tests_exist(file: str, function: str) -> None:
-    (path,) = (ROOT / "tests").glob(f"**/{file}")
+    (path,) = [*ROOT.glob(f"tests/**/{file}"), *ROOT.glob(f"packages/lab/tests/**/{file}")]
     assert not function or f"def {function}(" in path.read_text(encoding="utf-8")

@@ -131,7 +131,7 @@ def uses(root: Path) -> dict[str, set[str]]:
     """Return the private names that src of a checkout uses, with the files that do."""
     trees = {
         path.relative_to(root).as_posix(): ast.parse(path.read_text(encoding="utf-8"))
-        for path in sorted((root / "src").rglob("*.py"))
+        for path in [*root.glob("src/**/*.py"), *root.glob("packages/*/src/**/*.py")]
     }
     own = {name for tree in trees.values() for name in defined(tree)} - OF_TORCH
     found: defaultdict[str, set[str]] = defaultdict(set)

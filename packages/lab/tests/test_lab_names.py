@@ -21,7 +21,7 @@ def test_names_are_there(name: str) -> None:
 
 
 def test_unknown_name() -> None:
-    with pytest.raises(AttributeError, match=r"'powernorm\.lab' has no attribute 'train_all'"):
+    with pytest.raises(AttributeError, match=r"'powernorm_lab' has no attribute 'train_all'"):
         _ = lab.train_all
 
 
