@@ -32,10 +32,11 @@ BLOCKS = [
 
 
 # Libraries of extras; a block that shows one is skipped where it is not installed.
-OPTIONAL = ("onnxruntime", "transformers", "timm")
+OPTIONAL = ("onnxruntime", "transformers", "timm", "x_transformers")
 
 
-# The exporter of torch 2.13 and torch itself.
+# x-transformers, the exporter of torch 2.13 and torch itself.
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated:DeprecationWarning")
 @pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning")
 @pytest.mark.parametrize(("block", "output"), BLOCKS)
 def test_python_block_runs(

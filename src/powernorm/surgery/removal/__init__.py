@@ -1,6 +1,6 @@
 """Taking LayerNorm and RMSNorm out of a model that exists: methods, losses, schedules.
 
-The training around them, with data, checkpoints and a report, is `powernorm_lab.remove`.
+The training around them, with data, checkpoints and a report, is the command `powernorm remove`.
 """
 
 from powernorm.surgery.removal.layers import CenteredBatchNorm, FrozenDeviationNorm

@@ -241,14 +241,14 @@ def _constant(pair: _Pair, ours: Norm, reading: Reading) -> tuple[Tensor, Tensor
             "which does not subtract the mean of each token as this layer does"
             if ours.centers
             else "which subtracts the mean of each token as this layer does not: one that centers "
-            "fits (powernorm_lab.remove with method.name=match-centered or freeze)",
+            "fits (`powernorm remove` with method.name=match-centered or freeze)",
         )
     scale, shift = ours.affine()
     if reading.bias is None and bool(shift.any()):
         raise _misfit(
             pair,
             "which has no bias for the shift of this layer: one without a shift fits "
-            "(powernorm_lab.remove with method.name=freeze or taper)",
+            "(`powernorm remove` with method.name=freeze or taper)",
         )
     return scale.detach() * _eps_of(pair.stock) ** 0.5, shift.detach()
 
