@@ -56,6 +56,7 @@ def test_python_block_runs(
         subprocess.run([sys.executable, "-c", block], cwd=tmp_path, check=True, timeout=300)
         return
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("powernorm.norms.registry.REGISTERED", {})
     exec(compile(block, "block", "exec"), {"__name__": "__main__"})
     if output:
         assert without_numbers(capsys.readouterr().out) == without_numbers(output)

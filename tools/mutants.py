@@ -215,6 +215,9 @@ def copy_with_tests(root: Path, source: str, target: Path) -> None:
             shutil.rmtree(tests)
         for tests in [old / "tests", *old.glob("packages/*/tests")]:
             shutil.copytree(tests, target / tests.relative_to(old), ignore=LEFT_BEHIND)
+        (target / "conftest.py").unlink(missing_ok=True)
+        for settings in old.glob("conftest.py"):  # of older commits it is among the tests
+            shutil.copy2(settings, target)
         shutil.copy2(old / "pyproject.toml", target)
 
 

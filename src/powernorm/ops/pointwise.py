@@ -188,10 +188,10 @@ class _LowRankGate(PlainFunction):
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         z, down, up = ctx.saved_tensors
         z = torch.where(_is_arriving(grad), z, 0.0)
-        hidden = z @ down.mT
+        hidden = z @ down.transpose(-2, -1)
         slope = torch.sigmoid(hidden)
         inner = hidden * slope
-        gate = torch.sigmoid(inner @ up.mT)
+        gate = torch.sigmoid(inner @ up.transpose(-2, -1))
         grad_up = grad * z * gate * (1 - gate)
         grad_down = (grad_up @ up) * (slope + inner * (1 - slope))
         return (
@@ -206,13 +206,13 @@ def _inverse_rms(x: Tensor, eps: float) -> Tensor:
 
 
 def _gated(z: Tensor, down: Tensor, up: Tensor) -> Tensor:
-    hidden = z @ down.mT
-    return z * torch.sigmoid((hidden * torch.sigmoid(hidden)) @ up.mT)
+    hidden = z @ down.transpose(-2, -1)
+    return z * torch.sigmoid((hidden * torch.sigmoid(hidden)) @ up.transpose(-2, -1))
 
 
 def _outer(a: Tensor, b: Tensor) -> Tensor:
     """The sum of the outer products of all tokens."""
-    return a.reshape(-1, a.shape[-1]).mT @ b.reshape(-1, b.shape[-1])
+    return a.reshape(-1, a.shape[-1]).transpose(0, 1) @ b.reshape(-1, b.shape[-1])
 
 
 def _length(x: Tensor) -> Tensor:
