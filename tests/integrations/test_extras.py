@@ -63,7 +63,8 @@ def test_the_way_to_install_works_from_here(
 ) -> None:
     """No index has the distributions, so that a name alone would install another one."""
     assert install_command(extra="hf") == f"pip install -e {shlex.quote(f'{ROOT}[hf]')}"
-    assert install_command(LABORATORY) == f"pip install -e {shlex.quote(f'{ROOT}/packages/lab')}"
+    if (ROOT / "packages/lab").exists():  # the source archive is without it
+        assert install_command(LABORATORY) == f"pip install -e {ROOT / 'packages' / 'lab'}"
     assert install_command("other", "hf") == "pip install 'other[hf]'"
     monkeypatch.setattr(extras, "checkout", lambda: None)
     assert install_command(extra="hf") == "`pip install '.[hf]'` in powernorm's source tree"
@@ -75,9 +76,9 @@ def test_the_way_to_install_works_from_here(
 
 @pytest.mark.parametrize("folder", [".", "packages/lab"])
 def test_what_brings_a_package_is_what_the_distributions_ask_for(folder: str) -> None:
-    project = tomllib.loads((ROOT / folder / "pyproject.toml").read_text("utf-8"))["project"]
-    if folder != "." and not plugins(COMMANDS):
+    if not (ROOT / folder).exists() or (folder != "." and not plugins(COMMANDS)):
         pytest.skip("the laboratory is not installed")
+    project = tomllib.loads((ROOT / folder / "pyproject.toml").read_text("utf-8"))["project"]
     wanted = {None: project["dependencies"], **project["optional-dependencies"]}
     for extra in wanted.keys() - {"dev", "docs"}:
         for line in wanted[extra]:
