@@ -46,6 +46,7 @@ NORMS_COLUMNS: Final = (
     "first_nonfinite",
     "saturated_share",
     "slope",
+    "input_scale",
 )
 """Online TID of SPEC 5 as fractions; distances are (1/d)·‖batch - running‖ (Shen et al., Fig. 2).
 
@@ -56,7 +57,9 @@ over tokens of the mean and of the variance over features of that gradient (Xu e
 Theorem 1); for AdaNorm and SimpleLayerNorm the share of |y| above 1/k (eq. 7); the number of
 calls in the step whose input or whose gradient was not finite, and 1 for the norm that was the
 first to see that, else 0. Of DyT, Derf and DyISRU the share of values beyond the linear range
-(|z| > 1 of `y = γ f(z) + β`), and dz/dx, which is α or 1/√B.
+(|z| > 1 of `y = γ f(z) + β`), and dz/dx, which is α or 1/√B. Of every norm without batch
+statistics the root mean square of its input over valid tokens; of a final Identity that is the
+scale of what enters the head.
 """
 
 

@@ -238,6 +238,27 @@ def test_share_above_the_bound(norm: str, variant: str) -> None:
     assert row["nonfinite_input"] == 0
 
 
+@pytest.mark.parametrize("norm", ["none", "dyt", "ln", "rms"])
+def test_scale_of_the_input(norm: str) -> None:
+    """Over two calls of different sizes, without padding that is NaN; None without a token."""
+    layer = build_norm(norm, 8)
+    x, more = 3 * torch.randn(3, 4, 8), torch.randn(1, 4, 8)
+    mask = torch.zeros(3, 4, dtype=torch.bool)
+    mask[:, 3] = True
+    x[mask] = float("nan")
+    monitor = NormMonitor(nn.Sequential(layer), every=1)
+    monitor.start_step(0)
+    layer(x, mask)
+    layer(more)
+    (row,) = monitor.finish_step(0)
+    expected = torch.cat([x[~mask], more[0]]).double().square().mean().sqrt().item()
+    assert row["input_scale"] == pytest.approx(expected, rel=1e-9)
+    monitor.start_step(1)
+    layer(x, torch.ones_like(mask))
+    (row,) = monitor.finish_step(1)
+    assert row["input_scale"] is None
+
+
 @pytest.mark.parametrize(
     ("norm", "options", "slope", "shift"),
     [

@@ -56,10 +56,11 @@ def gradient_sums(gradient: Tensor) -> Tensor:
 
 
 def input_sums(module: nn.Module, x: Tensor, padding_mask: Tensor | None) -> Tensor:
-    """Return sums over the valid tokens of a norm's input, (4,) float64.
+    """Return sums over the valid tokens of a norm's input, (5,) float64.
 
-    They are the number of tokens, the sum of all values (finite if all values are), the number of
-    outliers or saturated values, and the number of values that could be such ones.
+    They are the number of tokens, the sum of all values (finite if all values are), the sum of the
+    tokens' mean squares, the number of outliers or saturated values, and the number of values that
+    could be such ones.
 
     Args:
         module: the norm.
@@ -69,18 +70,20 @@ def input_sums(module: nn.Module, x: Tensor, padding_mask: Tensor | None) -> Ten
     tokens = wide(x).reshape(-1, x.shape[-1])
     size = tokens.shape[-1]
     total = tokens.sum(-1, dtype=torch.float64)
+    square = torch.linalg.vector_norm(tokens, dim=-1, dtype=torch.float64).square() / size
     above = _above(module, tokens, total)
     if padding_mask is None:
         count = total.new_full((), float(tokens.shape[0]))
     else:
         valid = ~padding_mask.reshape(-1)
         count = valid.sum(dtype=torch.float64)
-        total = torch.where(valid, total, 0.0)
+        total, square = torch.where(valid, total, 0.0), torch.where(valid, square, 0.0)
         above = None if above is None else torch.where(valid, above, 0)
+    sums = [count, total.sum(), square.sum()]
     if above is None:
         zero = torch.zeros_like(count)
-        return torch.stack([count, total.sum(), zero, zero])
-    return torch.stack([count, total.sum(), above.sum(dtype=torch.float64), count * size])
+        return torch.stack([*sums, zero, zero])
+    return torch.stack([*sums, above.sum(dtype=torch.float64), count * size])
 
 
 def _above(module: nn.Module, tokens: Tensor, total: Tensor) -> Tensor | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -287,9 +288,10 @@ def _token_cells(records: list[CallRecord], scale: float, module: nn.Module) -> 
     inputs = [one.sums for one in records if one.kind == "input"]
     if not inputs:
         return gradient_cells(records, 0.0, scale)
-    count, _, above, values = torch.stack(inputs).sum(0).tolist()
+    count, _, square, above, values = torch.stack(inputs).sum(0).tolist()
     share = above / values if values else None
     found = gradient_cells(records, count, scale)
+    found |= {"input_scale": math.sqrt(square / count) if count else None}
     if not isinstance(module, SaturatingNorm):
         return found | {"outlier_share": share}
     slope = float(next(one.own for one in records if one.kind == "input"))
