@@ -61,7 +61,8 @@ def test_killed_at_random_moments(tmp_path: Path, subject: str) -> None:
 @pytest.mark.parametrize("subject", [*SUBJECTS, *ENGINES])
 def test_killed_at_many_random_moments(tmp_path: Path, subject: str) -> None:
     counts = check(tmp_path, subject, 14 if subject in ENGINES else 20)  # over 200 together
-    assert set(counts) >= {"killed", "stopped"}
+    assert "killed" in counts
+    assert counts.keys() & {"stopped", "interrupted"}
 
 
 @pytest.mark.slow

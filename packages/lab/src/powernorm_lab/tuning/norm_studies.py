@@ -9,7 +9,7 @@ from typing import Any, Final
 import optuna
 from optuna.importance import get_param_importances
 from optuna.samplers import TPESampler
-from optuna.trial import FrozenTrial, Trial, TrialState
+from optuna.trial import FrozenTrial, Trial, TrialState, create_trial
 from sqlalchemy.engine import URL
 
 from powernorm.errors import InputError
@@ -98,9 +98,8 @@ class NormStudy:
             load_if_exists=True,
         )
         _ = self._study.direction  # raises where a damaged file has none
+        self._untuned = dict(untuned)
         self._check_trials()
-        if not self._study.get_trials(deepcopy=False):
-            self._study.enqueue_trial(dict(untuned))
 
     def _check_trials(self) -> None:
         """Raise ValueError where a damaged file gives trials that were never asked for."""
@@ -137,8 +136,17 @@ class NormStudy:
 
     def _ask(self, number: int) -> None:
         seed = zlib.crc32(f"{self._seed} {self.norm} {number}".encode())
-        self._study.sampler = TPESampler(n_startup_trials=NUM_RANDOM, seed=seed)
-        self._study.ask(self._distributions)
+        sampler = TPESampler(n_startup_trials=NUM_RANDOM, seed=seed)
+        # Drawn beside the storage, where a kill between two settings would leave a trial with one.
+        draft = optuna.create_study(directions=self._study.directions, sampler=sampler)
+        draft.add_trials(self._study.get_trials(deepcopy=False))
+        if number == 0:
+            draft.enqueue_trial(self._untuned)
+        params = draft.ask(self._distributions).params
+        state = TrialState.RUNNING
+        self._study.add_trial(
+            create_trial(state=state, params=params, distributions=self._distributions)
+        )
 
     def tell(self, number: int, status: str, value: float | None, history: Limits) -> None:
         """Say what a trial came to.
