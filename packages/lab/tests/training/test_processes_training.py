@@ -244,8 +244,8 @@ def the_run(folder: Path) -> Path:
     return config.parent
 
 
-OF_ONE_PROCESS = ("gradient_norm", "token_gradient_mean", "token_gradient_var")
-"""Columns that are of the first process where a norm shares nothing with the others."""
+OF_ONE_PROCESS = ("input_scale", "token_gradient_mean", "token_gradient_var")
+"""Columns that are of the first process; so is gradient_norm of a norm that shares nothing."""
 
 
 def assert_close_runs(one: Path, other: Path, *, rtol: float = 1e-4) -> None:
@@ -257,8 +257,8 @@ def assert_close_runs(one: Path, other: Path, *, rtol: float = 1e-4) -> None:
                 where = f"{one.name} {name} step {row['step']} {column}"
                 if column in ("layer", "norm"):
                     assert cell == twin[column], where
-                elif column in OF_ONE_PROCESS and (column[0] == "t" or row["norm"] == "ln"):
-                    assert cell
+                elif column in OF_ONE_PROCESS or (column, row.get("norm")) == ("gradient_norm", "ln"):
+                    assert bool(cell) == bool(twin[column]), where
                 elif column != "seconds":
                     assert bool(cell) == bool(twin[column]), where
                     if cell:
