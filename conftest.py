@@ -3,8 +3,10 @@
 import os
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
@@ -39,21 +41,40 @@ def text_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-OPTIONAL = ("powernorm_lab", "powernorm_data", "transformers", "lightning", "onnx", "onnxruntime")
-OPTIONAL += ("openvino", "onnxscript", "triton", "peft", "x_transformers", "sentence_transformers")
-OPTIONAL += ("safetensors", "syrupy", "packaging", "accelerate", "datasets", "sphinx", "timm")
-"""Packages without which the files that import them are skipped: the core needs none of them."""
+OPTIONAL = ["powernorm_lab", "powernorm_data", "transformers", "lightning", "onnx", "onnxruntime"]
+OPTIONAL += ["openvino", "onnxscript", "triton", "peft", "x_transformers", "sentence_transformers"]
+OPTIONAL += ["safetensors", "syrupy", "packaging", "accelerate", "datasets", "sphinx", "timm"]
+OPTIONAL += ["matplotlib", "pandas", "PIL", "scipy"]
+"""Packages whose absence skips the tests that import them: the core needs none of them."""
+
+Report = Generator[None, Any, Any]
+"""Type of a hook that sees another's report."""
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_make_collect_report(collector: pytest.Collector) -> Iterator[None]:
+def pytest_make_collect_report(collector: pytest.Collector) -> Report:
     """Skip a file whose import fails for a package that is not installed."""
     report = yield
-    call = getattr(report, "call", None)
-    cause = call.excinfo.value.__cause__ if call is not None and call.excinfo else None
-    if isinstance(cause, ModuleNotFoundError) and str(cause.name).partition(".")[0] in OPTIONAL:
-        report.outcome = "skipped"
-        report.longrepr = (str(collector.path), 0, f"Skipped: {cause.name} is not installed")
+    return _skipped(report, getattr(report, "call", None), str(collector.path))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Report:
+    """Skip a test that fails for a package that is not installed."""
+    return _skipped((yield), call, str(item.path))
+
+
+def _skipped(report: Any, call: pytest.CallInfo[Any] | None, path: str) -> Any:
+    error = call.excinfo.value if call is not None and call.excinfo else None
+    while error is not None:
+        package = str(getattr(error, "name", "")).partition(".")[0]
+        if isinstance(error, ModuleNotFoundError) and package in OPTIONAL:
+            # An installed package that lacks a module of its own is a failure.
+            if find_spec(package) is None:
+                report.outcome = "skipped"
+                report.longrepr = (path, 0, f"Skipped: {package} is not installed")
+            break
+        error = error.__cause__ or error.__context__
     return report
 
 

@@ -10,7 +10,7 @@ import pytest
 
 BASH = """
 eval "$(powernorm --show-completion bash)"
-COMP_WORDS=(powernorm compare --thr); COMP_CWORD=2
+COMP_WORDS=(powernorm fold --kee); COMP_CWORD=2
 _powernorm_completion powernorm
 echo "${COMPREPLY[@]}"
 complete -p powernorm
@@ -32,5 +32,5 @@ def test_bash_takes_the_script_that_is_shown(tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stderr) == (0, "")
     offered, registered = done.stdout.splitlines()
-    assert offered == "--threads"
+    assert offered == "--keep"
     assert registered.endswith("-F _powernorm_completion powernorm")

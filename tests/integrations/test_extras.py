@@ -46,6 +46,8 @@ CALLS = [
 
 @pytest.mark.parametrize(("package", "extra", "code"), CALLS)
 def test_missing_package(package: str, extra: str, code: str) -> None:
+    if package == "onnxscript":
+        pytest.importorskip("onnx")  # which the export asks for first
     done = subprocess.run(
         [sys.executable, "-c", f"import sys\nsys.modules[{package!r}] = None\n{code}"],
         capture_output=True,

@@ -106,6 +106,8 @@ def one_way() -> Iterator[ProcessPoolExecutor]:
 
 
 def _without_onednn() -> None:
+    # A folder that tests of other libraries may have made visible in the parent.
+    sys.path[:] = [path for path in sys.path if path != str(Path(sys.prefix) / "foreign")]
     torch.set_num_threads(1)
     # It orders the sums of a convolution by the sizes of the processor's caches.
     torch.backends.mkldnn.set_flags(False)

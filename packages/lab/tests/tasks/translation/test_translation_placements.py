@@ -96,6 +96,8 @@ def test_folding_both_sides(variant: str) -> None:
     }
     expected = model(**inputs).detach()
     report = powernorm.fold(model, inputs)
-    assert {row.action for row in report.rows} == {"fold"}
+    # Norms that the heads share leave a multiply-add.
+    shared = {"swap"} if variant == "hybrid" else set()
+    assert {row.action for row in report.rows} == {"fold"} | shared
     gap = (model(**inputs).detach() - expected).abs().max() / expected.abs().max()
     assert float(gap) <= 1e-12
