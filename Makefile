@@ -8,7 +8,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --prefer-binary
 
-.PHONY: help install demo test test-core test-lab test-slow test-models bench results bench-inference bench-removal test-newest gpu check mutants format docs dist clean
+.PHONY: help install demo test test-core test-lab test-slow test-models bench results bench-inference bench-removal test-newest test-minimal gpu check mutants format docs dist clean
 help:  ## list the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 18
 
@@ -81,6 +81,13 @@ bench-inference: $(INSTALLED)  ## measure encoders with their norms folded, in t
 bench-removal: $(INSTALLED)  ## measure what norms cost in each engine and precision, and write the tables of docs/costs.md
 	$(BIN)/python benchmarks/bench.py removal --seconds 3 --resume --out $(RESULTS)/removal.jsonl --plot $(RESULTS)/removal.svg
 	$(BIN)/python tools/cost_tables.py
+
+MINIMAL := build/minimal
+
+test-minimal:  ## run the core's tests with torch, safetensors, typer, numpy, pytest and hypothesis alone; others skip
+	rm -rf $(MINIMAL) && $(PYTHON) -m venv $(MINIMAL)
+	$(MINIMAL)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt . numpy pytest pytest-xdist hypothesis
+	$(MINIMAL)/bin/python -m pytest $(CORE_TESTS) -n auto --maxprocesses 8 --dist worksteal
 
 NEWEST := build/newest
 

@@ -70,8 +70,8 @@ class DiagnosisRow(NormRow):
         kappa_20: λ_1/λ_⌈0.2 d⌉ (Fig. 6); infinite for a degenerate covariance.
         kappa_50: λ_1/λ_⌈0.5 d⌉.
         kappa_80: λ_1/λ_⌈0.8 d⌉.
-        saturated_share: share of the values beyond the linear range of DyT, Derf or DyISRU, |z| > 1
-            of `y = γ f(z) + β`; None for other norms.
+        saturated_share: share of the values beyond the linear range of DyT, Derf or DyISRU
+            (`|z| > 1` in `y = γ f(z) + β`); None for other norms.
         slope: their dz/dx, α or 1/√B.
         sink_feature: index of the feature that is more than 100 times the token's median magnitude
             in most tokens (a residual sink); None where none ever is.

@@ -352,7 +352,7 @@ def _is_running(pid: int) -> bool:
 def test_a_script_is_imported_by_its_workers(tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(
         "from own_training import Classifier\n"
-        "from powernorm import lab\n"
+        "import powernorm_lab as lab\n"
         "def train(run, *, steps: int = 3):\n"
         "    run.swap(Classifier())\n"
         "    return {'accuracy': float(run.seed)}\n"
