@@ -4,7 +4,7 @@
 
 Originals: the recipe `addresses` of `powernorm compare lm` (2 layers) with 500 updates, LayerNorm,
 three seeds. All norms of a copy become `dyt` (then `dyisru`), with γ and β of the LayerNorm kept or
-by `powernorm.match_teacher` on 24 batches; it is trained for 3 % and 10 % of the original's
+by `powernorm.match_teacher` on 8 batches; it is trained for 3 % and 10 % of the original's
 updates by the default of `powernorm remove`: half of the original's learning rate, the same for
 both arms, and its distillation (of the logits alone at 3 %, half and half with the task's loss at
 10 %). Loss in nats a token of the test split.
@@ -40,7 +40,7 @@ SEEDS = (0, 1, 2)
 DISTILLATION = {0.03: 1.0, 0.1: 0.5}
 """Weight of the distillation by length, the rest is the task's loss."""
 TARGETS = ("dyt", "dyisru")
-NUM_BATCHES = 24
+NUM_BATCHES = 8
 Row = dict[str, Any]
 
 

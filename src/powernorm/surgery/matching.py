@@ -29,6 +29,7 @@ from powernorm.norms.feature_dims import features_last, has_dim
 from powernorm.norms.pointwise import SaturatingNorm
 from powernorm.norms.preserved_state import by_itself, preserved_state
 from powernorm.norms.registry import short_name
+from powernorm.ops.arrays import accumulation_dtype
 from powernorm.ops.moments import Moments
 from powernorm.ops.processes import all_reduce_sum
 from powernorm.surgery.populations import (
@@ -259,13 +260,16 @@ class _LeastSquaresSums:
                 f"the teacher's {self.name!r} put out {tuple(y.shape)} where the model's norm got "
                 f"{tuple(x.shape)}: both have to be the same architecture on the same batch"
             )
-        valid = torch.ones_like(x[..., 0], dtype=torch.bool) if mask is None else ~mask
-        outputs = y[valid].double()
+        if mask is None:
+            x, y = x.flatten(0, -2), y.flatten(0, -2)
+        else:
+            x, y = x[~mask], y[~mask]
+        outputs = y.double()
         rows, found = [outputs.sum(0), outputs.square().sum(0)], []
         for function in self.maps:
-            inputs = function(x)
-            found.append(Moments.of(inputs, mask))
-            rows.append((inputs[valid].double() * outputs).sum(0))
+            inputs = function(x).double()
+            found.append(Moments.of(inputs))
+            rows.append((inputs * outputs).sum(0))
         moments = Moments(
             found[0].count,
             torch.cat([one.mean for one in found]),
@@ -370,7 +374,7 @@ class _Passes:
 
 
 def _saturated(layer: SaturatingNorm, slope: float, x: Tensor) -> Tensor:
-    return layer.saturate(layer.argument(x.double(), slope))
+    return layer.saturate(layer.argument(x.to(accumulation_dtype(x)), slope))
 
 
 @contextmanager
