@@ -218,6 +218,18 @@ def test_padding_of_foreign_models_does_not_count(name: str) -> None:
         assert long.padding > short.padding
 
 
+def test_padding_of_norms_without_statistics_does_not_count() -> None:
+    """The model's own mask reaches what observes them, as those of other libraries."""
+    model, _ = FAMILIES["torch-encoder"]()
+    powernorm.swap(model, to="dyt", where="*")
+    shares = []
+    for extra in (0, 3):
+        inputs = PADDED["torch-encoder"](extra)
+        report = powernorm.diagnose(model, [inputs, another(inputs)], batch_sizes=())
+        shares.append([row.saturated_share for row in report.rows])
+    assert shares[0] == pytest.approx(shares[1])
+
+
 def test_of_an_encoder_decoder_the_encoder_is_judged() -> None:
     model, inputs = FAMILIES["bart"]()
     report = powernorm.diagnose(model, [inputs, another(inputs)])

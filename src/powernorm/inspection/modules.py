@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from fnmatch import fnmatchcase
 from types import CodeType, FunctionType, MethodType
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import torch
 from torch import nn
@@ -112,6 +112,26 @@ def choose_layers(
         InputError: no model, no globs, a model without such a layer, or a glob that matches none.
     """
     check_model(model)
+    return choose_among(model, batch_layers(model), names, f"layer with batch statistics {purpose}")
+
+
+_Layer = TypeVar("_Layer", bound=nn.Module)
+
+
+def choose_among(
+    model: nn.Module, layers: dict[str, _Layer], names: Names | None, wanted: str
+) -> dict[str, _Layer]:
+    """Return the layers that match a glob, by name, in their order.
+
+    Args:
+        model: that has the layers.
+        layers: by name.
+        names: globs over the names; None means all layers.
+        wanted: what the layers are and what they are needed for, for the messages.
+
+    Raises:
+        InputError: no globs, no layers, or a glob that matches none.
+    """
     given: object = names
     if names is not None and (not isinstance(given, Iterable) or isinstance(given, bytes)):
         raise InputError(f"names is {names!r}, expected a glob over module names, or several")
@@ -120,18 +140,16 @@ def choose_layers(
         if not isinstance(glob, str):
             raise InputError(f"names has {glob!r}, expected globs over module names")
     if names is not None and not globs:
-        raise InputError(f"names is empty, so there is nothing {purpose}: give a glob, or None")
-    layers = batch_layers(model)
+        raise InputError(f"names is empty, which leaves no {wanted}: give a glob, or None")
     if not layers:
         raise InputError(
-            f"{type(model).__name__} has no layer with batch statistics {purpose}: put some in "
+            f"{type(model).__name__} has no {wanted}: put some in "
             f"first, for example with powernorm.swap{torch_batch_norms(model)}"
         )
     for glob in globs:
         if not any(fnmatchcase(name, glob) for name in layers):
             raise InputError(
-                f"names has {glob!r}, which matches no layer with batch statistics {purpose}; the "
-                f"model has {listed(layers)}"
+                f"names has {glob!r}, which matches no {wanted}; the model has {listed(layers)}"
             )
     chosen = {name for name in layers for glob in globs or ["*"] if fnmatchcase(name, glob)}
     return {name: layer for name, layer in layers.items() if name in chosen}

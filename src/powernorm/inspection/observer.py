@@ -152,8 +152,9 @@ def scoped_mask(x: Tensor, module: nn.Module) -> tuple[Tensor | None, bool]:
     if isinstance(module, BatchStatisticsNorm):
         # The mask that the layer itself would use in training, or its error if none fits.
         return module.mask_for(x, None), True
-    # This library's other norms do not use masks, like those of other libraries.
-    mask, fits = offered_padding_mask(x, module, observing=not isinstance(module, Norm))
+    # This library's other norms do not use masks, like those of other libraries: what an observer
+    # attached for them is theirs.
+    mask, fits = offered_padding_mask(x, module, observing=True)
     return (mask, True) if fits else (None, False)
 
 

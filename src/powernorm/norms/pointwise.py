@@ -29,9 +29,17 @@ class SaturatingNorm(AffineNorm):
     def slope(self) -> Tensor:
         """dz/dx, (1,): α, or 1/√B."""
 
-    def argument(self, x: Tensor) -> Tensor:
-        """Return z, of x's shape."""
-        return self.slope.to(x.dtype) * x
+    @abstractmethod
+    def set_slope(self, slope: float) -> None:
+        """Set the learned scalar such that dz/dx is `slope`, > 0."""
+
+    @abstractmethod
+    def saturate(self, z: Tensor) -> Tensor:
+        """Return f(z), of z's shape and type."""
+
+    def argument(self, x: Tensor, slope: float | None = None) -> Tensor:
+        """Return z, of x's shape; with the layer's own slope, or with another."""
+        return (self.slope.to(x.dtype) if slope is None else slope) * x
 
 
 class DynamicTanh(SaturatingNorm):
@@ -68,6 +76,15 @@ class DynamicTanh(SaturatingNorm):
     def slope(self) -> Tensor:
         """α, (1,)."""
         return self.alpha
+
+    @torch.no_grad()
+    def set_slope(self, slope: float) -> None:
+        """Set α."""
+        self.alpha.fill_(slope)
+
+    def saturate(self, z: Tensor) -> Tensor:
+        """Return tanh(z)."""
+        return z.tanh()
 
     def normalize(self, x: Tensor, _: Tensor | None, residual: Tensor | None, /) -> Normalized:
         """Apply the scaled tanh to (..., C)."""
@@ -131,9 +148,18 @@ class Derf(SaturatingNorm):
         """α, (1,)."""
         return self.alpha
 
-    def argument(self, x: Tensor) -> Tensor:
-        """Return α x + s."""
-        return super().argument(x) + self.shift.to(x.dtype)
+    @torch.no_grad()
+    def set_slope(self, slope: float) -> None:
+        """Set α."""
+        self.alpha.fill_(slope)
+
+    def saturate(self, z: Tensor) -> Tensor:
+        """Return erf(z)."""
+        return z.erf()
+
+    def argument(self, x: Tensor, slope: float | None = None) -> Tensor:
+        """Return α x + s, with the layer's own α or with another."""
+        return super().argument(x, slope) + self.shift.to(x.dtype)
 
     def normalize(self, x: Tensor, _: Tensor | None, residual: Tensor | None, /) -> Normalized:
         """Apply the scaled erf to (..., C)."""
@@ -201,6 +227,15 @@ class DyISRU(SaturatingNorm):
     def slope(self) -> Tensor:
         """1/√B, (1,)."""
         return (-0.5 * self.log_spread).exp()
+
+    @torch.no_grad()
+    def set_slope(self, slope: float) -> None:
+        """Set B to 1/slope²."""
+        self.log_spread.fill_(-2 * math.log(slope))
+
+    def saturate(self, z: Tensor) -> Tensor:
+        """Return √C z/√(1 + z²), which is √C x/√(B + x²) of z = x/√B."""
+        return math.sqrt(self.num_features) * z * (1 + z.square()).rsqrt()
 
     def normalize(self, x: Tensor, _: Tensor | None, residual: Tensor | None, /) -> Normalized:
         """Apply the map to (..., C)."""

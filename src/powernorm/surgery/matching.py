@@ -1,13 +1,16 @@
-"""Fitting static norms to the outputs of a teacher's norms, to replace LayerNorm by static norms.
+"""Fitting static and pointwise norms to the outputs of a teacher's norms, to replace LayerNorm.
 
-One pass over the data for each layer.
+One pass over the data for each static layer, two for each pointwise one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Final, cast
 
 import torch
@@ -15,41 +18,61 @@ from torch import Tensor, nn
 
 from powernorm.errors import InputError
 from powernorm.inspection.batches import Forward, Progress, call_model, check_repeatable
-from powernorm.inspection.modules import Names, choose_layers, listed, modules_by_name
+from powernorm.inspection.mask_owners import attach_mask_owners
+from powernorm.inspection.modules import Names, choose_among, listed, modules_by_name
 from powernorm.inspection.observer import NormCall, observe
 from powernorm.inspection.rows import NormRow, NormTable
+from powernorm.inspection.selection import stacks
 from powernorm.norms import BatchStatisticsNorm
 from powernorm.norms.arguments import check_function, check_model
 from powernorm.norms.feature_dims import features_last, has_dim
+from powernorm.norms.pointwise import SaturatingNorm
 from powernorm.norms.preserved_state import by_itself, preserved_state
 from powernorm.norms.registry import short_name
+from powernorm.ops.arrays import accumulation_dtype
 from powernorm.ops.moments import Moments
 from powernorm.ops.processes import all_reduce_sum
 from powernorm.surgery.populations import (
     adopt_statistics,
     check_not_empty,
     check_population,
+    device_of,
     evaluated_statistics,
     evaluating,
+    group_of,
     order_of_calls,
 )
 
 _CONSTANT: Final = 1e-6
 """A feature whose deviation is below this fraction of its mean is constant up to rounding."""
 
+_COARSE: Final = range(-20, 20)
+"""Octaves of the slopes that the first pass of a pointwise norm tries. 1/rms of its input is not
+known before; so wide, all slopes that suit inputs of a scale of 1e-5 to 1e5 are among them."""
+
+_FINE: Final = [step / 20 for step in range(-19, 20)]
+"""Octaves around the best of these for the second pass: the slope is right to 1.8 percent."""
+
+_OCTAVES: Final = 8.0
+
+_Layer = BatchStatisticsNorm | SaturatingNorm
+
 
 @dataclass(frozen=True, kw_only=True)
 class MatchRow(NormRow):
-    """How well an affine map per feature reproduces a teacher's norm.
+    """How well a layer reproduces a teacher's norm.
 
     Attributes:
-        tokens: number of valid tokens that the map was fitted to, over all processes.
-        explained: fraction of the variance of the teacher's outputs that the map explains, over
-            all features; 1 is exact.
+        tokens: number of valid tokens that the layer was fitted to, over all processes.
+        explained: fraction of the variance of the teacher's outputs that the layer explains, over
+            all features (R², 1 - SSE/SST); 1 is exact.
+        explained_affine: the same of the best affine map per feature on the same data; of a static
+            norm that is what it is fitted to.
     """
 
     tokens: int
     explained: float
+    explained_affine: float
 
 
 @dataclass(frozen=True)
@@ -68,7 +91,7 @@ def match_teacher(
     names: Names | None = None,
     on_progress: Progress | None = None,
 ) -> MatchReport:
-    """Fit each static norm of a model to the teacher's norm of the same name.
+    """Fit each static or pointwise norm of a model to the teacher's norm of the same name.
 
     A LayerNorm that is swapped to a static norm keeps γ and β, which then apply to features of
     unit variance, so that the model's outputs are far off. This function finds, per feature and by
@@ -80,30 +103,40 @@ def match_teacher(
     achieves most of it. A feature of x that is constant (up to 1e-6 of its mean) gets a = 0,
     because the slope there would be noise.
 
+    For a pointwise norm (`dyt`, `derf`, `dyisru`: `y = γ f(z) + β` with z linear in x), γ and β are
+    the best for f(z) in the same sense, and the layer's scalar (α of DyT and Derf, B of
+    DyISRU) is that of the best of 40 slopes of z, a factor of 2 apart, and in a second pass of 39
+    around it, 3.5 percent apart. The shift s of Derf stays. The report has the R² of the layer
+    beside that of the best affine map on the same data; for layer-wise functions arXiv 2605.14047
+    reports 91.6 percent. Pointwise norms of the same class as the teacher's stay as they are.
+
     Args:
-        model: a swapped *copy* of the teacher (`copy.deepcopy` before the swap), with static
-            norms; all layers of batch statistics. It may be compiled, and so may the teacher.
+        model: a swapped *copy* of the teacher (`copy.deepcopy` before the swap), with static or
+            pointwise norms; all layers of batch statistics. It may be compiled, and so may the
+            teacher.
         teacher: the model as it was; both take the same batches.
-        batches: each on the models' device; one pass per layer, and the first batch once more
-            before that; calls of the model give its norms padding masks as in training.
+        batches: each on the models' device; one pass per static layer and two per pointwise one,
+            and the first batch once more before that; padding masks of the model's calls reach its
+            norms as in training, and those of pointwise norms alike.
         forward: runs a model on a batch. None calls `model(batch)` for a tensor, `model(*batch)`
             for a tuple or list and `model(**batch)` for a mapping.
         names: globs over module names; the other layers evaluate as they are.
         on_progress: called after each pass with (passes done, passes in all).
 
     Raises:
-        InputError: a layer that is not static or has no γ and β or shares them (within the model
-            or with the teacher), a teacher without a module of its name or of other shapes, no
-            batch, no valid token, data that can be iterated over only once. Nothing has changed
-            then.
+        InputError: a layer that is neither static nor pointwise, or has no γ and β or shares its
+            parameters (within the model or with the teacher), a teacher without a module of its
+            name or of other shapes, no batch, no valid token, data that can be iterated over only
+            once. Nothing has changed then.
 
     State:
-        Writes the running statistics, γ and β of the layers; a layer that has not seen a batch
-        counts one.
+        Writes the running statistics, γ and β of the layers, and the scalar of pointwise ones; a
+        layer that has not seen a batch counts one.
 
     Distributed:
-        Sums are merged over each layer's process group. Processes may have different numbers of
-        batches, or none, but all have to call this function.
+        Sums are merged over each layer's process group, those of pointwise layers over the default
+        one. Processes may have different numbers of batches, or none, but all have to call this
+        function.
 
     >>> teacher = torch.nn.Sequential(torch.nn.LayerNorm(4))
     >>> model = torch.nn.Sequential(powernorm.BatchNorm(4))
@@ -111,26 +144,34 @@ def match_teacher(
     >>> report.rows[0].tokens
     192
     """
-    layers = choose_layers(model, names, "to match")
+    check_model(model)
     check_model(teacher, "teacher")
+    modules = modules_by_name(teacher)
+    found = {
+        name: module
+        for name, module in modules_by_name(model).items()
+        if isinstance(module, BatchStatisticsNorm)
+        or (isinstance(module, SaturatingNorm) and type(module) is not type(modules.get(name)))
+    }
+    layers = choose_among(model, found, names, "static or pointwise layer to match")
     check_function("forward", forward)
     check_function("on_progress", on_progress)
-    check_repeatable(batches, f"to find the order of the layers and to fit them {1 + len(layers)}")
-    modules = modules_by_name(teacher)
+    passes = _Passes(model, teacher, layers, batches, forward or call_model, on_progress)
+    check_repeatable(batches, f"to find the order of the layers and to fit them {1 + passes.total}")
     _check_layers(layers, modules)
     _check_own(model, layers, teacher)
-    run = forward or call_model
     fitted: dict[str, _Fit] = {}
-    with by_itself(model), preserved_state(model, layers.values()), preserved_state(teacher, ()):
+    with (
+        by_itself(model),
+        preserved_state(model, layers.values()),
+        preserved_state(teacher, ()),
+        _masks_for_pointwise(model, layers),
+    ):
         before = {name: deepcopy(dict(layer.named_parameters())) for name, layer in layers.items()}
         try:
-            for name in _order(model, layers, batches, run):
-                sums = _LeastSquaresSums(name)
-                sums.collect(model, teacher, layers, batches, run, modules[name])
-                fitted[name] = sums.fit(layers[name])
+            for name in _order(model, layers, batches, passes.run):
+                fitted[name] = passes.fit(name, modules[name])
                 _adopt(layers[name], fitted[name])
-                if on_progress is not None:
-                    on_progress(len(fitted), len(layers))
         finally:
             for name, parameters in before.items():
                 for attribute, value in parameters.items():
@@ -144,6 +185,7 @@ def match_teacher(
             action="match",
             tokens=int(fit.moments.count),
             explained=fit.explained,
+            explained_affine=fit.explained_affine,
         )
         for name, fit in fitted.items()
     ]
@@ -152,22 +194,61 @@ def match_teacher(
 
 @dataclass
 class _Fit:
-    """The population of a norm's input, and its best affine map."""
+    """The population of a norm's input, and the map that its layer is set to."""
 
     moments: Moments
     scale: Tensor
     shift: Tensor
     explained: float
+    explained_affine: float
+    slope: float | None = None
+    """dz/dx of a norm that saturates."""
+
+
+@dataclass
+class _Fits:
+    """Best affine maps per feature behind each of K fixed maps, the first of which is static."""
+
+    moments: Moments
+    """Population of what the first map puts out, (C,)."""
+    scale: Tensor
+    """(K, C) float64."""
+    shift: Tensor
+    """(K, C) float64."""
+    explained: Tensor
+    """(K,) float64: fraction of the variance of the teacher's outputs."""
+
+    def chosen(self, index: int, slope: float | None = None) -> _Fit:
+        """Return the fit behind one of the maps."""
+        explained, affine = float(self.explained[index]), float(self.explained[0])
+        scale, shift = self.scale[index], self.shift[index]
+        return _Fit(self.moments, scale, shift, explained, affine, slope)
+
+    def best(self, slopes: Sequence[float]) -> _Fit:
+        """Return the best fit behind the other maps, which have these slopes.
+
+        Left out are slopes beyond 2^±8 around 1/rms of x, if others are there: f is linear or a
+        step where they explain most, and γ would be large without need.
+        """
+        every = torch.tensor(slopes, dtype=torch.float64, device=self.explained.device)
+        scale = self.moments.second_moment.mean().sqrt().clamp(min=1e-300)
+        octaves = (every * scale).log2().abs()
+        far = octaves > max(_OCTAVES, float(octaves.min()))
+        index = int(self.explained[1:].masked_fill(far, -math.inf).argmax())
+        return self.chosen(1 + index, slopes[index])
 
 
 @dataclass
 class _LeastSquaresSums:
-    """Sums over valid tokens, each (C,) float64."""
+    """Sums over valid tokens for the maps of a layer's input, in float64."""
 
     name: str
+    maps: Sequence[Callable[[Tensor], Tensor]]
+    """K functions of x, (..., C)."""
     moments: Moments | None = None
+    """Of what the maps put out, (K C,)."""
     products: Tensor | None = None
-    """Sums with rows Σ y, Σ y², Σ x y."""
+    """Sums with rows Σ y, Σ y², then Σ f(x) y for each map f, (2 + K, C)."""
 
     def add(self, call: NormCall, y: Tensor, dim: int) -> None:
         """Add a call of the norm and the teacher's output, whose features are in `dim`."""
@@ -179,30 +260,89 @@ class _LeastSquaresSums:
                 f"the teacher's {self.name!r} put out {tuple(y.shape)} where the model's norm got "
                 f"{tuple(x.shape)}: both have to be the same architecture on the same batch"
             )
-        valid = torch.ones_like(x[..., 0], dtype=torch.bool) if mask is None else ~mask
-        layer = cast(BatchStatisticsNorm, call.module)
-        inputs, outputs = layer.scaled(x)[valid].double(), y[valid].double()
-        moments = call.moments()
-        rows = torch.stack([outputs.sum(0), outputs.square().sum(0), (inputs * outputs).sum(0)])
+        if mask is None:
+            x, y = x.flatten(0, -2), y.flatten(0, -2)
+        else:
+            x, y = x[~mask], y[~mask]
+        outputs = y.double()
+        rows, found = [outputs.sum(0), outputs.square().sum(0)], []
+        for function in self.maps:
+            inputs = function(x).double()
+            found.append(Moments.of(inputs))
+            rows.append((inputs * outputs).sum(0))
+        moments = Moments(
+            found[0].count,
+            torch.cat([one.mean for one in found]),
+            torch.cat([one.squares for one in found]),
+        )
+        products = torch.stack(rows)
         self.moments = moments if self.moments is None else self.moments.merge(moments)
-        self.products = rows if self.products is None else self.products + rows
+        self.products = products if self.products is None else self.products + products
 
-    def collect(
-        self,
-        model: nn.Module,
-        teacher: nn.Module,
-        layers: Mapping[str, BatchStatisticsNorm],
-        batches: Iterable[Any],
-        run: Forward,
-        taught: nn.Module,
-    ) -> None:
-        """Add the sums of one pass over the data; `taught` is the teacher's norm."""
+    def fits(self, layer: _Layer) -> _Fits:
+        """Return the least-squares fits over the sums of all processes."""
+        device, group, features = device_of(layer), group_of(layer), layer.num_features
+        moments = self.moments or Moments.zero(len(self.maps) * features, device)
+        products = self.products
+        if products is None:
+            shape = (2 + len(self.maps), features)
+            products = torch.zeros(shape, dtype=torch.float64, device=device)
+        moments = moments.all_reduce(group)
+        products = all_reduce_sum(products, group)
+        first = Moments(moments.count, moments.mean[:features], moments.squares[:features])
+        check_population(self.name, layer, first)
+        mean_y, square_y, *both = products / moments.count.double()
+        mean, variance = moments.mean.view(-1, features), moments.var.view(-1, features)
+        covariance = torch.stack(both) - mean * mean_y
+        varies = variance > (_CONSTANT * mean).square()
+        scale = torch.where(varies, covariance / variance.clamp(min=1e-300), 0.0)
+        left = (square_y - mean_y.square() - scale * covariance).sum(-1)
+        spread = (square_y - mean_y.square()).sum().clamp(min=1e-300)
+        return _Fits(first, scale, mean_y - scale * mean, 1 - left / spread)
+
+
+@dataclass
+class _Passes:
+    """Passes over the data, and what they go through."""
+
+    model: nn.Module
+    teacher: nn.Module
+    layers: Mapping[str, _Layer]
+    batches: Iterable[Any]
+    run: Forward
+    on_progress: Progress | None
+    done: int = 0
+
+    @property
+    def total(self) -> int:
+        """Number of passes that fit all layers."""
+        return sum(2 if isinstance(one, SaturatingNorm) else 1 for one in self.layers.values())
+
+    def fit(self, name: str, taught: nn.Module) -> _Fit:
+        """Return the fit of one layer to the teacher's norm."""
+        layer = self.layers[name]
+        if not isinstance(layer, SaturatingNorm):
+            return self._fits(name, taught, [layer.scaled]).chosen(0)
+        best = 1.0
+        for steps in (_COARSE, _FINE):
+            slopes = [best * 2**step for step in steps]
+            maps = [partial(_saturated, layer, slope) for slope in slopes]
+            fit = self._fits(name, taught, [Tensor.double, *maps]).best(slopes)
+            assert fit.slope is not None
+            best = fit.slope
+        return fit
+
+    def _fits(
+        self, name: str, taught: nn.Module, maps: Sequence[Callable[[Tensor], Tensor]]
+    ) -> _Fits:
+        """Go through the data once."""
+        sums = _LeastSquaresSums(name, maps)
         calls: list[NormCall] = []
         outputs: list[Tensor] = []
-        dim = layers[self.name].feature_dim
+        dim = self.layers[name].feature_dim
 
         def keep(call: NormCall) -> None:
-            if call.name == self.name:
+            if call.name == name:
                 calls.append(call)
 
         def keep_output(name: str, output: object) -> None:
@@ -210,46 +350,50 @@ class _LeastSquaresSums:
             outputs.append(cast(Tensor, output[0] if isinstance(output, tuple) else output))
 
         with (
-            evaluating(layers, keep),
-            observe({self.name: taught}, on_output=keep_output),
+            evaluating(self.layers, keep),
+            observe({name: taught}, on_output=keep_output),
             torch.random.fork_rng(devices=[]),
         ):
-            for batch in batches:
-                run(teacher, batch)
-                run(model, batch)
+            for batch in self.batches:
+                self.run(self.teacher, batch)
+                self.run(self.model, batch)
                 if len(calls) != len(outputs):
                     raise InputError(
-                        f"on one batch the model calls {self.name!r} {len(calls)} times and the "
+                        f"on one batch the model calls {name!r} {len(calls)} times and the "
                         f"teacher {len(outputs)} times: both have to run alike"
                     )
                 for call, output in zip(calls, outputs, strict=True):
-                    self.add(call, output, dim)
+                    sums.add(call, output, dim)
                 calls.clear()
                 outputs.clear()
+        fits = sums.fits(self.layers[name])
+        self.done += 1
+        if self.on_progress is not None:
+            self.on_progress(self.done, self.total)
+        return fits
 
-    def fit(self, layer: BatchStatisticsNorm) -> _Fit:
-        """Return the least-squares fit over the sums of all processes."""
-        device = layer.num_batches_tracked.device
-        moments = self.moments or Moments.zero(layer.num_features, device)
-        products = self.products
-        if products is None:
-            products = torch.zeros(3, layer.num_features, dtype=torch.float64, device=device)
-        moments = moments.all_reduce(layer.group_name)
-        products = all_reduce_sum(products, layer.group_name)
-        check_population(self.name, layer, moments)
-        count = moments.count.double()
-        mean, (mean_y, square_y, both) = moments.mean.double(), products / count
-        variance, covariance = moments.var.double(), both - mean * mean_y
-        varies = variance > (_CONSTANT * mean).square()
-        scale = torch.where(varies, covariance / variance.clamp(min=1e-300), 0.0)
-        left = (square_y - mean_y.square() - scale * covariance).sum()
-        spread = (square_y - mean_y.square()).sum().clamp(min=1e-300)
-        return _Fit(moments, scale, mean_y - scale * mean, float(1 - left / spread))
+
+def _saturated(layer: SaturatingNorm, slope: float, x: Tensor) -> Tensor:
+    return layer.saturate(layer.argument(x.to(accumulation_dtype(x)), slope))
+
+
+@contextmanager
+def _masks_for_pointwise(model: nn.Module, layers: Mapping[str, _Layer]) -> Iterator[None]:
+    """In the block, offer the model's own masks to those who observe norms without statistics."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    fitted = {layer for layer in layers.values() if isinstance(layer, SaturatingNorm)}
+    names = [name for name, module in modules.items() if name and module in fitted]
+    uses = attach_mask_owners(model, names, stacks(model, names), observed=True)
+    try:
+        yield
+    finally:
+        for use in uses:
+            use.release()
 
 
 def _order(
     model: nn.Module,
-    layers: Mapping[str, BatchStatisticsNorm],
+    layers: Mapping[str, _Layer],
     batches: Iterable[Any],
     run: Forward,
 ) -> list[str]:
@@ -269,12 +413,10 @@ def _order(
     return order_of_calls(layers, called, "the first batch does not go")
 
 
-def _check_layers(
-    layers: Mapping[str, BatchStatisticsNorm], teacher: Mapping[str, nn.Module]
-) -> None:
+def _check_layers(layers: Mapping[str, _Layer], teacher: Mapping[str, nn.Module]) -> None:
     for name, layer in layers.items():
         kind = type(layer).__name__
-        if not (layer.is_static or layer.centers):
+        if not (layer.is_static or layer.centers or isinstance(layer, SaturatingNorm)):
             raise InputError(
                 f"{name!r} ({kind} with groups) is not static: an affine map cannot stand for it"
             )
@@ -286,9 +428,7 @@ def _check_layers(
             )
 
 
-def _check_own(
-    model: nn.Module, layers: Mapping[str, BatchStatisticsNorm], teacher: nn.Module
-) -> None:
+def _check_own(model: nn.Module, layers: Mapping[str, _Layer], teacher: nn.Module) -> None:
     """Raise an InputError if fitting one layer would change another, or the teacher."""
     if teacher is model:
         raise InputError(
@@ -334,10 +474,16 @@ def _place(parameter: Tensor) -> object:
 
 
 @torch.no_grad()
-def _adopt(layer: BatchStatisticsNorm, fit: _Fit) -> None:
-    """Write the input's statistics, then γ and β such that y = a x + c in evaluation."""
+def _adopt(layer: _Layer, fit: _Fit) -> None:
+    """Write what the fit says: of a static layer such that y = a x + c in evaluation."""
     assert layer.weight is not None
     assert layer.bias is not None
+    if isinstance(layer, SaturatingNorm):
+        assert fit.slope is not None
+        layer.set_slope(fit.slope)
+        layer.weight.copy_(fit.scale)
+        layer.bias.copy_(fit.shift)
+        return
     adopt_statistics(layer, evaluated_statistics(layer, fit.moments))
     layer.bias.zero_()
     # The map is linear in γ, and with a branch around the norm not 0 where γ is.

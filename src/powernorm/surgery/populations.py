@@ -3,6 +3,7 @@
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
+from itertools import chain
 from typing import Final
 
 import torch
@@ -11,17 +12,15 @@ from torch import Tensor
 from powernorm.errors import InputError
 from powernorm.inspection.modules import listed
 from powernorm.inspection.observer import NormCall, observe
-from powernorm.norms import BatchStatisticsNorm, MovingAverageBatchNorm, UnifiedNorm
+from powernorm.norms import BatchStatisticsNorm, MovingAverageBatchNorm, Norm, UnifiedNorm
 from powernorm.ops.moments import Moments
-from powernorm.ops.processes import all_reduce_sum
+from powernorm.ops.processes import all_reduce_sum, group_name_of
 
 Buffers = Mapping[str, Tensor]
 
 
 @contextmanager
-def evaluating(
-    layers: Mapping[str, BatchStatisticsNorm], look: Callable[[NormCall], None]
-) -> Iterator[None]:
+def evaluating(layers: Mapping[str, Norm], look: Callable[[NormCall], None]) -> Iterator[None]:
     """Let all layers evaluate in the block, and pass each call to `look` before it runs."""
 
     def before(call: NormCall) -> None:
@@ -53,8 +52,23 @@ def evaluating_by_batches(layers: Mapping[str, BatchStatisticsNorm]) -> Iterator
         yield
 
 
+def group_of(layer: Norm) -> str:
+    """Return the name of the process group that a layer's sums are merged over.
+
+    Of a norm without statistics it is the default group.
+    """
+    if isinstance(layer, BatchStatisticsNorm):
+        return layer.group_name
+    return group_name_of(None, sync=True)
+
+
+def device_of(layer: Norm) -> torch.device:
+    """Return the device of a layer, which has buffers or parameters."""
+    return next(chain(layer.buffers(), layer.parameters())).device
+
+
 def order_of_calls(
-    layers: Mapping[str, BatchStatisticsNorm],
+    layers: Mapping[str, Norm],
     called: Iterable[str],
     batches: str,
     optional: Container[str] = (),
@@ -78,22 +92,22 @@ def order_of_calls(
     positions = {name: float(index) for index, name in enumerate(called)}
     mean: dict[str, float] = {}
     for name, layer in layers.items():
-        device = layer.num_batches_tracked.device
-        place = torch.tensor([positions.get(name, last), 1.0], dtype=torch.float64, device=device)
-        total, size = all_reduce_sum(place, layer.group_name).tolist()
+        start = [positions.get(name, last), 1.0]
+        place = torch.tensor(start, dtype=torch.float64, device=device_of(layer))
+        total, size = all_reduce_sum(place, group_of(layer)).tolist()
         mean[name] = total / size
     uncalled = [name for name, place in mean.items() if place == last]
     if len(uncalled) == last or any(name not in optional for name in uncalled):
         raise InputError(
-            f"{batches} through {listed(uncalled)} of the {last} layers with batch statistics: "
-            "give a `forward` that runs the whole model, or leave layers out by `names`"
+            f"{batches} through {listed(uncalled)} of the {last} chosen layers: "
+            "give a  `forward` that runs the whole model, or leave layers out by `names`"
         )
     return sorted((name for name in mean if name not in uncalled), key=lambda name: mean[name])
 
 
-def check_not_empty(num_batches: int, layers: Mapping[str, BatchStatisticsNorm]) -> None:
+def check_not_empty(num_batches: int, layers: Mapping[str, Norm]) -> None:
     """Raise an InputError if there was no batch, unless other processes may have had some."""
-    if not num_batches and not any(layer.group_name for layer in layers.values()):
+    if not num_batches and not any(map(group_of, layers.values())):
         raise InputError("batches is empty: give data, best dozens of batches")
 
 
@@ -135,17 +149,21 @@ def adopt_statistics(layer: BatchStatisticsNorm, statistics: Buffers) -> None:
     layer.num_batches_tracked.clamp_(min=1)
 
 
-def check_population(name: str, layer: BatchStatisticsNorm, moments: Moments) -> None:
-    """Raise an InputError unless the population's statistics can be used for evaluation."""
+def check_population(name: str, layer: Norm, moments: Moments) -> None:
+    """Raise an InputError unless the population's statistics can be used for evaluation.
+
+    Of a norm without statistics, unless they are finite.
+    """
     if not moments.count:
         raise InputError(
             f"the batches hold no valid token for layer {name!r}: every position is padding; check "
             "that padding_mask is True at padding, not at tokens"
         )
-    buffers = evaluated_statistics(layer, moments)
-    finite = torch.stack(
-        [torch.isfinite(value.to(layer.get_buffer(key).dtype)) for key, value in buffers.items()]
-    ).all(0)
+    values = [moments.second_moment]
+    if isinstance(layer, BatchStatisticsNorm):
+        buffers = evaluated_statistics(layer, moments)
+        values = [value.to(layer.get_buffer(key).dtype) for key, value in buffers.items()]
+    finite = torch.stack([torch.isfinite(value) for value in values]).all(0)
     num_bad = int((~finite).sum())
     if num_bad:
         raise InputError(

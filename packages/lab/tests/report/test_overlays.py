@@ -187,10 +187,17 @@ def test_columns_of_the_monitor_are_of_the_norms_that_are_compared(figure_data: 
     def run(norm: str) -> ReportedRun:
         layers = {"encoder.0": norm, "encoder.1": norm, "decoder.0": "ln"}
         rows = [
-            {"step": step, "layer": layer, "norm": own, "gradient_norm": value}
+            {
+                "step": step,
+                "layer": layer,
+                "norm": own,
+                "gradient_norm": value,
+                "input_scale": scale,
+            }
             for step in (1, 2)
             for layer, own in layers.items()
             for value in [9.0 if layer == "decoder.0" else step]
+            for scale in [value + 10 * int(layer[-1])]
         ]
         samples = DataFrame(rows).reindex(columns=NORMS_COLUMNS)
         samples["token_gradient_var"] = samples["gradient_norm"]
@@ -204,6 +211,10 @@ def test_columns_of_the_monitor_are_of_the_norms_that_are_compared(figure_data: 
         "The layer: encoder.0."
         in captions["Norm of the whole gradient of the first norm layer's input"]
     )
+    title = "Scale of the last norm's input"
+    assert [band.mean for band in figure_data.panels[title].bands] == [[11, 12], [11, 12]]
+    scale = captions["Root mean square of the last norm layer's input over valid tokens"]
+    assert "The layer: encoder.1." in scale
     assert "Over 2 of 3 norm layers" in captions["Variance over features of the input gradient"]
 
 

@@ -245,7 +245,7 @@ class MonitoredPanel:
     """A figure of one column of `norms.csv` over training."""
 
     column: str
-    layers: Literal["first", "average"]
+    layers: Literal["first", "last", "average"]
     title: str
     y_label: str
     caption: str
@@ -343,6 +343,14 @@ GRADIENTS: Final = (
         "α, or 1/√B",
         "Of DyT, Derf and DyISRU, mean over norm layers.",
     ),
+    MonitoredPanel(
+        "input_scale",
+        "last",
+        "Scale of the last norm's input",
+        "root mean square",
+        "Root mean square of the last norm layer's input over valid tokens, of norms without batch "
+        "statistics, logarithmic: in a model without norms what enters the head.",
+    ),
 )
 
 
@@ -395,8 +403,8 @@ def monitored(
         having = set(rows.loc[rows[panel.column].notna(), "layer"])
         layers = [layer for layer in compared if layer in having]
         note = f"Over {len(layers)} of {len(everywhere)} norm layers, those that are compared."
-        if panel.layers == "first":
-            layers = layers[:1]
+        if panel.layers != "average":
+            layers = layers[:1] if panel.layers == "first" else layers[-1:]
             note = f"The layer: {''.join(map(printable, layers))}."
         elif set(everywhere) <= set(compared):
             note = ""
