@@ -15,7 +15,7 @@ from powernorm.errors import InputError
 from powernorm.inspection.finder import FoundNorm
 
 Role = Literal["attention", "feed-forward", "final", "embedding", "other"]
-"""What a norm belongs to: a sub-layer (before or after it), the end of a stack, embeddings."""
+"""Part of a model that a norm belongs to: a sub-layer, the end of a stack, or embeddings."""
 
 Side = Literal["encoder", "decoder"]
 
@@ -37,11 +37,11 @@ class Where:
         types: classes, or globs over the name of the norm's class.
         roles: attention, feed-forward, final, embedding, other.
         side: encoder or decoder, of a model that has both.
-        lowest: norms inside the layers with index below this, of each side (Wang et al. 2022,
+        lowest: norms inside the layers with index below this, on each side (Wang et al. 2022,
             Fig. 3), ≥ 1.
 
     Raises:
-        InputError: a role, side or number that does not exist.
+        InputError: there is no such role, side or number.
     """
 
     names: str | Sequence[str] | None = None
@@ -196,7 +196,7 @@ def _by_default(sites: Sequence[Site]) -> Sequence[Site]:
 
 
 def inventory(sites: Sequence[Site]) -> str:
-    """Return a sentence that says which norms a model has."""
+    """Return a sentence that lists the norms of a model."""
     if not sites:
         return (
             "the model has no norms at all, but may call functions behind helpers: "
@@ -282,7 +282,7 @@ def _role_in_layer(rest: Sequence[str], last: str, parent: nn.Module) -> Role:
     path = ".".join(rest).lower()
     neighbors = tuple(parent._modules)
     if last.startswith("post_attention") and "." not in path:
-        # In Llama the norm stands after the attention and before the feed-forward network. In
+        # In Llama the norm comes after the attention and before the feed-forward network. In
         # Gemma 2, which has another norm before that network, it belongs to the attention.
         own = any(name.startswith("pre_f") for name in neighbors)
         return "attention" if own else "feed-forward"

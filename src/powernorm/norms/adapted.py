@@ -145,8 +145,8 @@ class AdaptedNorm(Norm):
         shift, scale = y[0], y[1] - y[0]
         if not torch.allclose(y[2:], scale * others + shift, rtol=1e-4, atol=1e-4):
             raise InputError(
-                f"{self.class_name} says that it is static, but in evaluation it is no affine map "
-                "per feature: take is_static out of it"
+                f"{self.class_name} declares itself static, but in evaluation it is no affine map "
+                "per feature: remove is_static from it"
             )
         return scale, shift
 
