@@ -229,7 +229,7 @@ def _check_question(where: Callable[[str, nn.Module], bool]) -> None:
 
 
 def _several(value: Any) -> Sequence[Any]:
-    """Return what was given as one or several, none for None."""
+    """Return one value or several as a sequence, which is empty for None."""
     if value is None:
         return ()
     return value if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
@@ -238,7 +238,7 @@ def _several(value: Any) -> Sequence[Any]:
 def _site(model: nn.Module, norm: FoundNorm, sides: dict[str, Side]) -> Site:
     name = norm.names[0]
     path = name.split(".") if name else []  # the model may be a norm itself
-    modules = [model]  # each holds what is at the same place of the path
+    modules = [model]  # each is the parent of the same part of the path
     for attribute in path:
         child = getattr(modules[-1], attribute, None)
         # The call of a function is a step, too, and no module.
@@ -272,7 +272,7 @@ def _is_stack(module: nn.Module) -> bool:
 
 
 def _sublayer_types(module: nn.Module) -> Sequence[str] | None:
-    # x-transformers numbers sub-layers, and says in `layer_types` what each of them is.
+    # x-transformers numbers sub-layers, and lists their kinds in `layer_types`.
     foreign = type(module).__module__.startswith("x_transformers")
     return getattr(module, "layer_types", None) if foreign else None
 

@@ -76,7 +76,7 @@ def hands_on(owner: nn.Module, module: nn.Module) -> bool:
 
 
 def lengthens(module: nn.Module) -> bool:
-    """Return whether a module's mask is its owner's, lengthened by what is prepended to the input.
+    """Return whether a module's mask is its owner's, lengthened for prepended positions.
 
     x-transformers' stacks get such a mask. Their attention modules take a mask too, but hold norms
     of other shapes.

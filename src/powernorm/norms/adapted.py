@@ -47,7 +47,7 @@ class AdaptedNorm(Norm):
         InputError: in the forward: the module does not return a tensor of x's shape.
     """
 
-    takes_local = False  # what the module computes over is not known
+    takes_local = False  # the module may compute over several tokens
 
     def __init__(
         self,
@@ -188,7 +188,7 @@ def _takes_mask(layer: nn.Module) -> bool:
 def _begins_as_affine(layer: nn.Module, num_features: int) -> bool:
     """Return whether a new module has γ and β, or one of them, by names, shapes and values.
 
-    A `weight` that begins as 0 may stand for γ - 1.
+    A `weight` that begins as 0 may be γ - 1.
     """
     starts = {"weight": 1.0, "bias": 0.0}
     own = {name: layer._parameters.get(name) for name in starts}

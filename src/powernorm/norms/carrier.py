@@ -108,7 +108,7 @@ class CarrierNorm(StatefulNorm):
             )
 
     def see_inputs(self, x: Tensor, mask: Tensor | None, residual: Tensor | None) -> SeenInputs:
-        """Check the arguments of a forward and return what to normalize by."""
+        """Check the arguments of a forward and return the values that it normalizes by."""
         if self.training and not torch.compiler.is_compiling():
             self.follow_counter()
         return super().see_inputs(x, mask, residual)

@@ -280,7 +280,7 @@ def _function_of(hook: object) -> FunctionType | None:
 
 
 def _is_bare(hook: object) -> bool:
-    """Return whether a hook is a function of its argument alone."""
+    """Return whether a hook is a function of only its argument."""
     return isinstance(hook, FunctionType) and not hook.__closure__
 
 

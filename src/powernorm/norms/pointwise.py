@@ -160,7 +160,7 @@ class DyISRU(SaturatingNorm):
 
     Args:
         num_features: C.
-        spread: start of B, > 0; None means C - 1 (1 for one feature), which is what B is in RMSNorm
+        spread: start of B, > 0; None means C - 1 (1 for one feature), the value of B in RMSNorm
             for features with mean square 1. Its logarithm is the learned parameter, which keeps B
             positive (start and parametrization are ours: the paper trains nothing).
         affine: learn γ and β (B is always learned).

@@ -89,7 +89,7 @@ class UnifiedNormOutput(NamedTuple):
     decided: Tensor
     """(2,): number of valid tokens over the group; 1 if the batch is excluded, else 0."""
     sums: Tensor
-    """(3, C) float64, of this process alone: n, Σx² over valid tokens, the number of tokens over
+    """(3, C) float64, of this process only: n, Σx² over valid tokens, the number of tokens over
     which Λ is averaged."""
 
 

@@ -95,7 +95,7 @@ def _stream(relations: Relations, start: Place, layer_norms: Collection[int]) ->
 
 
 def _obstacles(relations: Relations, place: Place, layer_norms: Collection[int]) -> Iterator[str]:
-    """Yield what keeps features from being centered."""
+    """Yield the obstacles to centering features."""
     if place in relations.fixed:
         yield relations.fixed[place]
     for node in relations.statistics.get(place, ()):

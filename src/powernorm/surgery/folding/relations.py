@@ -463,7 +463,7 @@ def _scaled(node: fx.Node, output: Place, x: fx.Node, factor: object = None) -> 
 
 
 def _is_of_parameters(node: fx.Node, trace: Trace) -> bool:
-    """Return whether a value is computed from parameters and buffers alone."""
+    """Return whether a value is computed from parameters and buffers only."""
     if node.op == "placeholder":
         return trace.tensor_of(node) is not None
     operands = node.all_input_nodes

@@ -448,7 +448,7 @@ class _Shifts:
         readers = self.problem.relations.readers
         terms = sorted(
             zip(producer.factors, producer.inputs, strict=True),
-            # A branch is read by the sum alone, the stream also by later operators.
+            # Only the sum reads a branch, while later operators read the stream too.
             key=lambda term: (len(term[1].node.users), len(readers.get(term[1], ()))),
         )
         return any(

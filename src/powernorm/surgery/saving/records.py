@@ -361,7 +361,7 @@ def _part_from(values: Mapping[str, Any]) -> Part:
 
 def _listed(values: object, kind: type | UnionType) -> Sequence[Any]:
     if not isinstance(values, list) or not all(isinstance(value, kind) for value in values):
-        raise ValueError(f"{values!r} is no list of what it should hold")
+        raise ValueError(f"{values!r} is not a list of the expected values")
     return values
 
 

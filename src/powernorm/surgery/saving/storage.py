@@ -1,4 +1,4 @@
-"""Saved models: tensors in `powernorm.safetensors`, what was changed in `config.json`.
+"""Saved models: tensors in `powernorm.safetensors`, the record of changes in `config.json`.
 
 The file of the tensors holds the record too, under its checksum: the text in `config.json`, which
 people can edit, has to agree with it. No weights have a name that other libraries look for, so that
