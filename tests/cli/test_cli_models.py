@@ -300,7 +300,7 @@ def test_a_swapped_model_in_a_hugging_face_folder(
         rows = [line for line in capsys.readouterr().out.splitlines() if "LayerNorm " in line]
         assert len(rows) >= 3
         assert all(line.split()[1] == "bn" for line in rows[:3])
-    with pytest.raises(InputError, match="is a BatchNorm, and only LayerNorm and RMSNorm can be removed"):
+    with pytest.raises(InputError, match="is a BatchNorm, and only LayerNorm and RMSNorm can be"):
         remove("swapped", "removed", data=str(text))
 
 
