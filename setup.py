@@ -2,7 +2,7 @@
 
 Two settings, as environment variables:
 
-- `POWERNORM_KERNELS`: `auto` (the default) goes on without kernels where they cannot be compiled,
+- `POWERNORM_KERNELS`: `auto` (the default) continues without kernels if they cannot be compiled,
   `require` fails there, `none` builds the wheel for all platforms, which has no kernels.
 - `POWERNORM_URL`: where the project lives, for the links on a package index, the
   README's among them.
@@ -36,7 +36,7 @@ def _building():
 
 
 class BuildKernels(build_ext):
-    """Compiles the kernels with the package's own build; without a compiler it goes on."""
+    """Compiles the kernels with the package's own build; without a compiler it continues."""
 
     reason = None
     """Why there are none."""

@@ -32,21 +32,21 @@ BUSY: Final = 80
 """Preemptions a second that a quiet machine stays well below."""
 
 Measure = Callable[[float, Known, Note], Iterator[list[Row]]]
-"""Yields the rows of each case, in so many seconds for each, but of those that are known.
+"""Function that yields the rows of each unknown case, given the seconds for each.
 
-It raises InputError where an output is wrong, and nothing is timed.
+It raises InputError if an output is wrong, and then times nothing.
 """
 
 
 class Benchmark(NamedTuple):
-    """What is measured, and how it is shown."""
+    """A measurement, and its presentation."""
 
     measure: Measure
     view: View
     summarize: Callable[[Sequence[Row]], None]
-    """Prints what the rows say together."""
+    """Prints a summary of the rows."""
     draws: Callable[[Sequence[Row]], Sequence[Row]] = lambda rows: rows
-    """The rows that a picture has."""
+    """Selects the rows for a picture."""
 
 
 STEP: Final = Benchmark(training_step.measure_steps, training_step.VIEW, norms.print_targets)
@@ -64,7 +64,7 @@ BENCHMARKS: Final = {
 
 
 def benchmark_of(rows: Sequence[Row]) -> Benchmark:
-    """Return what measured the rows of a file."""
+    """Return the benchmark that measured the rows of a file."""
     if any(row.get("backend") == "step" for row in rows):
         return STEP
     kinds = [one for field, one in (("rival", COSTS), ("engine", INFERENCE)) if field in rows[0]]
@@ -72,12 +72,12 @@ def benchmark_of(rows: Sequence[Row]) -> Benchmark:
 
 
 def note(text: str) -> None:
-    """Say how far a run is; plain lines, for a progress bar's thread would be measured too."""
+    """Print progress in plain lines, because a progress bar's thread would be measured too."""
     print(text, file=sys.stderr, flush=True)
 
 
 def measure(given: argparse.Namespace) -> tuple[dict[str, Any], list[Row]]:
-    """Return machine and rows of a run, each case printed and kept as it is over."""
+    """Return machine and rows of a run; print and store each case when it ends."""
     benchmark = BENCHMARKS[given.preset]
     rows = read_rows(given.out)[1] if given.resume and given.out.exists() else []
     known = {case_of(row, benchmark.view.case) for row in rows}
@@ -103,7 +103,7 @@ def measure(given: argparse.Namespace) -> tuple[dict[str, Any], list[Row]]:
 
 
 def run(given: argparse.Namespace) -> None:
-    """Measure, or read what was measured; print and draw."""
+    """Measure, or read stored rows; print and draw."""
     if given.show:
         machine, rows = read_rows(given.show)
         benchmark = benchmark_of(rows)
@@ -124,7 +124,7 @@ def run(given: argparse.Namespace) -> None:
 
 
 def parse() -> argparse.Namespace:
-    """Return the options; what does not go together ends the program."""
+    """Return the options; conflicting ones end the program."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -134,12 +134,12 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--out", type=Path, metavar="FILE", help="write the rows there")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="draw them, as SVG or PNG")
     parser.add_argument("--show", type=Path, metavar="FILE", help="show its rows, measure nothing")
-    parser.add_argument("--resume", action="store_true", help="go on with the file of --out")
+    parser.add_argument("--resume", action="store_true", help="resume the file of --out")
     given = parser.parse_args()
     if given.show and (given.preset or given.out or given.resume):
         parser.error("--show measures nothing: drop the preset, --out and --resume")
     if given.resume and not given.out:
-        parser.error("--resume goes on with the file of --out: give it")
+        parser.error("--resume needs the file of --out: give it")
     if given.threads and given.preset == "removal":
         parser.error("the preset 'removal' measures one thread and two: drop --threads")
     given.preset = given.preset or "quick"

@@ -27,9 +27,9 @@ from torch import Tensor
 
 NORMS = ("ln", "rms", "dyt", "bn")
 ROWS, LENGTH = 2, 16
-"""Sizes of the example that the programs are made for."""
+"""Sizes of the example for which the programs are made."""
 PARTS = ("layer_norm", "mean", "rsqrt", "tanh")
-"""In the names of operators that norms become."""
+"""Parts of the names of operators that norms become."""
 
 
 def write_programs(runs: Path, folder: Path) -> None:
@@ -57,7 +57,7 @@ def write_programs(runs: Path, folder: Path) -> None:
 
 
 def executorch(program: Any, tokens: Tensor, file: Path) -> tuple[list[str], Tensor]:
-    """Convert with XNNPACK for what it takes, and run; a delegate is one operator."""
+    """Convert with XNNPACK as far as it can, and run; a delegate is one operator."""
     from executorch.backends.xnnpack.partition.xnnpack_partitioner import XnnpackPartitioner
     from executorch.exir import to_edge_transform_and_lower
     from executorch.runtime import Runtime
@@ -88,7 +88,7 @@ def litert(program: Any, tokens: Tensor, file: Path) -> tuple[list[str], Tensor]
 
 
 def coreml(program: Any, tokens: Tensor, file: Path) -> tuple[list[str], None]:
-    """Convert; it runs on macOS alone."""
+    """Convert; it runs only on macOS."""
     import coremltools
 
     del tokens, file
@@ -125,7 +125,7 @@ def rows(engine: str, folder: Path) -> Iterator[dict[str, Any]]:
 
 
 def table(found: list[dict[str, Any]]) -> Iterator[str]:
-    """Yield a Markdown table: operators, those that norms are made of, delegates, the error."""
+    """Yield a Markdown table: operators, those of norms, delegates, the error."""
     yield "| engine | type | norm | operators | norm, mean, root, tanh | delegates | error |"
     yield "|---|---|---|--:|--:|--:|--:|"
     for row in found:

@@ -1,10 +1,10 @@
-"""What an executor costs: many short runs that only wait, so that the rest is the executor's.
+"""Cost of an executor: many short runs that only wait, so that the rest is the executor's.
 
     python benchmarks/executors.py benchmarks/results/executors.jsonl
 
-A row an executor: 200 runs of one second (they sleep), two at a time, against the same in this
-process alone; the wall time, and its part above what waiting alone takes, in seconds a run.
-Executors that the file has are not measured again.
+A row per executor: 200 runs of one second (they sleep), two at a time, against the same in a
+single process; the wall time, and the part of it above the pure waiting time, in seconds per run.
+Executors that are in the file are not measured again.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What it saves to fold the weights of norms whose statistics stay: parameters, operators, time.
+"""Savings from folding the weights of norms whose statistics stay: parameters, operators, time.
 
     python benchmarks/folded_statistics.py --out benchmarks/results/folded_statistics.jsonl
     python benchmarks/folded_statistics.py --operators   # count only: the same everywhere
@@ -52,7 +52,7 @@ class Logits(nn.Module):
 
 
 def build(name: str) -> nn.Module:
-    """A random model whose norms are not at their start."""
+    """Return a random model whose norms do not have their initial values."""
     torch.manual_seed(0)
     config = getattr(transformers, f"{name}Config")(**SIZES)
     model: nn.Module = getattr(transformers, f"{name}ForCausalLM")(config).eval()
@@ -63,7 +63,7 @@ def build(name: str) -> nn.Module:
 
 
 def without_weights(model: nn.Module) -> nn.Module:
-    """A folded model without the weights of its norms, where all of them are neutral."""
+    """Return a folded model without the weights of its norms, if all of them are neutral."""
     bare = copy.deepcopy(model)
     for norm in powernorm.inspection.find_norms(bare):
         bias = getattr(norm.module, "bias", None)
@@ -80,7 +80,7 @@ def without_weights(model: nn.Module) -> nn.Module:
 
 
 def variants(name: str, ids: Tensor) -> tuple[dict[str, nn.Module], int]:
-    """The model before and after, and how many weights and biases compute nothing any more."""
+    """Return the model before and after, and the number of weights and biases without effect."""
     model = build(name)
     report = powernorm.fold(model, ids, keep="statistics", inplace=False)
     found = {
@@ -98,7 +98,7 @@ def variants(name: str, ids: Tensor) -> tuple[dict[str, nn.Module], int]:
 def calls(
     engine: str, models: Mapping[str, nn.Module], ids: Tensor
 ) -> dict[str, Callable[[], Any]]:
-    """What is timed."""
+    """Return the calls to time, by model."""
     if engine == "onnxruntime":
         return {name: _session(export(model, ids), ids) for name, model in models.items()}
     runs = {
@@ -130,13 +130,13 @@ def _session(program: Any, ids: Tensor) -> Callable[[], Any]:
 
 
 def operators(model: nn.Module, ids: Tensor) -> dict[str, int]:
-    """How often each operator is in the exported graph."""
+    """Return how often each operator is in the exported graph."""
     graph = export(model, ids).model_proto.graph
     return dict(Counter(node.op_type for node in graph.node).most_common())
 
 
 def count(name: str) -> list[dict[str, Any]]:
-    """Rows of one model without times."""
+    """Return the rows of one model without times."""
     ids = torch.randint(SIZES["vocab_size"], (1, LENGTH))
     models, neutral = variants(name, ids)
     rows = []
@@ -156,7 +156,7 @@ def count(name: str) -> list[dict[str, Any]]:
 
 
 def measure(name: str, seconds: float) -> list[dict[str, Any]]:
-    """Rows of one model."""
+    """Return the rows of one model."""
     ids = torch.randint(SIZES["vocab_size"], (1, LENGTH))
     models, neutral = variants(name, ids)
     counts = {one: operators(model, ids) for one, model in models.items()}

@@ -51,7 +51,7 @@ from speed.training_step import TORCH_BATCH_NORM, TokenBatchNorm
 IS_GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if IS_GPU else "cpu")
 LIMIT = 2**27
-"""Values in a matrix up to which a process of `--warm` makes a case: several share the memory."""
+"""Size of a matrix up to which a process of `--warm` makes a case: several share the memory."""
 
 # What the layers are after their warm-up, which is most of a training.
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -74,12 +74,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "gn": {"groups": 4},
 }
 MASKED = ("bn", "rbn", "brn", "pnv", "pn", "pn-only", "pn-static")
-"""Norms whose kernels leave padding out of their statistics."""
+"""Norms whose kernels exclude padding from their statistics."""
 STEP_NORMS = ("bn", "rbn", "brn", "mabn", "pnv", "pn", "pn-static", "adanorm", "rms", "dyt")
 
 
 def cases() -> list[Case]:
-    """Return the cases, those first that matter most: time may end before the last."""
+    """Return the cases, the most important first: time may end before the last."""
     half = partial(Case, dtype="bfloat16")
     if not IS_GPU:
         return [half(16, 64), Case(16, 64, direction="evaluation"), half(16, 64, padding=0.25)]
@@ -97,7 +97,7 @@ def cases() -> list[Case]:
 
 
 def providers(case: Case) -> dict[str, Callable[[int], nn.Module]]:
-    """Return what makes each competitor's module, by name."""
+    """Return the function that makes each competitor's module, by name."""
     found: dict[str, Callable[[int], nn.Module]] = {
         LAYER_NORM: nn.LayerNorm,
         "torch RMSNorm": lambda features: nn.RMSNorm(features, eps=1e-5),
@@ -117,7 +117,7 @@ def synchronize() -> None:
 
 
 def time_calls(call: Callable[[], None], number: int, blocker: Callable[[], None]) -> float:
-    """Return microseconds a call of several in a row, which begin when the blocker is over."""
+    """Return microseconds per call of several in a row, which begin after the blocker."""
     if not IS_GPU:
         start = time.perf_counter()
         for _ in range(number):
@@ -135,7 +135,7 @@ def time_calls(call: Callable[[], None], number: int, blocker: Callable[[], None
 
 
 class Blocker:
-    """Keeps the GPU busy for about so long, while the host fills its queue."""
+    """Keeps the GPU busy for a given time, while the host fills its queue."""
 
     def __init__(self) -> None:
         size = 4096 if IS_GPU else 8
@@ -166,11 +166,11 @@ def measure(
     """Time all steps in turn in every round, in an order that changes.
 
     Args:
-        steps: by name.
-        blocker: None leaves out the time of the GPU alone, as of steps that have more launches than
-            the queue takes.
-        rounds: turns of each.
-        number: calls a turn.
+        steps: steps by name.
+        blocker: None omits the GPU's own time, as for steps with more launches than the queue
+            takes.
+        rounds: number of turns of each.
+        number: calls per turn.
     """
     us: dict[str, list[float]] = {name: [] for name in steps}
     gpu_us: dict[str, list[float]] = {name: [] for name in steps}
@@ -204,8 +204,8 @@ def measure_norms(out: Output, deadline: float, part: tuple[int, int] | None) ->
     """Time every norm on every case until the time is over.
 
     Args:
-        out: takes the rows.
-        deadline: when no further case begins.
+        out: output for the rows.
+        deadline: time after which no further case begins.
         part: makes one call of this part of the steps and times nothing (Triton compiles them).
     """
     blocker = Blocker()
@@ -287,7 +287,7 @@ class Model(nn.Module):
 def make_training(
     build: Callable[[int], nn.Module] | None, compiled: bool
 ) -> tuple[Callable[[], None], Callable[[], float]]:
-    """Return one training step under bfloat16 autocast, and what tells its last loss."""
+    """Return one training step under bfloat16 autocast, and a function for its last loss."""
     # Enough tokens that the GPU is the limit, and not the host that starts its kernels.
     sentences, length, width, words = (512, 128, 512, 10_000) if IS_GPU else (2, 6, 64, 50)
     model = Model(build, width, words).to(DEVICE)
@@ -343,7 +343,7 @@ def measure_trainings(out: Output, deadline: float) -> None:
 
 
 def peak_memory(step: Callable[[], None]) -> int | None:
-    """Return the MiB that a step holds at most, beside what was held before."""
+    """Return the most MiB that a step holds, beyond the memory held before."""
     if not IS_GPU:
         return None
     torch.cuda.synchronize()
@@ -355,7 +355,7 @@ def peak_memory(step: Callable[[], None]) -> int | None:
 
 
 class Output:
-    """A file of JSON lines, and the same on the screen in short."""
+    """A JSON lines file, and a short form on the screen."""
 
     def __init__(self, path: str | None) -> None:
         self.path = Path(path) if path else None

@@ -1,4 +1,4 @@
-"""What half precision does to LayerNorm, RMSNorm, DynamicTanh and a folded BatchNorm.
+"""Effect of half precision on LayerNorm, RMSNorm, DynamicTanh and a folded BatchNorm.
 
     python benchmarks/half_precision.py --runs runs/half --out benchmarks/results/half.jsonl
     python benchmarks/half_precision.py --removed runs/minilm runs/antiberty --out MORE.jsonl
@@ -47,7 +47,7 @@ OFFSETS = (1, 3, 10, 30, 100, 300, 1000)
 SPREADS = (1, 2, 3, 4)
 """Decades between the smallest and the largest feature, half of them below 1."""
 ROWS, LENGTH = 2, 32
-"""Of the valid text that the errors are measured on."""
+"""Size of the batch of validation text on which the errors are measured."""
 BROKEN = 0.1
 """Relative error of the logits from which a model counts as broken, or infinite ones."""
 

@@ -26,7 +26,7 @@ FORMATS = {"contiguous": torch.contiguous_format, "channels_last": torch.channel
 
 
 def step_of(norm: nn.Module, x: Tensor, cotangent: Tensor) -> Callable[[], None]:
-    """One forward and backward, without what accumulates gradients."""
+    """Return one forward and backward, without accumulation of gradients."""
     parameters = tuple(norm.parameters())
 
     def step() -> None:
@@ -36,7 +36,7 @@ def step_of(norm: nn.Module, x: Tensor, cotangent: Tensor) -> Callable[[], None]
 
 
 def seconds(step: Callable[[], None]) -> float:
-    """Of the processor, all threads together, for one call."""
+    """Return the processor time of one call in seconds, over all threads."""
     start = time.process_time()
     step()
     return time.process_time() - start
@@ -45,7 +45,7 @@ def seconds(step: Callable[[], None]) -> float:
 def steps_for(
     names: list[str], shape: tuple[int, ...], layout: str
 ) -> dict[str, Callable[[], None]]:
-    """By provider; all get the same values."""
+    """Return the steps by provider; all get the same values."""
     generator = torch.Generator().manual_seed(0)
     x, cotangent = (
         torch.randn(shape, generator=generator).contiguous(memory_format=FORMATS[layout])

@@ -1,4 +1,4 @@
-"""What a monitor costs: the same training step with and without one, in turns.
+"""Cost of a monitor: the same training step with and without one, in turns.
 
     python benchmarks/monitor.py [--rounds 12] [--threads 1] [--models demo,wide] [--out FILE]
 
@@ -45,7 +45,7 @@ def factory(norm: str) -> Callable[[int], nn.Module]:
 
 
 def demo(norm: str, device: torch.device) -> tuple[nn.Module, Callable[[nn.Module], torch.Tensor]]:
-    """The language model of `powernorm compare lm --preset demo`, about."""
+    """Build about the language model of `powernorm compare lm --preset demo`."""
     model = LanguageModel(
         2000,
         lambda c: factory(norm)(c),
@@ -65,7 +65,7 @@ def demo(norm: str, device: torch.device) -> tuple[nn.Module, Callable[[nn.Modul
 def translation(
     norm: str, device: torch.device
 ) -> tuple[nn.Module, Callable[[nn.Module], torch.Tensor]]:
-    """The papers' small translation model, 4,096 tokens on each side (the preset `step`)."""
+    """Build the papers' small translation model, 4,096 tokens on each side (the preset `step`)."""
     model = TranslationModel(None if norm == "torch" else factory(norm)).to(device)
     batch = make_batch(0)
     tokens = int((~batch.target_padding[:, 1:]).sum())
@@ -73,7 +73,7 @@ def translation(
 
 
 def wide(norm: str, device: torch.device) -> tuple[nn.Module, Callable[[nn.Module], torch.Tensor]]:
-    """A decoder of 12 layers, 768 features, 8,192 tokens: for a GPU."""
+    """Build a decoder of 12 layers, 768 features, 8,192 tokens: for a GPU."""
     model = LanguageModel(
         10_000,
         lambda c: factory(norm)(c),
@@ -101,7 +101,7 @@ def measure(model_name: str, norm: str, rounds: int, device: torch.device) -> di
     clock = time.perf_counter if device.type == "cuda" else time.process_time
 
     def timed(way: str) -> float:
-        """One step on the one model; the monitor comes and goes outside of the time."""
+        """Time one step; attaching and removing the monitor does not count."""
         monitor = None if way == "without" else NormMonitor(model, EVERY)
         number = 0 if way == "observed" else 1
         start = clock()

@@ -23,7 +23,7 @@ from speed.int8_example import count_operators, optimized_graph, read_graph
 
 
 def rows() -> Iterator[dict[str, Any]]:
-    """A row for each encoder, rival, precision and stage."""
+    """Yield a row for each encoder, rival, precision and stage."""
     for size in (size for size in SIZES if size.features == COMPILED_FEATURES):
         models = build_encoders(size, RIVALS)
         with tempfile.TemporaryDirectory() as folder:

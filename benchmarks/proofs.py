@@ -1,4 +1,4 @@
-"""How large the circuit of a proof is, and how long proving takes, by what normalizes.
+"""Size of the circuit of a proof, and proving times, by the kind of norm.
 
     pip install ezkl==23.0.5
     python benchmarks/proofs.py --out benchmarks/results/proofs.jsonl       # circuits
@@ -73,7 +73,7 @@ class Reader(nn.Module):
 
 
 def windows(split: str, num_tokens: int) -> tuple[Tensor, Tensor]:
-    """All positions of a text: the characters before each, and itself."""
+    """Return all positions of a text: the characters before each, and itself."""
     text = " ".join(embedded_corpus().documents[split]).lower()
     known = {letter: number for number, letter in enumerate(LETTERS)}
     ids = torch.tensor([known.get(letter, 0) for letter in " ".join(text.split())])
@@ -82,14 +82,14 @@ def windows(split: str, num_tokens: int) -> tuple[Tensor, Tensor]:
 
 
 def draw(data: tuple[Tensor, Tensor], number: int, seed: int) -> tuple[Tensor, Tensor]:
-    """So many windows, at random."""
+    """Return a number of random windows."""
     generator = torch.Generator().manual_seed(seed)
     chosen = torch.randint(len(data[1]), (number,), generator=generator)
     return data[0][chosen], data[1][chosen]
 
 
 def trained(rival: str, placement: Placement, data: tuple[Tensor, Tensor]) -> nn.Module:
-    """A model after its training; all see the same batches and begin with the same weights."""
+    """Return a trained model; all see the same batches and begin with the same weights."""
     torch.manual_seed(0)
     model = Reader(NORMS[rival], placement, data[0].shape[1])
     optimizer = torch.optim.AdamW(model.parameters(), lr=RATE)
@@ -104,7 +104,7 @@ def trained(rival: str, placement: Placement, data: tuple[Tensor, Tensor]) -> nn
 
 
 def removed(model: nn.Module, data: tuple[Tensor, Tensor]) -> nn.Module:
-    """The model without norms."""
+    """Return the model without norms."""
     batches = [draw(data, BATCH, 10_000 + step)[0] for step in range(REMOVAL_STEPS)]
     with tempfile.TemporaryDirectory() as folder:
         settings = [f"training.steps={REMOVAL_STEPS}", "optimizer.learning_rate=1e-3"]
@@ -116,13 +116,13 @@ def removed(model: nn.Module, data: tuple[Tensor, Tensor]) -> nn.Module:
 
 @torch.no_grad()
 def nats(model: nn.Module, data: tuple[Tensor, Tensor]) -> float:
-    """Loss on text that was held out."""
+    """Return the loss on held-out text."""
     ids, targets = draw(data, NUM_HELD_OUT, 1)
     return float(F.cross_entropy(model(ids), targets))
 
 
 class Circuit(nn.Module):
-    """What is proven: from the embedded characters to the logits."""
+    """The proven part of a model: from the embedded characters to the logits."""
 
     def __init__(self, reader: nn.Module) -> None:
         super().__init__()
@@ -134,13 +134,13 @@ class Circuit(nn.Module):
 
 
 class Ezkl:
-    """Its functions on the files of a folder."""
+    """EZKL's functions on the files of a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
 
     def __call__(self, function: str, *arguments: Any, **options: Any) -> Any:
-        """Call a function, some of which want a running loop; names with a dot are files."""
+        """Call a function, some of which need a running loop; names with a dot are files."""
         import ezkl
 
         given = [
@@ -163,12 +163,12 @@ class Ezkl:
         (self.folder / name).write_text(json.dumps(content), encoding="utf-8")
 
     def size(self, name: str) -> int:
-        """Bytes of a file."""
+        """Return the size of a file in bytes."""
         return (self.folder / name).stat().st_size
 
 
 def circuit(model: nn.Module, data: tuple[Tensor, Tensor], *, prove: bool) -> dict[str, Any]:
-    """Sizes of the circuit, and of the proof."""
+    """Return the sizes of the circuit, and of the proof."""
     import ezkl
 
     ids, _ = draw(data, 1, 2)
@@ -198,9 +198,9 @@ def circuit(model: nn.Module, data: tuple[Tensor, Tensor], *, prove: bool) -> di
 
 
 def proof(run: Ezkl, wanted: Tensor) -> dict[str, Any]:
-    """Error, time and size of a proof, with parameters that are made for this test alone.
+    """Return error, time and size of a proof, with parameters that are made for this test only.
 
-    Scales and tables are first fitted to what occurs, by which the number of rows changes.
+    Scales and tables are first fitted to the data, which changes the number of rows.
     """
     run("calibrate_settings", "input.json", "model.onnx", "settings.json", "resources")
     settings = json.loads((run.folder / "settings.json").read_text())
@@ -229,7 +229,7 @@ def proof(run: Ezkl, wanted: Tensor) -> dict[str, Any]:
 
 
 def build(rival: str, placement: Placement, data: tuple[Tensor, Tensor]) -> nn.Module:
-    """The trained model; without norms it is the one with LayerNorm, trained further."""
+    """Return the trained model; without norms it is the one with LayerNorm, trained further."""
     if rival == FOLDED:
         return removed(trained("LayerNorm", placement, data), data)
     return trained(rival, placement, data)

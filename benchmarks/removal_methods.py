@@ -13,7 +13,7 @@ Pilots look at the valid split, the result at the test split.
 Later, as the result at 30 % asked for it: the task's loss beside the distillation, half each, and
 the best published arm, at the best of three rates for each length. Three larger models get these
 two arms and the control, of five rates, for 10 %; rates are chosen on one of them.
-After Ctrl-C the same command goes on.
+After Ctrl-C the same command resumes.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ PILOT_SHARE = 0.03
 SHARES = (0.01, 0.03, 0.1, 0.3)
 RATES = (5e-4, 1e-3, 2e-3, 4e-3)
 CONTROL_RATES = (1.25e-4, 2.5e-4, *RATES, 8e-3)
-"""The control is best at lower ones: it has nothing to learn anew."""
+"""The control is best at lower ones: it has nothing new to learn."""
 ANCHOR = 0.1
 NUM_FINALISTS = 3
 LATER_SHARES = (0.03, 0.1, 0.3)
@@ -64,12 +64,12 @@ SIZES = {
         "optimizer.learning_rate=2e-3",
     ),
 }
-"""What the models change in the recipe, by their parameters."""
+"""Changes of the recipe for the models, by their parameters."""
 PRECISIONS = {"1M": "float32", "5M": "bfloat16"}
-"""What originals, removals and controls compute in while they are trained."""
+"""Type in which originals, removals and controls compute while they are trained."""
 LARGER_SHARE = 0.1
 LARGER_CONTROL_RATES = CONTROL_RATES[:5]
-"""Up to that of their originals. The small control was best at an eighth of its own, 5e-4."""
+"""Rates up to that of their originals. The small control was best at an eighth of it, 5e-4."""
 METHODS = ("match", "match-centered", "freeze", "freeze-in-turn", "taper", "prepbn")
 PUBLISHED = ("freeze", "freeze-in-turn", "taper", "prepbn")
 """Methods that others have published; without distillation, with the anchor or not."""
@@ -86,19 +86,19 @@ class Arm:
 
     @property
     def name(self) -> str:
-        """What it is called in the tables."""
+        """Name in the tables."""
         weights = {0.0: [], 0.5: ["half-distillation"], 1.0: ["distillation"]}
         parts = [self.method or "control", *weights[self.distillation]]
         return "+".join([*parts, *["anchor"] * self.anchors])
 
     @property
     def rates(self) -> tuple[float, ...]:
-        """What its pilot tries."""
+        """Rates that its pilot tries."""
         return RATES if self.method else CONTROL_RATES
 
     @property
     def is_published(self) -> bool:
-        """Whether it is one of others."""
+        """Whether others have published it."""
         return self.method in PUBLISHED and not self.distillation
 
 
@@ -117,11 +117,11 @@ class Trial:
     rate: float
 
     def folder(self, out: Path) -> Path:
-        """Where it is."""
+        """Return its folder."""
         return out / f"{self.arm.name}-{self.share:g}-{self.rate:g}-seed{self.seed}"
 
     def result(self, out: Path) -> dict[str, Any] | None:
-        """What it came to; None before its end."""
+        """Result; None before its end."""
         path = self.folder(out) / "result.json"
         found = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
         return found if found.get("status") in ("finished", "nonfinite") else None
@@ -134,7 +134,7 @@ class Trial:
         return float(found["metrics"][f"{split}_loss"])
 
     def settings(self, precision: str) -> RemovalSettings:
-        """Of the removal; a control takes what is not about norms from it."""
+        """Settings of the removal; a control uses those that are not about norms."""
         changes = [
             f"seed={self.seed}",
             f"method.name={self.arm.method or 'match'}",
@@ -240,13 +240,13 @@ def finalists(out: Path) -> dict[Arm, float]:
 
 
 def controls() -> list[Trial]:
-    """The control at all rates and lengths but the pilot's: its best rate depends on the length."""
+    """Return the control at all rates and lengths but the pilot's: its best rate depends on it."""
     lengths = [share for share in SHARES if share != PILOT_SHARE]
     return [t for share in lengths for rate in CONTROL_RATES for t in pilot(CONTROL, rate, share)]
 
 
 def final(out: Path) -> list[Trial]:
-    """What the result is of, the shortest first."""
+    """Return the trials of the result, the shortest first."""
     arms = finalists(out)
     trials = []
     for share in SHARES:
@@ -258,14 +258,14 @@ def final(out: Path) -> list[Trial]:
 
 
 def best_rate(arm: Arm, rates: Iterable[float], share: float, out: Path, size: str = "1M") -> float:
-    """The rate with the lowest loss on the models of the pilot, of those tried at a length."""
+    """Return the rate with the lowest loss on the models of the pilot, of those at a length."""
     return min(rates, key=lambda rate: pilot_loss(arm, rate, out, share, size))
 
 
 def later_pilot(
     rates: Mapping[Arm, Iterable[float]], shares: Iterable[float], size: str
 ) -> list[Trial]:
-    """Arms whose rate is chosen anew at each length, as the control's is."""
+    """Return arms whose rate is chosen again at each length, as the control's is."""
     kinds = itertools.product(shares, rates)
     return [t for share, arm in kinds for rate in rates[arm] for t in pilot(arm, rate, share, size)]
 
@@ -273,7 +273,7 @@ def later_pilot(
 def later(
     rates: Mapping[Arm, Iterable[float]], shares: Iterable[float], out: Path, size: str
 ) -> list[Trial]:
-    """Those arms at their best rates."""
+    """Return the arms at their best rates."""
     return [
         Trial(arm, seed, share, best_rate(arm, rates[arm], share, out, size))
         for share, arm in itertools.product(shares, rates)
@@ -282,7 +282,7 @@ def later(
 
 
 def stages(out: Path, size: str) -> Iterator[tuple[str, list[Trial]]]:
-    """Name and trials of each stage; later ones depend on what earlier ones found."""
+    """Yield name and trials of each stage; later ones depend on results of earlier ones."""
     rates: dict[Arm, Iterable[float]] = dict.fromkeys(LATER_ARMS, LATER_RATES)
     if size != "1M":
         rates[CONTROL] = LARGER_CONTROL_RATES
@@ -363,7 +363,7 @@ def main() -> None:
         if not given.collect:
             train(given.out, given.size, given.jobs)
     except KeyboardInterrupt:
-        raise SystemExit("interrupted; the same command goes on") from None
+        raise SystemExit("interrupted; the same command resumes") from None
     found = collect(given.out, given.size)
     measured = RESULTS / f"removal-methods-{given.size.lower()}.json"
     measured.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

@@ -28,7 +28,7 @@ myst_heading_anchors = 4
 myst_dmath_double_inline = True
 suppress_warnings = ["myst.header"]
 
-# What docstrings have in `backticks` is a name where there is one, else code.
+# Text in `backticks` in docstrings is a name if there is one, else code.
 default_role = "py:obj"
 autodoc_member_order = "bysource"
 autodoc_typehints = "signature"

@@ -1,4 +1,4 @@
-"""Draws the pictures of the start page from stored results: `python docs/pictures.py`.
+"""Draw the pictures of the start page from stored results: `python docs/pictures.py`.
 
 Each is drawn twice, for light and for dark pages.
 """
@@ -23,12 +23,12 @@ IMAGES = ROOT / "docs" / "images"
 INK = {"light": "#1f2328", "dark": "#e6e6e6"}
 PAPER = {"light": "#ffffff", "dark": "#131416"}
 COLORS = {"light": ("#2563a8", "#c2571a", "#8a8f98"), "dark": ("#6cb0f5", "#f0954f", "#7d838c")}
-"""Ours, theirs or the paper's, and what is between."""
+"""Colors of ours, theirs or the paper's, and the line between."""
 
 
 @contextmanager
 def styled(theme: str) -> Iterator[None]:
-    """Settings of matplotlib for one theme."""
+    """Apply matplotlib's settings for one theme."""
     ink = INK[theme]
     names = ("text.color", "axes.labelcolor", "axes.edgecolor", "xtick.color", "ytick.color")
     settings: dict[str, Any] = dict.fromkeys(names, ink)
@@ -59,12 +59,12 @@ SPEED = {
     "PowerNorm": ("pn (cpu)", None, "pn (compiled)"),
     "AdaNorm": ("adanorm (cpu)", None, "adanorm (compiled)"),
 }
-"""By norm the providers of `bench.py`: this library's kernels, torch's layer, our formulas
-in torch through its compiler."""
+"""Providers of `bench.py` by norm: this library's kernels, torch's layer, our formulas in torch
+through its compiler."""
 
 
 def speed(theme: str) -> Figure:
-    """Time of a training step's norm over LayerNorm's, by provider."""
+    """Draw the time of a training step's norm over LayerNorm's, by provider."""
     lines = (STORED / "rivals.jsonl").read_text(encoding="utf-8").splitlines()[1:]
     rows = [json.loads(line) for line in lines]
     ratios = {
@@ -98,11 +98,11 @@ def speed(theme: str) -> Figure:
 
 
 SHOWN = (-2.2, 1.4)
-"""Of the gaps; what lies outside is written at the edge."""
+"""Range of the drawn gaps; values outside are written at the edge."""
 
 
 def gaps(theme: str) -> Figure:
-    """Score of each norm minus LayerNorm's on the translations, the papers' beside it."""
+    """Draw the score of each norm minus LayerNorm's on the translations, with the papers'."""
     figure = Figure(figsize=(8, 3.6), layout="constrained")
     panels = figure.subplots(1, 2, sharex=True)
     for axes, placement in zip(panels, ("pre", "post"), strict=True):

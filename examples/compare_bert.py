@@ -32,7 +32,7 @@ class RegularizedTrainer(PenaltyTrainerMixin, Trainer):
     """The Trainer, with the penalty of Regularized BatchNorm in its loss."""
 
     def count_loss_tokens(self, inputs: Any) -> int:
-        """Return what the loss is the mean over: one label a row."""
+        """Return the number of labels that the loss averages over: one per row."""
         return len(inputs["labels"])
 
 
@@ -73,7 +73,7 @@ def train(
     width: int = 64,
     layers: int = 2,
 ) -> dict[str, float]:
-    """Train one model, and return what it gets right of the texts that were held out."""
+    """Train one model, and return its accuracy on held-out texts."""
     texts, tokenizer, classes = read(data, max_length)
     config = BertConfig(
         vocab_size=len(tokenizer),
@@ -119,6 +119,6 @@ def train(
 
 
 def accuracy(predictions: Any) -> dict[str, float]:
-    """Return the share of the texts whose class is right."""
+    """Return the share of the texts with the right class."""
     logits, labels = torch.tensor(predictions.predictions), torch.tensor(predictions.label_ids)
     return {"accuracy": (logits.argmax(-1) == labels).double().mean().item()}

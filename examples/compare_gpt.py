@@ -2,8 +2,8 @@
 
     powernorm compare compare_gpt:train --norms ln,bn,rbn,pn --seeds 3 --goal valid_loss:min
 
-from this folder; `--set text=FILE` trains on a text of yours, `--set steps=2000` for longer. What
-differs from a script that trains one model: the lines with `run`.
+from this folder; `--set text=FILE` trains on your text, `--set steps=2000` for longer. Only the
+lines with `run` differ from a script that trains one model.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def read_text(text: str) -> tuple[Tensor, Tensor, int]:
 
 
 def crops(data: Tensor, size: int, length: int) -> Batch:
-    """Return random stretches of a text, and the same one character later."""
+    """Return random excerpts of a text, and the same one character later."""
     starts = torch.randint(len(data) - length - 1, (size,))
     rows = torch.stack([data[start : start + length + 1] for start in starts])
     return rows[:, :-1], rows[:, 1:]
@@ -119,7 +119,7 @@ def train(
         return F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten())
 
     def evaluate() -> dict[str, Tensor]:
-        torch.manual_seed(0)  # the same stretches every time; the run restores its own numbers
+        torch.manual_seed(0)  # the same excerpts every time; the run restores its own numbers
         losses = [loss_of(crops(validation, 32, length)) for _ in range(8)]
         return {"valid_loss": torch.stack(losses).mean()}
 

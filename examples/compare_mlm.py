@@ -2,10 +2,10 @@
 
     powernorm compare compare_mlm:train --norms ln,bn,rbn,pn --seeds 3 --goal valid_loss:min
 
-from this folder, or `python compare_mlm.py`; `--set text=FILE` trains on a text of yours, a
-sentence a line. Of each sentence 15 % of the tokens are hidden and asked for (Devlin et al. 2019).
-In the first hundreds of steps little is learned from the context: give `--set steps=1000` or more
-to see what the frequencies of the tokens do not say.
+from this folder, or `python compare_mlm.py`; `--set text=FILE` trains on your text, one sentence
+per line. In each sentence 15 % of the tokens are hidden, to be predicted (Devlin et al. 2019).
+In the first hundreds of steps little is learned from the context: use `--set steps=1000` or more
+to see more than the frequencies of the tokens.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from torch.utils.data import DataLoader
 import powernorm_lab as lab
 
 Batch = tuple[Tensor, Tensor, Tensor]
-"""Tokens, some of them hidden, what is padding (True), and targets; each (batch, length)."""
+"""Tokens, some of them hidden, padding (True), and targets; each (batch, length)."""
 PAD, MASK, IGNORED = 0, 1, -100
 HIDDEN = 0.15
 
 
 class MaskedLanguageModel(nn.Module):
-    """A Transformer encoder that says at every position which token is there."""
+    """A Transformer encoder that predicts the token at every position."""
 
     def __init__(
         self, vocabulary: int, length: int, width: int, layers: int, heads: int, dropout: float
@@ -37,7 +37,7 @@ class MaskedLanguageModel(nn.Module):
         super().__init__()
         self.tokens, self.positions = nn.Embedding(vocabulary, width), nn.Embedding(length, width)
         for table in (self.tokens, self.positions):
-            nn.init.normal_(table.weight, std=0.1)  # torch's 1 drowns what the layers add
+            nn.init.normal_(table.weight, std=0.1)  # torch's 1 hides what the layers add
         layer = nn.TransformerEncoderLayer(
             width, heads, 4 * width, dropout, "gelu", batch_first=True, norm_first=True
         )
@@ -80,7 +80,7 @@ def read(text: str, vocabulary: int, length: int) -> tuple[dict[str, list[Tensor
 
 
 def batch_of(sentences: list[Tensor]) -> Batch:
-    """Return padded sentences, of each of which at least one token is hidden."""
+    """Return padded sentences with at least one hidden token each."""
     tokens = nn.utils.rnn.pad_sequence(sentences, batch_first=True, padding_value=PAD)
     padding = tokens == PAD
     draws = torch.rand(tokens.shape).masked_fill(padding, torch.inf)

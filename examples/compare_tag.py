@@ -31,7 +31,7 @@ PAD, UNKNOWN, IGNORED = 0, 1, -100
 
 
 class Tagger(nn.Module):
-    """A Transformer encoder that says the part of speech of every word."""
+    """A Transformer encoder that predicts the part of speech of every word."""
 
     def __init__(
         self, num_words: int, num_tags: int, length: int, width: int, layers: int, is_pre: bool
@@ -39,7 +39,7 @@ class Tagger(nn.Module):
         super().__init__()
         self.words, self.positions = nn.Embedding(num_words, width), nn.Embedding(length, width)
         for table in (self.words, self.positions):
-            nn.init.normal_(table.weight, std=0.1)  # torch's 1 drowns what the layers add
+            nn.init.normal_(table.weight, std=0.1)  # torch's 1 hides what the layers add
         layer = nn.TransformerEncoderLayer(
             width, 4, 4 * width, 0.0, "gelu", batch_first=True, norm_first=is_pre
         )
@@ -49,8 +49,8 @@ class Tagger(nn.Module):
 
     def forward(self, words: Tensor, padding_mask: Tensor) -> Tensor:
         """Return logits, (batch, length, tags)."""
-        # run.swap knows this mask and the encoder's by their names and hands them to the norms, so
-        # that padding counts in no statistic. A mask that is called otherwise reaches them by
+        # run.swap knows this mask and the encoder's by their names and passes them to the norms, so
+        # that no statistic counts padding. A mask with another name reaches them by
         # `with powernorm.padding_mask(mask):` around the calls.
         x = self.words(words) + self.positions.weight[: words.shape[1]]
         return self.head(self.norm(self.encoder(x, src_key_padding_mask=padding_mask)))
@@ -61,7 +61,7 @@ def read_file(path: Path) -> list[Sentence]:
     with (lzma.open if path.suffix == ".xz" else open)(path, "rt", encoding="utf-8") as file:
         blocks = file.read().split("\n\n")
     rows = [[line.split("\t") for line in block.splitlines()] for block in blocks]
-    # Numbers alone are words: 9-10 is a contraction, whose parts follow, 8.1 an empty node.
+    # Only plain numbers are words: 9-10 is a contraction, whose parts follow, 8.1 an empty node.
     sentences = [[(row[1].lower(), row[3]) for row in block if row[0].isdigit()] for block in rows]
     return [sentence for sentence in sentences if sentence]
 
@@ -80,7 +80,7 @@ def read(data: str) -> dict[str, list[Sentence]]:
 def encode(
     parts: dict[str, list[Sentence]], vocabulary: int, length: int
 ) -> tuple[dict[str, list[Tensor]], int, int]:
-    """Return rows (words, 2) of word and tag, cut at `length`, and how many of both there are."""
+    """Return rows (words, 2) of word and tag, cut at `length`, and the numbers of both."""
     counts = Counter(word for sentence in parts["train"] for word, _ in sentence)
     frequent = [word for word, _ in counts.most_common(vocabulary - 2)]
     words = {word: place for place, word in enumerate(frequent, start=2)}
@@ -96,7 +96,7 @@ def encode(
 
 
 def batch_of(rows: list[Tensor]) -> tuple[Tensor, Tensor, Tensor]:
-    """Return words, what is padding (True), and tags, each (batch, length of the longest)."""
+    """Return words, padding (True), and tags, each (batch, length of the longest)."""
     words, tags = nn.utils.rnn.pad_sequence(rows, True, IGNORED).unbind(-1)
     padding = words == IGNORED
     return words.masked_fill(padding, PAD), padding, tags

@@ -45,13 +45,13 @@ from powernorm_lab.model_outputs import answer_in
 from powernorm_lab.model_sources import batches_of
 
 NUM_CALIBRATION = 16
-"""Batches that the ranges of a static quantization are measured on."""
+"""Number of batches on which the ranges of a static quantization are measured."""
 NUM_COMPARED = 8
-"""Batches behind those, on which outputs are compared."""
+"""Number of batches after those, on which outputs are compared."""
 TOLERANCE = 1e-3
-"""Largest error of a float32 file that passes; rounding gives about 1e-6."""
+"""Largest allowed error of a float32 file; rounding gives about 1e-6."""
 USABLE_COSINE = 0.9
-"""Between outputs in int8 and in float32; below it there is a warning."""
+"""Minimum cosine between outputs in int8 and in float32, without a warning."""
 LOST = """warning: int8 has lost what the model computes. Quantize less (matmul in place of all),
 measure ranges on --data like what the model will see, or stay in float32"""
 SIZES = ("batch", "length")
@@ -59,10 +59,10 @@ SIZES = ("batch", "length")
 
 
 class TensorCall(nn.Module):
-    """A model as a function of the tensors in its inputs, as a file of ONNX is one.
+    """A model as a function of its input tensors, like an ONNX file.
 
     Args:
-        model: in evaluation mode.
+        model: a model in evaluation mode.
         example: inputs: a tensor, a tuple of positional arguments or a dict of keyword arguments.
     """
 
@@ -75,7 +75,7 @@ class TensorCall(nn.Module):
         else:
             number = len(example) if isinstance(example, tuple) else 1
             self.names = [*inspect.signature(model.forward).parameters][:number]
-        # A view would bring its base into what torch.export asserts of the inputs.
+        # torch.export would include the base of a view in its assertions about the inputs.
         self.example = [tensor.clone() for tensor in self.tensors_of(example)]
         self.eval()
 
@@ -88,7 +88,7 @@ class TensorCall(nn.Module):
         return [*batch] if isinstance(batch, tuple) else [batch]
 
     def forward(self, *tensors: Tensor) -> Tensor | None:
-        """Return logits, last hidden states, or the first tensor that the model puts out."""
+        """Return logits, last hidden states, or the first output tensor of the model."""
         if self.is_named:
             outputs = self.model(**dict(zip(self.names, tensors, strict=True)))
         else:
@@ -101,7 +101,7 @@ class TensorCall(nn.Module):
             return self(*tensors)  # type: ignore[no-any-return]
 
     def padding(self, tensors: Sequence[Tensor]) -> Tensor | None:
-        """Return which positions are padding, None where the inputs do not say."""
+        """Return which positions are padding, None if the inputs do not show it."""
         named = dict(zip(self.names, tensors, strict=True))
         if "attention_mask" in named:
             return named["attention_mask"] == 0
@@ -109,7 +109,7 @@ class TensorCall(nn.Module):
 
 
 def norms_of(model: nn.Module) -> list[Any]:
-    """Return the norms of a model, without what folding left in their places."""
+    """Return the norms of a model, without the remainders of folded ones."""
     return [norm for norm in find_norms(model) if not isinstance(norm.module, FoldedNorm)]
 
 
@@ -137,7 +137,7 @@ def folded(model: nn.Module, example: Any) -> tuple[nn.Module, int, dict[str, st
 
 
 def write_onnx(call: TensorCall, file: Path, *, fixed: bool) -> tuple[float, str | None]:
-    """Write a model in float32, with sizes that vary where torch can trace them.
+    """Write a model in float32, with variable sizes if torch can trace them.
 
     Returns:
         The largest error of onnxruntime's outputs, and why the sizes are fixed, None if they vary.
@@ -152,14 +152,14 @@ def write_onnx(call: TensorCall, file: Path, *, fixed: bool) -> tuple[float, str
 
 
 def free_sizes(tensor: Tensor) -> tuple[int, ...]:
-    """Return which dimensions of an input may vary: batch and length, of an image its batch."""
+    """Return which dimensions of an input may vary: batch and length, for an image its batch."""
     has_length = tensor.ndim == 3 if tensor.is_floating_point() else tensor.ndim >= 2
     return (0, 1) if has_length else tuple(range(min(1, tensor.ndim)))
 
 
 def write_checked(call: TensorCall, file: Path, free: Sequence[tuple[int, ...]]) -> float:
-    """Write a model, and compare the file with it, also on smaller inputs where sizes are free."""
-    # Sizes of other inputs that are the same take the names of the first one's.
+    """Write a model, and compare the file with it, also on smaller inputs if sizes are free."""
+    # Equal sizes of other inputs get the names of the first one's.
     prefixes = ["", *(f"{name}_" for name in call.names[1:])]
     shapes = tuple(
         {dim: f"{prefix}{SIZES[dim]}" for dim in dims}
@@ -184,7 +184,7 @@ def write_checked(call: TensorCall, file: Path, free: Sequence[tuple[int, ...]])
 
 
 def cut(tensor: Tensor, shape: Sequence[int | str]) -> Tensor:
-    """Return an input with one entry less where a size may vary."""
+    """Return an input with one entry less in the dimensions that may vary."""
     sizes = zip(tensor.shape, shape, strict=True)
     kept = [size - 1 if isinstance(known, str) and size > 2 else size for size, known in sizes]
     return tensor[tuple(map(slice, kept))]
@@ -205,7 +205,7 @@ def agreement(
         padding = call.padding(tensors)
         if padding is not None and padding.shape == wanted.shape[:-1]:
             wanted, found = wanted[~padding], found[~padding]
-        # Of one number for each row these are one vector. What both rule out agrees.
+        # Outputs with one number per row are one vector. Values that both exclude agree.
         width = wanted.shape[-1] if wanted.ndim > 1 else max(wanted.numel(), 1)
         same_infinite = wanted.isinf() & (wanted == found)
         wanted, found = (
@@ -249,7 +249,7 @@ def main(arguments: Sequence[str] | None = None) -> dict[str, Any]:
     with_original = agreement(call.compute, whole, shown) if given.match else None
 
     given.out.parent.mkdir(parents=True, exist_ok=True)
-    # In a folder beside the file, so that a failure leaves what was there.
+    # In a separate folder, so that a failure does not change existing files.
     with TemporaryDirectory(dir=given.out.parent) as folder:
         file = Path(folder) / given.out.name
         error, reason = write_onnx(call, file, fixed=given.fixed)

@@ -59,7 +59,7 @@ def read(path: Path) -> Rows:
 
 
 def made_up(count: int = 480) -> Rows:
-    """Return short and long reviews, of which two words tell the label."""
+    """Return short and long reviews, in which two words determine the label."""
     chance, labels = random.Random(1), list(TELLING)
     rows = []
     for i in range(count):
@@ -104,7 +104,7 @@ def build(tokenizer: PreTrainedTokenizerFast, labels: list[str]) -> BertForSeque
 
 
 def accuracy(predictions: Any) -> dict[str, float]:
-    """Return the share of the texts whose label is right."""
+    """Return the share of the texts with the right label."""
     return {"accuracy": float((predictions.predictions.argmax(-1) == predictions.label_ids).mean())}
 
 
@@ -115,7 +115,7 @@ def train(
     folder: Path,
     epochs: int,
 ) -> None:
-    """Train until the accuracy on the second part gets no better; keep the best weights."""
+    """Train until the accuracy on the second part stops improving; keep the best weights."""
     arguments = TrainingArguments(
         output_dir=str(folder),
         num_train_epochs=epochs,

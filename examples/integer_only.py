@@ -1,4 +1,4 @@
-"""A small classifier without norms, in integers alone: int8 weights and activations, shifts, sums.
+"""A small classifier without norms, only in integers: int8 weights and activations, shifts, sums.
 
     python integer_only.py
 
@@ -6,11 +6,11 @@ A residual network over frames of speech (Japanese Vowels, 9 speakers, in `power
 trained with BatchNorm, folded, trained a little more with quantizers in place, and converted.
 Scales are powers of two: each layer is a product of int8 numbers with sums in int32 and a
 rounding shift to the right. A second implementation in plain Python, whose integers have no limit,
-computes the same bits and checks that no sum leaves int32. Last comes what a twin with LayerNorm
-would need beside the integers.
+computes the same bits and checks that no sum leaves int32. At the end come the operators that a
+twin with LayerNorm would need besides the integers.
 
 Quantizers come after the fold. Before it they would round weights that folding then multiplies by
-γ/σ of each feature, so that the rounded values are not those of any grid that is left.
+γ/σ of each feature, so that the rounded values would not be on any grid afterwards.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def train(model: nn.Module, data: SeriesSplit, steps: int, learning_rate: float)
 class Layer(NamedTuple):
     """A linear map in integers, int32: weight (outputs, inputs) with values of int8, bias, shift.
 
-    The shifts to the right are of each output, at least 0; `lowest` is -128, or 0 for a ReLU.
+    The shifts to the right are per output, at least 0; `lowest` is -128, or 0 for a ReLU.
     """
 
     weight: Tensor
@@ -104,7 +104,7 @@ def bits(largest: Tensor) -> Tensor:
 
 
 class Quantized(nn.Module):
-    """A folded `Frames` with a quantizer at each weight and activation, scaled by some frames."""
+    """A folded `Frames` with a quantizer at each weight and activation, scaled on some frames."""
 
     def __init__(self, model: Frames, frames: Tensor) -> None:
         super().__init__()
@@ -123,7 +123,7 @@ class Quantized(nn.Module):
         self.hidden = [bits(one.max()) for one in hidden]
 
     def exponents(self) -> list[tuple[Tensor, Tensor, Tensor | None]]:
-        """Return those of input, weights (a row each) and output of each linear map."""
+        """Return the exponents of input, weights (a row each) and output of each linear map."""
         inner = [pair for one in self.hidden for pair in ((self.stream, one), (one, self.stream))]
         ends = [(self.input, self.stream), *inner, (self.stream, None)]
         found = []
@@ -134,7 +134,7 @@ class Quantized(nn.Module):
         return found
 
     def forward(self, frames: Tensor, padding_mask: Tensor) -> Tensor:
-        """Return the scores in floating point, with what int8 rounds rounded; for training."""
+        """Return the scores in floating point, rounded like in int8; for training."""
         maps = iter(zip(self.linears, self.exponents(), strict=True))
 
         def apply(x: Tensor, *, relu: bool = False) -> Tensor:

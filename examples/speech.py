@@ -97,7 +97,7 @@ def batches(utterances: list[tuple[Tensor, int]], size: int = 30) -> Iterator[Ba
 
 
 def gap(model: nn.Module, utterances: list[tuple[Tensor, int]]) -> float:
-    """Return how far outputs for a padded batch are from those for each utterance alone."""
+    """Return the difference of outputs for a padded batch from those for each utterance alone."""
     features, lengths, _ = next(batches(utterances))
     with torch.no_grad():
         together = model(features, lengths)

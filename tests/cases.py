@@ -108,7 +108,7 @@ ONE_EACH = tuple({case.name: case for case in reversed(CASES)}.values())
 """The first case of each norm."""
 STATEFUL = tuple(case for case in CASES if case.stateful)
 KEEPING_STATE = tuple(case for case in CASES if case.stateful or case.name == "taper")
-"""Those with buffers that training moves, batch statistics or not."""
+"""Norms with buffers that training changes, batch statistics or not."""
 PAPER = tuple(case for case in STATEFUL if case.options.get("variant") != "released")
 """The released variants treat padding in ways of their own (SPEC 4, 6.1, 6.3)."""
 LAYOUTS = (

@@ -1,4 +1,4 @@
-"""Starting `powernorm …` as a user does, in a process, a folder and a cache of its own.
+"""Starting `powernorm …` like a user, in its own process, folder and cache.
 
 Most of a short command is the import of torch and its friends. `powernorm` therefore forks a server
 that has them; `fresh=True` starts a new Python, which each command does in at least one test.

@@ -1,4 +1,4 @@
-"""Covering subsets of a grid of parameters: what of it the default suite runs."""
+"""Covering subsets of a grid of parameters, which the default suite runs."""
 
 from __future__ import annotations
 

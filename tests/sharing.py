@@ -1,4 +1,4 @@
-"""Results that test processes share: what is expensive is made once, not once a process."""
+"""Results that test processes share: expensive ones are made once, not once per process."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def made_once(
 ) -> tuple[Path, T]:
     """Return a folder of that name and what `make(folder)` returned for it, in one process.
 
-    The others wait for it. Whoever gets the folder may not change it.
+    The others wait for it. No caller may change the folder.
     """
     base = factory.getbasetemp()
     root = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base

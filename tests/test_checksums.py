@@ -91,7 +91,7 @@ def damages_of_all_parts(content: bytes, begin: int) -> Iterator[bytes]:
 
 @pytest.mark.parametrize("name", KINDS)
 def test_no_damaged_file_is_read(name: str, tmp_path: Path) -> None:
-    """A run that goes on from wrong weights, or a model that is wrong, shows nothing of it."""
+    """A run that resumes from wrong weights, or a model that is wrong, shows nothing of it."""
     write, read = KINDS[name]
     path = tmp_path / name
     write(path)

@@ -1,4 +1,4 @@
-"""The tables of docs/costs.md are those of the stored rows, and say what the rows do."""
+"""The tables of docs/costs.md are those of the stored rows, and its text agrees with them."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def test_what_is_no_file_of_ours_is_refused_by_name(tmp_path: Path, kind: str) -
 def test_a_folder_in_place_of_a_file_stays(tmp_path: Path) -> None:
     path = tmp_path / "metrics.csv"
     path.mkdir()
-    with pytest.raises(InputError, match=r"metrics\.csv is a folder, and a file has to be there"):
+    with pytest.raises(InputError, match=r"metrics\.csv is a folder, expected a file"):
         write(path, "x")
     assert list(tmp_path.iterdir()) == [path]
 

@@ -1,4 +1,4 @@
-"""The package as a user gets it: archives, wheels, and what is installed from them."""
+"""The package as a user gets it: archives, wheels, and their installed contents."""
 
 import os
 import re
@@ -146,7 +146,7 @@ def test_kernels_that_are_required_and_cannot_be_built_stop_the_build(tmp_path: 
     made = sources(tmp_path / "sources")
     with pytest.raises(AssertionError, match="the CPU kernels cannot be built: false failed"):
         build(made, tmp_path / "dist", POWERNORM_KERNELS="require", CXX="false")
-    # Left to itself the build goes on, and says by its name that it fits all platforms.
+    # By default the build continues, and its name declares that it fits all platforms.
     built = build(made, tmp_path / "other", POWERNORM_KERNELS="auto", CXX="false")
     assert built.name.endswith("-py3-none-any.whl")
 

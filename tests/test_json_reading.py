@@ -1,4 +1,4 @@
-"""Hostile JSON ends in one sentence that names file, place and fix, whoever reads it."""
+"""Hostile JSON ends in one sentence that names file, place and fix, for every reader."""
 
 import json
 from collections.abc import Callable
@@ -79,7 +79,7 @@ def test_a_saved_model(hostile: tuple[bytes, str], tmp_path: Path) -> None:
 
 
 def test_values_of_options() -> None:
-    """What is no JSON is a text, which the norm then refuses by its name."""
+    """A text that is not JSON stays a text, which the norm then refuses by its name."""
     deep, long = "[" * 100_000, "1" * 5000
     options = parse_options([f"a={deep}", f"b={long}", "c=NaN", "d=1e-5", "e=2"])
     assert options == {"a": deep, "b": long, "c": "NaN", "d": 1e-5, "e": 2}

@@ -1,4 +1,4 @@
-"""Nothing of the machine decides a test, and what we pin installs on others."""
+"""No property of the machine decides a test, and our pinned versions install on others."""
 
 import os
 import re

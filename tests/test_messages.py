@@ -1,4 +1,4 @@
-"""Errors speak one way: `what is wrong: what to do`, in small letters and without a full stop.
+"""Errors have one form: `problem: fix`, in lower case and without a period.
 
 The command line prints them behind "error: ", and other messages are built around them.
 """

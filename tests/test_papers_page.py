@@ -1,4 +1,4 @@
-"""Who follows the pages of the papers finds each preset, study, setting and test they name."""
+"""Pages of the papers: each preset, study, setting and test that they name exists."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The tables of docs/removal.md are those of the stored losses, and say what the losses do."""
+"""The tables of docs/removal.md are those of the stored losses, and its text agrees with them."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ ROOT = Path(__file__).parents[1]
 
 @pytest.fixture
 def tables(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The script, which stands beside those that it imports."""
+    """Import the script, which is next to those that it imports."""
     monkeypatch.syspath_prepend(str(ROOT / "tools"))
     yield importlib.import_module("removal_tables")
     for name in ("removal_tables", "cost_tables"):

@@ -1,4 +1,4 @@
-"""The site: pages in the navigation, the reference, what it loads, what its search finds."""
+"""The site: pages in the navigation, the reference, its loaded files, its search results."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TOGETHER = ("powernorm", *(f"powernorm.{name}" for name in PACKAGES), "powernorm
 
 
 def value_of(name: str) -> object:
-    """What a dotted name leads to."""
+    """Return the object of a dotted name."""
     parts = name.split(".")
     for length in range(len(parts), 0, -1):
         try:

@@ -5,7 +5,7 @@
     python tools/budget.py --lower             # lower ceilings to today's counts, raise none
     python tools/budget.py --init              # set all ceilings to today's counts, keep the goals
 
-The exit code is 1 where a count is above its ceiling. tools/counting.py describes the counts. The
+The exit code is 1 if a count is above its ceiling. tools/counting.py describes the counts. The
 sums `src/*` and the shares in percent are printed and not checked.
 """
 
@@ -24,7 +24,7 @@ from typing import Final, NamedTuple
 from counting import Count, Counts, count, read_commit, read_folder, shares
 
 SHOWN: Final = 40
-"""How many offenders a message names at most."""
+"""Maximum number of offenders in a message."""
 HEADER: Final = """\
 # Ceilings and goals for tools/budget.py, which rewrites this file. A commit that raises a ceiling
 # says why in its message. Goals are not checked.
@@ -75,7 +75,7 @@ def initial(budget: Budget, counts: Counts) -> Budget:
 
 
 def lowered(budget: Budget, counts: Counts) -> Budget:
-    """Return the budget with each ceiling at its count where this is lower."""
+    """Return the budget with each ceiling lowered to its count if that is lower."""
     return {
         section: {
             name: min(row, rows[name])
@@ -91,9 +91,9 @@ def failures(budget: Budget, counts: Counts, base: Callable[[], Counts | None]) 
 
     Args:
         budget: the ceilings.
-        counts: of today.
+        counts: counts of today.
         base: returns earlier counts, or None. A message names the offenders that are new since
-            then, or all where none is new.
+            then, or all if none is new.
     """
     messages = []
     for section, found in counts.items():
@@ -173,7 +173,7 @@ def of_files(files: Mapping[str, str]) -> tuple[Counts, dict[str, float]]:
 
 
 def main() -> None:
-    """Print the table, then what is above its ceiling."""
+    """Print the table, then the counts above their ceilings."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

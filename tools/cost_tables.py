@@ -3,7 +3,7 @@
     python tools/cost_tables.py
     python tools/cost_tables.py --add "MiniLM, LayerNorm" minilm.json   # of export_int8.py
 
-Each table stands between `<!-- table: NAME -->` and `<!-- end -->`.
+Each table is between `<!-- table: NAME -->` and `<!-- end -->`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ NOTHING = "No rows are stored."
 
 
 def read(name: str, results: Path = RESULTS) -> list[Row]:
-    """The rows of a file of JSON lines, without the machine's; none where there is no file."""
+    """Return the rows of a JSON lines file without the machine's; none if there is no file."""
     path = results / name
     if not path.exists():
         return []
@@ -35,14 +35,14 @@ def read(name: str, results: Path = RESULTS) -> list[Row]:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[object]], *, texts: int = 1) -> str:
-    """A Markdown table whose first columns are texts and the others numbers."""
+    """Return a Markdown table whose first columns are texts and the others numbers."""
     marks = [*["---"] * texts, *["--:"] * (len(head) - texts)]
     lines = [head, marks, *rows]
     return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
 
 
 def exported(rows: Sequence[Row]) -> str:
-    """Operators of the exported graphs."""
+    """Return the table of operators in the exported graphs."""
     kinds = ("operators", "norms", "reductions", "square_roots", "divisions", "exponentials")
     head = ("", "all", "norms", "reductions", "square roots", "divisions", "exp, erf, tanh")
     return table(
@@ -56,7 +56,7 @@ def exported(rows: Sequence[Row]) -> str:
 
 
 def quantized(rows: Sequence[Row]) -> str:
-    """Operators that onnxruntime makes of the quantized graphs."""
+    """Return the table of operators that onnxruntime makes of the quantized graphs."""
     kinds = ("operators", "integer", "floating", "quantize", "dequantize", "casts")
     head = ("", "all", "in integers", "in floating point", "quantize", "dequantize", "casts")
     precisions = ("int8 static, all", "int8 static", "int8 dynamic")
@@ -73,7 +73,7 @@ def quantized(rows: Sequence[Row]) -> str:
 
 
 def proofs(rows: Sequence[Row]) -> str:
-    """Circuits of trained models."""
+    """Return the table of circuits of trained models."""
     base = {row["placement"]: row["rows"] for row in rows if row["rival"] == RIVALS[0]}
     lines = (
         (
@@ -89,7 +89,7 @@ def proofs(rows: Sequence[Row]) -> str:
 
 
 def proven(rows: Sequence[Row]) -> str:
-    """Circuits whose proof was made and verified, and what that took."""
+    """Return the table of verified proofs, with sizes and times."""
     head = ["", "characters", "loss (nats)", "rows", "of which 2^k are proven", "setup (s)"]
     head += ["proving (s)", "verifying (s)", "key (MB)", "proof (kB)", "error of the circuit"]
     lines = (
@@ -112,13 +112,13 @@ def proven(rows: Sequence[Row]) -> str:
 
 
 def name(row: Row) -> str:
-    """A rival as the tables show it."""
+    """Return the name of a rival in the tables."""
     rival = str(row["rival"])
     return NAMES.get(rival, rival)
 
 
 def cases(rows: Sequence[Row]) -> Iterator[tuple[Row, dict[str, Row], dict[tuple[str, str], Row]]]:
-    """Of each case a row, each rival's fastest row, and all rows by rival and setting."""
+    """Return a row of each case, each rival's fastest row, and all rows by rival and setting."""
     keys = ("features", "placement", "engine", "precision", "threads")
 
     def key(row: Row) -> tuple[Any, ...]:
@@ -136,7 +136,7 @@ def spans(
     rows: Sequence[Row],
     columns: Sequence[Callable[[dict[str, Row], dict[tuple[str, str], Row]], float | None]],
 ) -> Iterator[tuple[str, ...]]:
-    """Of each placement, engine, precision and column the range over widths and threads."""
+    """Return the range over widths and threads by placement, engine, precision and column."""
     found: dict[tuple[str, str], list[list[float]]] = {}
     for row, best, settings in cases(rows):
         way = (f"{row['placement']}-norm", f"{row['engine']} {row['precision']}")
@@ -150,7 +150,7 @@ def spans(
 
 
 def span(values: Sequence[float]) -> str:
-    """The lowest and the highest value."""
+    """Return the lowest and the highest value as text."""
     if not values:
         return ""
     low, high = (f"{value:.2f}" for value in (min(values), max(values)))
@@ -158,12 +158,12 @@ def span(values: Sequence[float]) -> str:
 
 
 def over(one: str, other: str) -> Callable[[dict[str, Row], Any], float]:
-    """Time of a rival over that of another, each in its best setting."""
+    """Return the function for the time of a rival over another's, each in its best setting."""
     return lambda best, _: best[one]["median_us"] / best[other]["median_us"]
 
 
 def unfused(best: dict[str, Row], settings: dict[tuple[str, str], Row]) -> float | None:
-    """Time of LayerNorm with onnxruntime's fusion over that without."""
+    """Return the time of LayerNorm with onnxruntime's fusion over that without."""
     del best
     pair = settings.get(("LayerNorm", "fused")), settings.get(("LayerNorm", "unfused"))
     if pair[0] is None or pair[1] is None:
@@ -172,7 +172,7 @@ def unfused(best: dict[str, Row], settings: dict[tuple[str, str], Row]) -> float
 
 
 def latency(rows: Sequence[Row]) -> str:
-    """Ratios of times, of each rival in its best setting."""
+    """Return the table of time ratios, of each rival in its best setting."""
     pairs = [("folded", "LayerNorm"), ("folded", "RMSNorm"), ("folded", "DyT")]
     pairs += [("RMSNorm", "LayerNorm"), ("DyT", "LayerNorm")]
     head = ["", "engine and precision", *(f"{one} / {other}" for one, other in pairs)]
@@ -181,7 +181,7 @@ def latency(rows: Sequence[Row]) -> str:
 
 
 def errors(rows: Sequence[Row]) -> str:
-    """Errors of each rival against its own float32 outputs, over encoders and threads."""
+    """Return the table of each rival's errors against its own float32 outputs."""
     found: dict[str, dict[str, list[float]]] = {}
     for row in rows:
         way = f"{row['engine']} {row['precision']}"
@@ -195,7 +195,7 @@ def errors(rows: Sequence[Row]) -> str:
 
 
 def memory(rows: Sequence[Row]) -> str:
-    """Peaks of the wide encoders on one thread, in megabytes."""
+    """Return the memory peaks of the wide encoders on one thread, in megabytes."""
     lines = []
     for row, best, _ in cases(rows):
         if row["features"] == 512 and all(one["peak_bytes"] is not None for one in best.values()):
@@ -205,7 +205,7 @@ def memory(rows: Sequence[Row]) -> str:
 
 
 def trained(reports: Sequence[Row]) -> str:
-    """Quantized files of trained models beside torch in float32."""
+    """Return the table of quantized files of trained models, compared with torch in float32."""
     kinds = {"dynamic": "dynamic", "matmul": "static", "all": "static, all"}
     head = ("model", "int8", "norms left", "MB", "error", "cosine", "same largest entry", "vectors")
     lines = (
@@ -225,7 +225,7 @@ def trained(reports: Sequence[Row]) -> str:
 
 
 def tables(results: Path = RESULTS) -> dict[str, str]:
-    """All tables by name."""
+    """Return all tables by name."""
     costs = read("removal.jsonl", results)
     operators = read("operators.jsonl", results)
     sources: dict[str, tuple[Callable[[Sequence[Row]], str], list[Row]]] = {
@@ -242,7 +242,7 @@ def tables(results: Path = RESULTS) -> dict[str, str]:
 
 
 def page(text: str, made: dict[str, str]) -> str:
-    """The page with its tables written anew."""
+    """Return the page with updated tables."""
 
     def written(match: re.Match[str]) -> str:
         return f"<!-- table: {match[1]} -->\n\n{made[match[1]]}\n\n<!-- end -->"

@@ -1,4 +1,4 @@
-"""What tools/budget.py counts, by syntax alone: nothing is imported.
+"""Counts of tools/budget.py, by syntax alone: nothing is imported.
 
 - **lines** of Python files with their docstrings, comments and blank lines, one entry a directory;
 - **modules with one importer**: source files, `__init__.py` and `__main__.py` aside, that exactly
@@ -118,7 +118,7 @@ def entry(name: str) -> str:
 
 
 def count(files: Tree) -> Counts:
-    """Count lines by directory, and all that is not lines."""
+    """Count lines by directory, and everything else."""
     lines: Counter[str] = Counter()
     for name, text in files.items():
         if name.endswith(".py"):

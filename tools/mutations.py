@@ -3,9 +3,9 @@
 Comparisons and arithmetic operators are exchanged, `and` and `or`, `min` and `max`, `any` and
 `all`, `break` and `continue`; `not` and signs are dropped, numbers and flags changed, defaults
 among them; conditions are negated; keywords, bounds of slices, calls and updates removed; functions
-return None. Left alone is what no test can or should notice: annotations, docstrings, decorators,
-assertions, errors and their messages, f-strings, `TYPE_CHECKING`, overloads and Triton's device
-code.
+return None. Excluded is code that no test can or should notice: annotations, docstrings,
+decorators, assertions, errors and their messages, f-strings, `TYPE_CHECKING`, overloads and
+Triton's device code.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ ARITHMETIC: Final[Mapping[type, type]] = {
     ast.FloorDiv: ast.Mult, ast.Mod: ast.Mult, ast.Pow: ast.Mult, ast.BitAnd: ast.BitOr,
 }  # fmt: skip
 NAMES: Final = {"min": "max", "max": "min", "any": "all", "all": "any"}
-# Their values change nothing, or nothing that a test sees.
+# Their values have no effect, or none that a test sees.
 KEYWORDS: Final = ("strict", "encoding", "stacklevel")
 SKIPPED_FIELDS: Final = (
     "annotation",
@@ -111,7 +111,7 @@ def is_mutant(text: str, mutated: str) -> bool:
 
 
 def _walk(node: ast.AST, scope: str) -> Iterator[tuple[ast.AST, str]]:
-    """Yield the nodes that may change, each with the name of what it is in."""
+    """Yield the nodes that may change, each with the name of its scope."""
     if _is_skipped(node):
         return
     yield node, scope

@@ -59,7 +59,7 @@ _TITLES: Final = {
     "valid_loss": ("Validation loss", "nats per target"),
     "valid_perplexity": ("Validation perplexity", "perplexity"),
 }
-"""Of the columns of the built-in tasks: title and unit."""
+"""Title and unit of the columns of the built-in tasks."""
 
 _WIDE: Final = 20
 """A line whose highest value is so many times its lowest is drawn on a logarithmic axis: at the end
@@ -76,7 +76,7 @@ def draw_training_curves(
     measures: Sequence[str] = (),
     against: Axis = "step",
 ) -> Path:
-    """Draw what a comparison logged over its training, mean of the seeds and their range.
+    """Draw logged values of a comparison over its training, mean of the seeds and their range.
 
     Seeds that did not finish are left out of a norm that has others.
 
@@ -240,7 +240,7 @@ def _panel(panel: MonitoredPanel, title: str, runs: Mapping[str, ReportedRun]) -
 
 
 def _points(run: ReportedRun, panel: MonitoredPanel) -> Series:
-    """What a logarithmic axis can show of a column, by the part of the training."""
+    """Return the points of a column that a logarithmic axis can show, by part of the training."""
     values = run.samples[panel.column]
     rows = run.samples[np.isfinite(values) & (values > 0)]
     layers = list(rows["layer"].unique())

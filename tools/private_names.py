@@ -25,7 +25,7 @@ LIBRARIES: Final = ("torch", "transformers", "onnx")
 OF_PYTHON: Final = {"_replace", "_asdict", "_make", "_fields", "_field_defaults"}
 """Attributes of named tuples."""
 OF_TORCH: Final = {"_parameters", "_buffers", "_modules", "_scale", "_version"}
-"""Attributes of torch's objects; those of src with these names count in their own file alone."""
+"""Attributes of torch's objects; those of src with these names count only in their own file."""
 CORE: Final = ("src/powernorm/ops/", "src/powernorm/norms/")
 LOOKUPS: Final = "src/powernorm/ops/torch_private.py"
 NEEDED: Final = ("why", "fallback")
@@ -42,7 +42,7 @@ def of_library(name: str) -> bool:
 
 
 def imported(tree: ast.AST) -> dict[str, str]:
-    """Return what a file imports: name in the file -> dotted name."""
+    """Return the imports of a file: name in the file -> dotted name."""
     found = {}
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
@@ -146,7 +146,7 @@ def uses(root: Path) -> dict[str, set[str]]:
 def complaints(
     found: Mapping[str, set[str]], kept: Mapping[str, Mapping[str, Any]]
 ) -> Iterator[str]:
-    """Yield what is wrong with the list, or with a use."""
+    """Yield the faults of the list and of uses."""
     for name in sorted(found.keys() | kept.keys()):
         files, entry = found.get(name, set()), kept.get(name, {})
         listed = set(entry.get("files", ()))
@@ -170,7 +170,7 @@ def complaints(
 
 
 def main() -> int:
-    """Print what is wrong; return the exit code."""
+    """Print all faults; return the exit code."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--root", type=Path, default=Path(__file__).parents[1])
     parser.add_argument("--print", action="store_true", dest="shows")

@@ -1,4 +1,4 @@
-"""Write the tables of docs/removal.md from what `removal_methods.py` measured.
+"""Write the tables of docs/removal.md from the results of `removal_methods.py`.
 
 python tools/removal_tables.py
 """
@@ -22,7 +22,7 @@ Row = Mapping[str, Any]
 
 
 def tables(results: Path = RESULTS) -> dict[str, str]:
-    """All tables by name."""
+    """Return all tables by name."""
     found, larger = (stored(results, size) for size in ("1m", "5m"))
     controls = [row for row in found.get("final", []) if row["arm"] == CONTROL]
     later = found.get("later", [])
@@ -35,14 +35,14 @@ def tables(results: Path = RESULTS) -> dict[str, str]:
 
 
 def stored(results: Path, size: str) -> Mapping[str, Any]:
-    """What was measured of models of a size; empty where nothing was."""
+    """Return the measurements of models of a size; empty if there are none."""
     path = results / f"removal-methods-{size}.json"
     found: Mapping[str, Any] = json.loads(path.read_text("utf-8")) if path.exists() else {}
     return found
 
 
 def pilot(rows: Sequence[Row]) -> str:
-    """Mean valid loss over the control at its best rate, by arm and rate."""
+    """Return the table of mean validation losses over the control at its best rate."""
     if not rows:
         return NOTHING
     rates = sorted({row["rate"] for row in rows})
@@ -65,11 +65,11 @@ def pilot(rows: Sequence[Row]) -> str:
 
 
 def final(rows: Sequence[Row], originals: Sequence[float] = ()) -> str:
-    """Mean test loss over the control, and beside the first arm, the best published one.
+    """Return the mean test losses over the control, and next to the first arm, the best published.
 
     Args:
-        rows: of arms and control.
-        originals: losses by seed of what it all began with; none leaves the control's row out.
+        rows: rows of arms and control.
+        originals: losses of the original models by seed; none leaves the control's row out.
     """
     arms = [arm for arm in names(rows) if arm != CONTROL]
     if not arms:
@@ -90,24 +90,24 @@ def final(rows: Sequence[Row], originals: Sequence[float] = ()) -> str:
 
 
 def by_seed(rows: Iterable[Row], arm: str, share: float) -> dict[int, float]:
-    """Test losses of an arm at a length."""
+    """Return the test losses of an arm at a length, by seed."""
     return {
         row["seed"]: row["test_loss"] for row in rows if (row["arm"], row["share"]) == (arm, share)
     }
 
 
 def differences(one: Mapping[int, float], other: Mapping[int, float]) -> list[float]:
-    """Of the seeds that both have."""
+    """Return the differences for the seeds that both have."""
     return [one[seed] - other[seed] for seed in sorted(one.keys() & other.keys())]
 
 
 def interval(values: Sequence[float]) -> str:
-    """Mean and 95 % interval of Student's t; the mean alone of fewer than three seeds."""
+    """Return mean and 95 % interval of Student's t; only the mean of fewer than three seeds."""
     return numerals.interval(gap_of(values), 3)
 
 
 def names(rows: Iterable[Row]) -> list[str]:
-    """Arms in the order of their first row."""
+    """Return the arms in the order of their first rows."""
     return list(dict.fromkeys(row["arm"] for row in rows))
 
 

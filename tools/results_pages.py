@@ -27,7 +27,7 @@ def with_results(page: str, document: str) -> str:
         SystemExit: the page has only one of the two marks, or one twice.
     """
     written = f"{BEGIN}\n\n{document}\n{END}\n"
-    # A mark is a line by itself: what a result says may hold the same words.
+    # A mark is a line by itself, as a result's text may contain the same words.
     begins, ends = (
         list(re.finditer(rf"^{re.escape(mark)}\n", page, re.MULTILINE)) for mark in (BEGIN, END)
     )

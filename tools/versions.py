@@ -1,4 +1,4 @@
-"""Write what the suite gave with the versions installed here, as a row of docs/versions.md.
+"""Write the suite's results with the installed versions as a row of docs/versions.md.
 
 `make test-newest` runs it after the suite, by the Python of the same environment:
 
@@ -21,7 +21,7 @@ HEAD = ("date", "Python", *PACKAGES, "passed", "failed", "skipped")
 
 
 def installed(package: str) -> str:
-    """Return the version of a package, a dash where it is not installed."""
+    """Return the version of a package, a dash if it is not installed."""
     try:
         return version(package)
     except PackageNotFoundError:

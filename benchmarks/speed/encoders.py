@@ -25,7 +25,7 @@ VOCABULARY: Final = 1000
 LONGEST: Final = 128
 _EPS: Final = 1e-5
 _CALIBRATION_SEEDS: Final = range(100, 108)
-"""Of the tokens that ranges are measured on; those that are timed are others."""
+"""Seeds of the tokens on which ranges are measured; timed tokens have others."""
 
 
 class Size(NamedTuple):
@@ -36,7 +36,7 @@ class Size(NamedTuple):
     hidden: int
     """Size inside the feed-forward networks."""
     placement: Placement
-    """Where the norms stand."""
+    """Position of the norms."""
     layers: int = 6
 
     @property

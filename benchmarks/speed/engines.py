@@ -31,7 +31,7 @@ TOLERANCE: Final = {"float32": 2e-5, "bfloat16": 0.1}
 """Largest error that passes; what is quantized may be off by half."""
 _QUANTIZED: Final = 0.5
 _FUSED_NORMS: Final = ("LayerNorm", "RMSNorm")
-"""What onnxruntime's fusion is about; the graphs of the others stay the same."""
+"""Norms that onnxruntime fuses; the graphs of the others stay the same."""
 
 
 class Case(NamedTuple):
@@ -46,7 +46,7 @@ class Case(NamedTuple):
 
     @property
     def fields(self) -> Row:
-        """What rows say of encoder and input."""
+        """Return the description of encoder and input for rows."""
         names = ("layers", "features", "heads", "hidden", "placement")
         size = {name: getattr(self.size, name) for name in names}
         return {**size, "batch": self.batch, "tokens": self.tokens}
@@ -59,13 +59,13 @@ class Case(NamedTuple):
 
 
 class Measured(NamedTuple):
-    """What was found on a case, by encoder and setting."""
+    """Results of a case, by encoder and setting."""
 
     case: Case
     samples: dict[Key, list[float]]
     """Seconds a call."""
     errors: dict[Key, float]
-    """Of the outputs."""
+    """Largest error of the outputs."""
     peaks: dict[Key, int]
     """Bytes, of those that were measured."""
 
@@ -136,7 +136,7 @@ def _torch_run(model: nn.Module, case: Case, tokens: Tensor) -> Run:
     made = deepcopy(model)
     if case.precision == "int8 dynamic":
         with warnings.catch_warnings():
-            # torch names other packages that shall do this some day.
+            # torch announces other packages for this.
             warnings.simplefilter("ignore")
             made = torch.ao.quantization.quantize_dynamic(made, {nn.Linear}, dtype=torch.qint8)
     else:

@@ -37,7 +37,7 @@ def figures(samples: Sequence[float], *, digits: int) -> Row:
 
 
 def by_case(rows: Iterable[Row], fields: Sequence[str]) -> Iterator[list[Row]]:
-    """Return the rows of one case after the other, which stand together."""
+    """Return the rows in blocks of one case each."""
     for _, case in groupby(rows, key=lambda row: case_of(row, fields)):
         yield list(case)
 

@@ -9,7 +9,7 @@ from typing import Any, Final, NamedTuple
 from speed.rows import Row, by_case
 
 _LIMIT: Final = {"bar": 2.5, "dot": 1.6}
-"""Ratios beyond stand at the edge with their number."""
+"""Larger ratios are drawn at the edge with their number."""
 
 
 class Mark(NamedTuple):
@@ -18,7 +18,7 @@ class Mark(NamedTuple):
     label: str
     color: str
     marker: str = ""
-    """Of matplotlib; empty is a bar."""
+    """Marker of matplotlib; empty is a bar."""
 
 
 class View(NamedTuple):
@@ -27,13 +27,13 @@ class View(NamedTuple):
     case: tuple[str, ...]
     """Fields that tell cases apart."""
     title: Callable[[Row], str]
-    """Of a case."""
+    """Title of a case."""
     name: Callable[[Row], str]
-    """Of a row among those of its case."""
+    """Label of a row among those of its case."""
     columns: Mapping[str, Callable[[Row], str]]
     """Texts of a row by their headings; a column without any text is left out."""
     heading: str
-    """Of a picture."""
+    """Title of a picture."""
     marks: Mapping[str, Mark]
     """By the value of the field `series`, in the order in which they are drawn."""
     series: str
@@ -42,7 +42,7 @@ class View(NamedTuple):
     panel: tuple[str, ...] = ()
     """Fields of a panel of several cases, a line each; else a panel a case, a line a row."""
     line: Callable[[Row], str] = str
-    """Of a case in such a panel."""
+    """Title of a case in such a panel."""
     panel_title: Callable[[Row], str] = str
 
 
@@ -69,7 +69,7 @@ MEMORY: Final[dict[str, Callable[[Row], str]]] = {
     "/ LN": lambda row: text(row, "peak_ratio", ".3f"),
     "kept MB": lambda row: text(row, "kept_bytes", ".2f", 1e-6),
 }
-"""Of a step: most at any time, that over LayerNorm's, what is held between the two passes."""
+"""Memory of a step: the maximum, its ratio to LayerNorm's, and the memory kept for backward."""
 
 
 def print_case(view: View, rows: Sequence[Row]) -> None:

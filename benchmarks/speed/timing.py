@@ -104,7 +104,7 @@ class _CpuMeter:
         self._start()
 
     def read_current(self) -> int:
-        """Return the bytes that are there now, and go on."""
+        """Return the bytes that are allocated now, and continue."""
         # The profiler tells nothing before it has stopped.
         self._stop()
         self._start()

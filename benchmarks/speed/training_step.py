@@ -64,7 +64,7 @@ class TranslationModel(nn.Module):
             nn.TransformerEncoderLayer(512, 4, 1024, **sizes),
             6,
             norm=nn.LayerNorm(512),
-            # Padding shall reach the norms.
+            # Let padding reach the norms.
             enable_nested_tensor=False,
         )
         self.body = nn.Transformer(512, 4, 6, 6, 1024, custom_encoder=encoder, **sizes)

@@ -1,4 +1,4 @@
-"""What both workers time with."""
+"""The clock of both workers."""
 
 from __future__ import annotations
 

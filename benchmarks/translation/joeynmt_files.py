@@ -35,7 +35,7 @@ def write_config(
     """Writes a configuration; JSON is YAML, as long as no number needs an exponent.
 
     Args:
-        path: of the file; the run's folder stands beside it.
+        path: path of the file; the run's folder is next to it.
         data: folder of the sentences.
         shape: the model.
         train: name of the training sentences.

@@ -31,7 +31,7 @@ from speed.machine import ALLOCATOR, describe_machine
 FOLDER: Final = Path(__file__).parent
 BASELINE: Final = "joeynmt"
 LARGEST_DIFFERENCE: Final = 1e-3
-"""Of log-probabilities: the epsilons of the norms differ (1e-5 and 1e-6)."""
+"""Tolerance of log-probabilities: the epsilons of the norms differ (1e-5 and 1e-6)."""
 WARMUP_LENGTH: Final = 3
 
 Result = dict[str, Any]
@@ -40,7 +40,7 @@ Turn = Callable[[], Result]
 
 @dataclass(frozen=True)
 class Row:
-    """What one provider reached in all rounds of a case."""
+    """Results of one provider in all rounds of a case."""
 
     provider: str
     """`joeynmt own batches` has batches of unsorted sentences, as its sampler makes them."""

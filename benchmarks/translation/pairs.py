@@ -74,7 +74,7 @@ def write_for_joeynmt(
     """Writes the subwords of all splits, and of the first training batches on their own.
 
     Returns:
-        Pairs in each of these batches, which stand one after the other in `batched`.
+        Pairs in each of these batches, which are one after the other in `batched`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     write_vocabulary(folder, encoded.vocabulary_size)

@@ -89,7 +89,7 @@ def train_loop(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def train_by_command(job: dict[str, Any]) -> dict[str, Any]:
-    """What `powernorm compare translation` does, timed from one batch to the next."""
+    """A run of `powernorm compare translation`, timed from one batch to the next."""
     from powernorm.cli import main
 
     shape = SHAPES[job["shape"]]

@@ -15,7 +15,7 @@ class Shape:
 
     name: str
     num_layers: int
-    """Of the encoder, and again of the decoder."""
+    """Number of layers of the encoder, and of the decoder."""
     num_features: int
     num_heads: int
     feedforward_features: int

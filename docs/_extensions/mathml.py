@@ -1,4 +1,4 @@
-"""Formulas as MathML, which browsers set by themselves: no script, no fonts, nothing to load."""
+"""Formulas as MathML, which browsers render themselves, without scripts or fonts."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What the reference needs besides Sphinx's own: links from pages, and docstrings as they are.
+"""Extensions of the reference: links from pages, and docstrings as they are.
 
 Code in the pages that names something public, such as `powernorm.swap`, leads to its reference.
 """
@@ -23,7 +23,7 @@ _LINKED: Final = (nodes.reference, nodes.title, pending_xref)
 
 
 def _link(app: Sphinx, document: nodes.document) -> None:
-    """What no page documents stays code: nothing says so, for most code names nothing of ours."""
+    """Leave code without a public name unchanged, without a warning: most of it is not ours."""
     for literal in list(document.findall(nodes.literal)):
         match = _NAME.fullmatch(literal.astext())
         if match is None or isinstance(literal.parent, _LINKED):
@@ -44,7 +44,7 @@ def _link(app: Sphinx, document: nodes.document) -> None:
 def _keep_colons(
     app: Sphinx, what: str, name: str, value: Any, options: Any, lines: list[str]
 ) -> None:
-    """Keep what stands before a colon in a value's docstring, which Napoleon takes for a type."""
+    """Keep the text before a colon in a value's docstring, which Napoleon takes for a type."""
     if what in ("attribute", "property", "data"):
         lines[:0] = ["..", ""]  # an empty comment
 
@@ -64,12 +64,12 @@ def _is_settings(value: Any) -> bool:
 def _no_signature(
     app: Sphinx, what: str, name: str, value: Any, options: Any, signature: str, returns: str
 ) -> tuple[str, str] | None:
-    """Leave the list of all fields out above the fields themselves."""
+    """Omit the list of all fields above the fields themselves."""
     return ("", "") if _is_settings(value) else None
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Register what goes over every page, and over every docstring before Napoleon does."""
+    """Register the handlers for pages, and for docstrings before Napoleon."""
     app.connect("doctree-read", _link)
     app.connect("autodoc-process-docstring", _keep_colons, priority=100)
     app.connect("autodoc-process-signature", _no_signature)

@@ -1,4 +1,4 @@
-"""On dark pages `NAME-dark.svg` takes the place of `NAME-light.svg`, where there is one."""
+"""On dark pages `NAME-dark.svg` replaces `NAME-light.svg`, if there is one."""
 
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,6 @@ def _add_dark(app: Sphinx, document: nodes.document) -> None:
 
 
 def setup(app: Sphinx) -> dict[str, Any]:
-    """Register what goes over every page before Sphinx collects its pictures."""
+    """Register the handler that runs on every page before Sphinx collects its pictures."""
     app.connect("doctree-read", _add_dark, priority=400)
     return {"parallel_read_safe": True, "parallel_write_safe": True}

@@ -1,4 +1,4 @@
-"""Draw norms.svg: what every norm of the registry averages over, and which are static.
+"""Draw norms.svg: the values that every norm of the registry averages over, and static norms.
 
 Run `python docs/images/norms.py` after a change of the registry; a test compares the two.
 """
@@ -36,7 +36,7 @@ PATTERNS: Final[Mapping[str, Sequence[Kind]]] = {
     "valid tokens of the last batches": ("last",),
     "valid tokens of all batches so far": ("all",),
 }
-"""What is shaded, for all that the registry says a norm averages over."""
+"""Shaded cells, for every set that a norm averages over in the registry."""
 
 _ROW: Final = 0.62
 """Height of a row, in inches."""
@@ -87,7 +87,7 @@ def draw() -> Figure:
 
 
 def _matrix(axes: Axes, left: float, middle: float, kinds: Sequence[Kind], batch: int) -> None:
-    """Draw a batch, and shade what one value of the last batch is normalized by."""
+    """Draw a batch, and shade the values that normalize one value of the last batch."""
     width, height = 0.7 / _FEATURES, 0.44 / _TOKENS
     bottom = middle - 0.22
     size = width * _FEATURES, height * (_TOKENS - 1)
@@ -106,7 +106,7 @@ def _matrix(axes: Axes, left: float, middle: float, kinds: Sequence[Kind], batch
 
 
 def _shaded(kind: Kind, batch: int) -> list[tuple[int, int, int, int]]:
-    """Return what is shaded in a batch: first token and feature, numbers of both."""
+    """Return the shaded parts of a batch: first token and feature, numbers of both."""
     now = batch == _BATCHES - 1
     if kind in ("token", "groups"):
         return [(1, 0, 1, _FEATURES if kind == "token" else _FEATURES // 2)] if now else []

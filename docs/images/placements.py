@@ -1,4 +1,4 @@
-"""Draw placements.svg: where the norms of a layer stand with each placement.
+"""Draw placements.svg: the position of the norms in a layer with each placement.
 
 Run `python docs/images/placements.py` after a change of `lab/models/placements.py`, from which all
 of it is read.
@@ -34,11 +34,11 @@ NORM: Final = "N"
 _ORANGE, _BLUE, _INK, _PALE = SERIES[1], SERIES[0], "#333333", "#e8e8ec"
 _COLUMNS: Final = 5
 _WIDTH, _HEIGHT = 2.0, 4.85
-"""Of a panel, in inches."""
+"""Size of a panel in inches."""
 _STREAM, _BRANCH = 0.4, 1.22
-"""Where the stream and the branches run in a panel."""
+"""Positions of the stream and the branches in a panel."""
 _STEP: Final = 0.29
-"""From one box of a branch to the next."""
+"""Distance between the boxes of a branch."""
 
 CAPTIONS: Final[Mapping[Placement, str]] = {
     "pre": "Xiong et al. 2020",
@@ -57,7 +57,7 @@ CAPTIONS: Final[Mapping[Placement, str]] = {
 
 
 def attention_boxes(places: LayerPlaces) -> list[str]:
-    """Return what a branch with attention is made of, the first below."""
+    """Return the boxes of a branch with attention, the lowest first."""
     own = ["q k v", NORM, "attention", "out", NORM] if places.linears else ["attention"]
     if places.scales_heads:
         own = ["h · attention"]
@@ -67,7 +67,7 @@ def attention_boxes(places: LayerPlaces) -> list[str]:
 
 
 def feedforward_boxes(places: LayerPlaces) -> list[str]:
-    """Return what a branch with a feed-forward network is made of, the first below."""
+    """Return the boxes of a branch with a feed-forward network, the lowest first."""
     if places.hidden is None and not places.linears:
         return _between(["feed-forward"], places.feedforward)
     first = places.linears or places.hidden == "before"
@@ -139,7 +139,7 @@ def _panel(axes: Axes, left: float, bottom: float, placement: Placement) -> None
 def _sublayer(
     axes: Axes, left: float, y: float, boxes: Sequence[str], places: SubLayerPlaces, label: str
 ) -> float:
-    """Draw a branch and where it joins the stream; return where the next one begins."""
+    """Draw a branch up to the stream; return where the next one begins."""
     x, branch = left + _STREAM, left + _BRANCH
     leaves, top = y + 0.14, y + 0.14 + _STEP * (len(boxes) + 0.5)
     path = ([x, branch, branch, x], [leaves, leaves, top, top])

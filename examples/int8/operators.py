@@ -11,7 +11,7 @@ from onnx import ModelProto, TensorProto, inliner, shape_inference
 
 
 class _Parts(NamedTuple):
-    """What one operator computes inside."""
+    """Inner computation of one operator."""
 
     reductions: int = 0
     square_roots: int = 0
@@ -23,7 +23,7 @@ _LAYER_NORM: Final = _Parts(reductions=2, square_roots=1, divisions=1)
 _RMS_NORM: Final = _Parts(reductions=1, square_roots=1, divisions=1)
 _SOFTMAX: Final = _Parts(reductions=2, divisions=1, exponentials=1)
 _PARTS: Final[Mapping[str, _Parts]] = {
-    # The definitions in ONNX and, of what onnxruntime fuses, those of what it replaces.
+    # The definitions in ONNX, and for operators fused by onnxruntime those of the replaced ones.
     **dict.fromkeys(
         ("LayerNormalization", "SkipLayerNormalization", "EmbedLayerNormalization"), _LAYER_NORM
     ),
@@ -62,7 +62,7 @@ _MOVES: Final = frozenset(
         *("ConstantOfShape", "Tile", "Pad", "ScatterND", "ScatterElements", "Range", "Size"),
     ]
 )
-"""They compute nothing."""
+"""Operators that compute nothing."""
 _QUANTIZE: Final = frozenset(["QuantizeLinear", "DynamicQuantizeLinear"])
 _DEQUANTIZE: Final = "DequantizeLinear"
 _INTEGER: Final = frozenset(
@@ -71,7 +71,7 @@ _INTEGER: Final = frozenset(
         *("MatMulIntegerToFloat", "DynamicQuantizeMatMul", "QOrderedMatMul"),
     ]
 )
-"""Besides those whose names begin with QLinear."""
+"""Integer operators besides those whose names begin with QLinear."""
 
 
 @dataclass(frozen=True)
@@ -79,19 +79,19 @@ class OperatorCounts:
     """Operators of a graph.
 
     Attributes:
-        operators: all of them.
-        norms: LayerNorms, RMSNorms and their like that are one operator.
+        operators: number of all operators.
+        norms: LayerNorms, RMSNorms and similar norms that are one operator.
         reductions: sums, means, largest and smallest values over an axis, also those inside norms
             and softmax; so the next three.
-        square_roots: of whole tensors.
-        divisions: and reciprocals.
+        square_roots: square roots of whole tensors.
+        divisions: divisions and reciprocals.
         exponentials: exp, erf, tanh and sigmoid.
         casts: changes of type.
         quantize: float to integer with a scale.
         dequantize: integer to float with a scale.
         integer: operators that compute in integers.
-        floating: those that compute in floating point, casts and changes of scale apart.
-        by_type: how often each operator occurs.
+        floating: operators in floating point, except casts and changes of scale.
+        by_type: number of occurrences of each operator.
     """
 
     operators: int
@@ -109,10 +109,10 @@ class OperatorCounts:
 
 
 def count_operators(model: ModelProto) -> OperatorCounts:
-    """Return how many operators of each kind a graph has, those of its functions included.
+    """Return the number of operators of each kind in a graph, including those of its functions.
 
     Args:
-        model: as exported, quantized, or as onnxruntime has rewritten it.
+        model: a graph as exported, as quantized, or as rewritten by onnxruntime.
     """
     inlined = inliner.inline_local_functions(model) if model.functions else model
     graph = inlined.graph
@@ -120,7 +120,7 @@ def count_operators(model: ModelProto) -> OperatorCounts:
     parts = [_PARTS[name] for name in found.elements() if name in _PARTS]
     known = shape_inference.infer_shapes(inlined).graph
     floats = {TensorProto.FLOAT, TensorProto.FLOAT16, TensorProto.BFLOAT16}
-    # What has no type is of an operator of onnxruntime's own, all of which compute.
+    # Values without a type belong to onnxruntime's own operators, all of which compute.
     others = {
         value.name
         for value in (*known.value_info, *known.output)

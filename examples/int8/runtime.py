@@ -1,4 +1,4 @@
-"""onnxruntime: sessions over a file, the graph that it makes of it, and its quantizer."""
+"""onnxruntime: sessions of files, their optimized graphs, and its quantizer."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from int8.scales import even_scales
 from powernorm import InputError
 
 StaticOperators = Literal["matmul", "all"]
-"""What a static quantization computes in integers: matrix products, or all that onnxruntime can."""
+"""Operators that static quantization computes in integers: matrix products, or all supported."""
 
 _QUIET: Final = 4
 """Level of onnxruntime's log: errors become exceptions anyway."""
@@ -30,20 +30,20 @@ class OnnxSession:
     """A model that onnxruntime runs on the CPU.
 
     Args:
-        path: of the file.
-        optimized: write the graph that it runs there.
+        path: path of the file.
+        optimized: path to write the optimized graph to.
 
     Attributes:
-        input_shapes: by name; dimensions that may vary have names.
+        input_shapes: shapes by name; dimensions that may vary have names.
 
     Raises:
-        InputError: onnxruntime does not take the file.
+        InputError: onnxruntime does not accept the file.
     """
 
     def __init__(self, path: Path, optimized: Path | None = None) -> None:
         options = onnxruntime.SessionOptions()
         options.log_severity_level = _QUIET
-        # Spinning threads would take the cores of whatever runs next.
+        # Spinning threads would keep cores from the following work.
         options.add_session_config_entry("session.force_spinning_stop", "1")
         if optimized is not None:
             options.optimized_model_filepath = str(optimized)
@@ -51,14 +51,14 @@ class OnnxSession:
             self._session = onnxruntime.InferenceSession(
                 str(path), options, providers=["CPUExecutionProvider"]
             )
-        except Exception as error:  # onnxruntime's own, which have no common base
+        except Exception as error:  # errors of onnxruntime have no common base
             raise InputError(f"onnxruntime does not run {path}: {_first_line(error)}") from error
         self.input_shapes: dict[str, list[int | str]] = {
             value.name: value.shape for value in self._session.get_inputs()
         }
 
     def feed(self, inputs: Sequence[Tensor]) -> dict[str, Any]:
-        """Return a model's inputs as onnxruntime takes them, by name."""
+        """Return a model's inputs in onnxruntime's form, by name."""
         return {name: value.numpy() for name, value in zip(self.input_shapes, inputs, strict=True)}
 
     def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -69,12 +69,12 @@ class OnnxSession:
         """
         try:
             return [torch.from_numpy(value) for value in self._session.run(None, self.feed(inputs))]
-        except Exception as error:  # onnxruntime's own, which have no common base
+        except Exception as error:  # errors of onnxruntime have no common base
             raise InputError(f"onnxruntime fails: {_first_line(error)}") from error
 
 
 def read_graph(path: Path) -> onnx.ModelProto:
-    """Return the graph in a file, without weights that lie in files beside it."""
+    """Return the graph of a file, without weights in separate files."""
     return onnx.load(path, load_external_data=False)
 
 
@@ -115,7 +115,7 @@ def quantize_static(
     batches: Sequence[Sequence[Tensor]],
     operators: StaticOperators = "matmul",
 ) -> None:
-    """Quantize weights and activations to int8, activations by the ranges that batches show.
+    """Quantize weights and activations to int8, activations by the ranges in batches.
 
     Features of unlike scale are evened out first (`even_scales`).
 
@@ -123,14 +123,14 @@ def quantize_static(
         source: an exported model.
         out: the file to write, with operators in floating point between quantize and dequantize
             nodes, which onnxruntime replaces by integer operators.
-        batches: inputs as the model takes them.
-        operators: what is quantized.
+        batches: inputs of the model.
+        operators: operators to quantize.
 
     Raises:
         InputError: there are no batches, or onnxruntime does not take the model.
     """
     if not batches:
-        raise InputError("there are no batches, whose values give the ranges: give some")
+        raise InputError("batches is empty, but its values determine the ranges: give some")
     with _prepared(source) as (prepared, excluded):
         quantization.quantize_static(
             prepared,
@@ -139,28 +139,28 @@ def quantize_static(
             op_types_to_quantize=["MatMul", "Gemm"] if operators == "matmul" else None,
             nodes_to_exclude=excluded,
             per_channel=True,
-            # What processors with x86's instructions multiply fastest.
+            # The type that x86 processors multiply fastest.
             activation_type=quantization.QuantType.QUInt8,
             weight_type=quantization.QuantType.QInt8,
         )
 
 
 class _Reader(quantization.CalibrationDataReader):  # type: ignore[misc]
-    """Batches in the form in which onnxruntime's calibration asks for them."""
+    """Batches in the form that onnxruntime's calibration needs."""
 
     def __init__(self, session: OnnxSession, batches: Sequence[Sequence[Tensor]]) -> None:
         self._feeds = map(session.feed, batches)
 
     def get_next(self) -> dict[str, Any] | None:
-        """Return the next batch, None behind the last."""
+        """Return the next batch, None after the last."""
         return next(self._feeds, None)
 
 
 @contextmanager
 def _prepared(source: Path) -> Iterator[tuple[Path, list[str]]]:
-    """Give a prepared copy of a model, and the operators that the quantizer has to leave alone.
+    """Yield a prepared copy of a model, and the operators that must not be quantized.
 
-    Errors are readable ones.
+    Errors are converted to readable ones.
     """
     before = logging.root.manager.disable
     # It warns by the root logger, for each bias and each weight of a norm.
@@ -169,7 +169,7 @@ def _prepared(source: Path) -> Iterator[tuple[Path, list[str]]]:
         with tempfile.TemporaryDirectory() as folder:
             even, prepared = (Path(folder) / f"{name}.onnx" for name in ("even", "prepared"))
             model = onnx.load(source)
-            # Before what follows fuses products with their biases, which hold no such scales.
+            # Before the next step fuses products with their biases, which have no such scales.
             excluded = even_scales(model)
             _forget_shapes_of_weights(model)
             onnx.save(model, even)
@@ -178,7 +178,7 @@ def _prepared(source: Path) -> Iterator[tuple[Path, list[str]]]:
             yield prepared, excluded
     except InputError:
         raise
-    except Exception as error:  # the quantizer raises whatever it meets
+    except Exception as error:  # the quantizer may raise anything
         raise InputError(
             f"onnxruntime cannot quantize the model: {type(error).__name__}: {_first_line(error)}"
         ) from error
@@ -187,7 +187,7 @@ def _prepared(source: Path) -> Iterator[tuple[Path, list[str]]]:
 
 
 def _forget_shapes_of_weights(model: onnx.ModelProto) -> None:
-    """Drop what the exporter notes beside a weight itself; the quantizer may transpose it."""
+    """Drop the exporter's shapes of weights, which the quantizer may transpose."""
     weights = {tensor.name for tensor in model.graph.initializer}
     kept = [value for value in model.graph.value_info if value.name not in weights]
     del model.graph.value_info[:]

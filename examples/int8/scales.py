@@ -1,4 +1,4 @@
-"""Features of unlike scale in an ONNX graph, made alike around what a quantizer rounds."""
+"""Equalization of unlike feature scales in an ONNX graph, before it is quantized."""
 
 from __future__ import annotations
 
@@ -11,29 +11,29 @@ from torch import Tensor
 
 UNLIKE: Final = 100.0
 """Ratio of the largest to the smallest scale of a weight's rows, or columns, from which on they are
-evened out. In trained encoders it is below 30; int8 tells 256 values apart."""
+equalized. In trained encoders it is below 30; int8 distinguishes 256 values."""
 _PRODUCTS: Final = ("MatMul", "Gemm")
 
 
 def even_scales(model: ModelProto) -> list[str]:
-    """Move unlike scales of features out of the weights, into multiplications of their own.
+    """Move unlike scales of features from the weights into separate multiplications.
 
     A model whose norms were folded on the residual stream (post-norm) holds each feature of the
-    stream divided by the slopes of the norms before it, and weights that make up for that. In
-    floating point this is exact, in int8 only the largest features are left. Here a matrix product
+    stream divided by the slopes of the norms before it, and weights that compensate for that. In
+    floating point this is exact; in int8 only the largest features survive. Here a matrix product
     `x W` becomes `((x ⊙ c) (W / (c d))) ⊙ d`, with the scales of W's rows for c and of its columns
     for d, and a table of embeddings a look-up and a product with d. Products that read the same
-    features share c. Where scales differ by less than `UNLIKE`, all stays as it is.
+    features share c. If scales differ by less than `UNLIKE`, nothing changes.
 
     Norms of rows would depend on the columns' scales, so scales are first geometric means of
-    magnitudes, and then norms of what these leave.
+    magnitudes, and then norms of the remainders.
 
     Args:
         model: a graph with its weights in it; it is changed, its outputs are not.
 
     Returns:
-        Names of the operators beside the products that compute with features of unlike scale, the
-        multiplications among them: they have to stay in floating point.
+        Names of the operators other than the products that compute with features of unlike scale,
+        including the multiplications: they have to stay in floating point.
     """
     return _Graph(model).even()
 
@@ -45,13 +45,13 @@ class _Graph:
         self._graph = model.graph
         self._stored = {tensor.name: tensor for tensor in model.graph.initializer}
         self._before: dict[int, list[NodeProto]] = {}
-        """New nodes, by the place of the one that they stand in front of."""
+        """New nodes, by the index of the node that they precede."""
         self._behind: dict[int, list[NodeProto]] = {}
         self._unlike: set[str] = set()
         """Names of values with features of unlike scale."""
 
     def even(self) -> list[str]:
-        """See `even_scales`."""
+        """Equalize the scales; see `even_scales`."""
         nodes = list(enumerate(self._graph.node))
         products: dict[str, list[int]] = {}
         for place, node in nodes:
@@ -104,7 +104,7 @@ class _Graph:
             node.input[0] = even
 
     def _even_outputs(self, place: int, node: NodeProto) -> None:
-        """Put a multiplication behind a product, or behind a table."""
+        """Put a multiplication after a product, or after a table."""
         weight, features = self._weight(node), node.output[0]
         scale = _scale(weight.T)
         if scale is None:
@@ -115,7 +115,7 @@ class _Graph:
         if len(node.input) < 3:
             self._behind[place] = [self._multiplication(node.output[0], features, scale)]
             return
-        # Divided by the scale, the bias of a feature that is hardly written would be the largest.
+        # Divided by the scale, the bias of a hardly written feature would be the largest.
         self._unlike.add(f"{features}_scaled")
         scaled = self._multiplication(node.output[0], f"{features}_scaled", scale)
         added = self._node("Add", [f"{features}_scaled", node.input.pop()], features)
@@ -127,9 +127,9 @@ class _Graph:
         return value.T if _is_transposed(node) else value
 
     def _set_weight(self, node: NodeProto, value: Tensor) -> None:
-        """Give a node a weight of its own: others may read the one that it had."""
+        """Give a node a separate weight, as other nodes may read the old one."""
         value = value.T if _is_transposed(node) else value
-        # The name of an output, unlike that of a node, is there and is no other's.
+        # An output always has a unique name, unlike a node.
         node.input[_slot(node)] = self._store(f"{node.output[0]}_even_weight", value)
 
     def _values(self, name: str) -> Tensor:
@@ -146,7 +146,7 @@ class _Graph:
         return helper.make_node(kind, inputs, [out], name=f"{out}_{kind}")
 
     def _put_in_order(self) -> None:
-        """Write the nodes with the new ones in between, and the weights that are read now."""
+        """Write the nodes with the new ones in between, and the weights that are still read."""
         nodes = []
         for place, node in enumerate(self._graph.node):
             node.name = node.name or f"{node.output[0]}_{node.op_type}"
@@ -178,9 +178,9 @@ def _is_transposed(node: NodeProto) -> bool:
 
 
 def _scale(weight: Tensor) -> Tensor | None:
-    """Return the scale of each row where they are unlike, else None; the median is 1.
+    """Return the scale of each row if they are unlike, else None; the median is 1.
 
-    A row of zeros has none, and gets 1. A matrix with infinities stays as it is.
+    A row of zeros has no scale, and gets 1. A matrix with infinities is not changed.
     """
     if not bool(weight.isfinite().all()):
         return None

@@ -1,8 +1,8 @@
 """powernorm: normalization for Transformers beyond LayerNorm.
 
-Layers (`PowerNorm`, `RegularizedBatchNorm`, `AdaNorm`, …), the padding mask's scope
-(`padding_mask`), what acts on a whole model (`penalty`, `set_loss_scale`), surgery on
-models that exist (`swap`, `insert`, `calibrate`, `freeze_statistics`, `fold`, `save`, `load`) and
+Layers (`PowerNorm`, `RegularizedBatchNorm`, `AdaNorm`, …), the scope of a padding mask
+(`padding_mask`), functions of whole models (`penalty`, `set_loss_scale`), surgery on existing
+models (`swap`, `insert`, `calibrate`, `freeze_statistics`, `fold`, `save`, `load`) and
 diagnosis (`diagnose`). The names below are loaded when they are first used, so that `import
 powernorm` costs nothing.
 """
@@ -153,7 +153,7 @@ else:
     )
 
     def __getattr__(name):
-        """Load a public name from its package when it is first asked for."""
+        """Load a public name from its package on first use."""
         if name not in __all__:
             raise AttributeError(f"module 'powernorm' has no attribute {name!r}")
         from importlib import import_module

@@ -1,10 +1,9 @@
-"""Checksums inside the files that they are of, so that one rename puts both in place.
+"""Checksums inside their own files, so that one rename puts both in place.
 
-A sum in a file of its own gets out of step with its file when a process is killed between the two
-renames. Here it is a part of the file: the comment at the end of torch's zip archives, an entry of
-the metadata of safetensors. Other programs read such files as ever. A file from before there were
-sums has none of this and is `unsealed`; what lies between, such as a sum that was cut off, is
-`damaged`.
+A checksum in a separate file gets out of step when a process is killed between the two renames.
+Here it is a part of the file: the comment at the end of torch's zip archives, or an entry of the
+metadata of safetensors. Other programs read such files as before. A file without a checksum, from
+earlier versions, is `unsealed`; anything in between, such as a truncated checksum, is `damaged`.
 """
 
 import errno
@@ -24,34 +23,34 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 Seal = Literal["whole", "unsealed", "damaged"]
-"""Whether a file has the sum that it was written with; `unsealed` is one without a sum."""
+"""Whether a file has the checksum that it was written with; `unsealed`: it has none."""
 
 SAFETENSORS_KEY: Final = "powernorm_sha256"
 _ZEROS: Final = "0" * 64
 SAFETENSORS_SEAL: Final = {SAFETENSORS_KEY: _ZEROS}
-"""Metadata to write a file of safetensors with, as the place for the sum of `_seal_safetensors`."""
+"""Metadata to write a safetensors file with, as the place for the sum of `_seal_safetensors`."""
 
 _COMMENT: Final = b"powernorm sha256 "
 _ARCHIVE_BEGIN: Final = b"PK\x03\x04"
 _ARCHIVE_END: Final = b"PK\x05\x06"
 _ARCHIVE_END_SIZE: Final = 22
-"""Of the record that ends an archive; its last two bytes are the size of the comment after it."""
+"""Size of the archive's end record; its last two bytes are the size of the following comment."""
 _SAFETENSORS_HEADER_LIMIT: Final = 100_000_000
 """Limit of safetensors itself."""
 _LENGTH_SIZE: Final = 8
-"""Bytes of the number that a file of safetensors begins with, the length of its header."""
+"""Bytes of the number at the start of a safetensors file, the length of its header."""
 _CHUNK: Final = 1 << 20
 
 
 def save_sealed(value: Any, file: BinaryIO) -> None:
-    """Write what `torch.save` writes, with its sum.
+    """Write the file of `torch.save`, with its checksum.
 
     Raises:
         OSError: the file cannot be written.
     """
-    import torch  # late: the cache is asked by commands that need no torch
+    import torch  # late, because commands that need no torch read the cache
 
-    # Straight into the file, torch hides the reason why it cannot be written.
+    # When torch writes to the file itself, it hides the reason of a failure.
     content = io.BytesIO()
     torch.save(value, content)
     seal_archive(content)
@@ -62,12 +61,12 @@ def save_sealed(value: Any, file: BinaryIO) -> None:
 def save_sealed_tensors(
     tensors: Mapping[str, "Tensor"], path: Path, metadata: Mapping[str, str]
 ) -> None:
-    """Write a file of safetensors with its sum, in one step.
+    """Write a safetensors file with its checksum, in one step.
 
     Args:
-        tensors: each with memory of its own.
-        path: of the file.
-        metadata: strings to go with them.
+        tensors: tensors that share no memory.
+        path: path of the file.
+        metadata: strings to store with them.
 
     Raises:
         OSError: the folder cannot be written.
@@ -80,7 +79,7 @@ def save_sealed_tensors(
         with replacing(path) as draft:
             save_file(dict(tensors), draft.name, {**metadata, **SAFETENSORS_SEAL})
             written = Path(draft.name)
-            # safetensors keeps a file to its owner; others shall read it as they do its neighbors.
+            # safetensors makes a file readable by its owner only; give it the usual permissions.
             written.chmod(os.fstat(draft.fileno()).st_mode)
             with written.open("r+b") as file:
                 _sort_metadata(file)
@@ -92,14 +91,14 @@ def save_sealed_tensors(
 
 
 def load_sealed(path: Path, fix: str) -> Any:
-    """Return what is in a file of `save_sealed` or, without a sum, of `torch.save`.
+    """Return the contents of a file of `save_sealed` or, without a checksum, of `torch.save`.
 
     Args:
-        path: of the file.
-        fix: what to do about a damaged one; the end of the error.
+        path: path of the file.
+        fix: advice about a damaged file, appended to the error.
 
     Raises:
-        InputError: it is damaged.
+        InputError: the file is damaged.
     """
     import torch
 
@@ -108,27 +107,27 @@ def load_sealed(path: Path, fix: str) -> Any:
 
 
 def check_seal(path: Path, fix: str) -> Seal:
-    """Check a file against the sum in it, and return whether it has one.
+    """Check a file against its checksum, and return whether it has one.
 
     Args:
-        path: of the file.
-        fix: what to do about a damaged one; the end of the error.
+        path: path of the file.
+        fix: advice about a damaged file, appended to the error.
 
     Raises:
-        InputError: it is damaged.
-        OSError: it cannot be read.
+        InputError: the file is damaged.
+        OSError: the file cannot be read.
     """
     seal = seal_of(path)
     if seal == "damaged":
-        raise InputError(f"{path} is damaged, its bytes do not have their checksum: {fix}")
+        raise InputError(f"{path} is damaged, its contents do not match its checksum: {fix}")
     return seal
 
 
 def seal_of(path: Path) -> Seal:
-    """Return whether a file has the sum that it was written with.
+    """Return whether a file has the checksum that it was written with.
 
     Raises:
-        OSError: it cannot be read.
+        OSError: the file cannot be read.
     """
     with path.open("rb") as file:
         if path.suffix.lower() == ".safetensors":
@@ -137,7 +136,7 @@ def seal_of(path: Path) -> Seal:
 
 
 def seal_archive(file: BinaryIO) -> None:
-    """Give the zip archive in a file without a comment the sum of its bytes as the comment."""
+    """Store the checksum of a zip archive without a comment as its comment."""
     size = file.seek(0, io.SEEK_END)
     length = len(_COMMENT) + len(_ZEROS)
     file.seek(size - 2)
@@ -148,7 +147,7 @@ def seal_archive(file: BinaryIO) -> None:
 
 
 def _seal_safetensors(file: BinaryIO) -> None:
-    """Write the sum into a file of safetensors with the metadata `SAFETENSORS_SEAL`."""
+    """Write the checksum into a safetensors file with the metadata `SAFETENSORS_SEAL`."""
     place = _place_in_safetensors(file)
     assert isinstance(place, int)
     digest = _digest(file, _around(file, place))
@@ -157,18 +156,18 @@ def _seal_safetensors(file: BinaryIO) -> None:
 
 
 def _sort_metadata(file: BinaryIO) -> None:
-    """Put metadata into one order; safetensors writes them in another one each time."""
+    """Sort the metadata, which safetensors writes in a different order each time."""
     size = int.from_bytes(file.read(_LENGTH_SIZE), "little")
     header = json.loads(file.read(size))
     header["__metadata__"] = dict(sorted(header["__metadata__"].items()))
     text = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode()
-    if len(text) <= size:  # as long as before, but for unusual characters
+    if len(text) <= size:  # unusual characters may take more bytes than before
         file.seek(_LENGTH_SIZE)
         file.write(text.ljust(size))
 
 
 def _seal_of_archive(file: BinaryIO) -> Seal:
-    """Tell a sum that is right from a wrong one, and an archive without one from a part of one."""
+    """Compare an archive with its checksum; without one, check that the archive is complete."""
     size = file.seek(0, io.SEEK_END)
     length = len(_COMMENT) + len(_ZEROS)
     tail = _bytes_at(file, max(0, size - _ARCHIVE_END_SIZE - length), size)
@@ -191,14 +190,14 @@ def _seal_of_safetensors(file: BinaryIO) -> Seal:
 
 
 def _place_in_safetensors(file: BinaryIO) -> int | Literal["unsealed", "damaged"]:
-    """Return where the sum of a file of safetensors is."""
+    """Return the position of the checksum of a safetensors file."""
     size = file.seek(0, io.SEEK_END)
     begin = 8
     length = int.from_bytes(_bytes_at(file, 0, begin), "little")
     if size < begin or length > min(size - begin, _SAFETENSORS_HEADER_LIMIT):
         return "damaged"
     header = _bytes_at(file, begin, begin + length)
-    # The quotes around a key stand alone only outside of strings.
+    # Unescaped quotes around a key occur only outside of strings.
     found = re.search(rf'"{SAFETENSORS_KEY}":"([^"]{{{len(_ZEROS)}}})"'.encode(), header)
     if found:
         return begin + found.start(1)
@@ -206,7 +205,7 @@ def _place_in_safetensors(file: BinaryIO) -> int | Literal["unsealed", "damaged"
 
 
 def _around(file: BinaryIO, place: int) -> tuple[tuple[int, int], ...]:
-    """Return the parts of a file that the sum at a place is of: all but the sum itself."""
+    """Return the parts of a file that a checksum at a position covers: all but the checksum."""
     return (0, place), (place + len(_ZEROS), file.seek(0, io.SEEK_END))
 
 
@@ -219,7 +218,7 @@ def _digest(file: BinaryIO, parts: tuple[tuple[int, int], ...]) -> str:
         while begin < end:
             count = file.readinto(chunk[: min(_CHUNK, end - begin)])  # type: ignore[attr-defined]
             if not count:
-                break  # cut off meanwhile
+                break  # the file was truncated meanwhile
             digest.update(chunk[:count])
             begin += count
     return digest.hexdigest()

@@ -1,24 +1,25 @@
-"""The error that says what a user gave, what was expected and how to mend it; printable text."""
+"""The error for wrong input, with the value, the expectation and the fix; printable text."""
 
 from unicodedata import category
 
 
 class InputError(ValueError):
-    """Something that the user gave cannot be used: an argument, a file, a folder, a setting.
+    """A value from the user cannot be used: an argument, a file, a folder, a setting.
 
-    The message is one sentence or two that name the value, what was expected and the mend; the
+    The message is one or two sentences that name the value, what was expected and the fix; the
     command line prints it without a traceback.
     """
 
 
 class RepeatedInputError(InputError):
-    """The same as the first of several processes says; this one ends without a word."""
+    """An error that the first of several processes reports too; this process prints nothing."""
 
 
 def printable(text: str) -> str:
     """Return a text with control characters made visible.
 
-    They could move a terminal's cursor, XML forbids them, and a lone surrogate cannot be written.
+    Control characters could move a terminal's cursor and are forbidden in XML; lone surrogates
+    cannot be written.
 
     >>> printable("a" + chr(27) + "[2J")
     'a�[2J'

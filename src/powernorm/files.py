@@ -1,4 +1,4 @@
-"""Files and folders of our own: put in place in one step, deleted and read; not behind links."""
+"""Safe access to powernorm's files: written in one step, never through links."""
 
 import atexit
 import re
@@ -19,26 +19,26 @@ from powernorm.errors import InputError
 MAX_BYTES: Final = 256 * 2**20
 MAX_LINES: Final = 2_000_000
 MAX_LINE_BYTES: Final = 4 * 2**20
-"""Bounds of a log or a table; the largest of ours have a tenth of that."""
+"""Limits of a log or a table; powernorm's largest have a tenth of that."""
 _DRAFT: Final = re.compile(r"\..+\.[0-9a-f]{16}")
 
 
 @contextmanager
 def replacing(path: Path) -> Iterator[BinaryIO]:
-    """Give a new file in the same folder, which in the end takes the place of `path` in one step.
+    """Yield a new file in the same folder, which replaces `path` in one step at the end.
 
-    Where the block raises, what was there stays.
+    If the block raises an exception, the old file stays.
 
     Raises:
-        InputError: a link, a folder or something else that is no file is in its place.
+        InputError: `path` is a link, a folder or another kind of special file.
         OSError: the folder cannot be written.
     """
     check_own(path)
     if path.is_dir():
-        raise InputError(f"{path} is a folder, and a file has to be there: remove it")
+        raise InputError(f"{path} is a folder, expected a file: remove it")
     draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")  # see _DRAFT
     try:
-        with draft.open("x+b") as file:  # which follows no link
+        with draft.open("x+b") as file:  # follows no link
             yield file
         draft.replace(path)
     except BaseException:
@@ -50,7 +50,7 @@ def write(path: Path, *parts: bytes | str) -> None:
     """Write a file of these parts, texts in UTF-8, in one step.
 
     Raises:
-        InputError: a link or something else that is no file is in its place.
+        InputError: the path is a link or another kind of special file.
         OSError: the folder cannot be written.
     """
     with replacing(path) as file:
@@ -58,11 +58,11 @@ def write(path: Path, *parts: bytes | str) -> None:
 
 
 def remove(*paths: Path) -> None:
-    """Delete files, and folders with what they hold, where they are there.
+    """Delete files, and folders with their contents, if they exist.
 
     Raises:
         InputError: one is a link or a device; none is deleted.
-        OSError: it cannot be deleted.
+        OSError: one cannot be deleted.
     """
     check_own(*paths)
     for path in paths:
@@ -73,17 +73,17 @@ def remove(*paths: Path) -> None:
 
 
 def is_draft(name: str) -> bool:
-    """Return whether a file has the name of a draft, which a killed process may have left."""
+    """Return whether a file has the name of a draft, which a killed process may leave behind."""
     return _DRAFT.fullmatch(name) is not None
 
 
 def remove_drafts(folder: Path) -> None:
-    """Delete what killed processes were writing in a folder that nobody else writes into."""
+    """Delete drafts of killed processes in a folder that no other process writes to."""
     remove(*(path for path in folder.glob(".*") if is_draft(path.name)))
 
 
 def check_own(*paths: Path) -> None:
-    """Check that paths are regular files or folders, or nothing.
+    """Check that paths are regular files or folders, or do not exist.
 
     Raises:
         InputError: one is a link or a device.
@@ -96,27 +96,28 @@ def check_own(*paths: Path) -> None:
         if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
             what = "a link" if stat.S_ISLNK(mode) else "no regular file"
             raise InputError(
-                f"{path} is {what}, and powernorm writes and deletes nothing there: remove it"
+                f"{path} is {what}, and powernorm does not write or delete there: remove it"
             )
 
 
 def check_regular(path: Path) -> None:
-    """Check that what a path leads to can be read to an end.
+    """Check that a path leads to a regular file, whose reading ends.
 
     Raises:
-        InputError: it is a pipe or a device.
-        OSError: nothing is there.
+        InputError: the path is a pipe or a device.
+        OSError: the path does not exist.
     """
     mode = path.stat().st_mode
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
-        raise InputError(f"{path} is no regular file: remove it")
+        raise InputError(f"{path} is not a regular file: remove it")
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a log or a table that a run keeps.
+    """Return the text of a log or a table of a run.
 
     Raises:
-        InputError: it cannot be read, is no regular file, not UTF-8, or larger than any of ours.
+        InputError: the file cannot be read, is not regular or not UTF-8, or is larger than the
+            limits.
     """
     check_own(path)
     try:
@@ -124,7 +125,7 @@ def read_text(path: Path) -> str:
             content = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror})") from error
-    fix = "restore it or delete it and run the comparison again with --resume"
+    fix = "restore it, or delete it and repeat the comparison with --resume"
     if len(content) > MAX_BYTES or content.count(b"\n") > MAX_LINES:
         raise InputError(f"{path}: has more than {MAX_BYTES} bytes or {MAX_LINES} lines; {fix}")
     if max(map(len, content.split(b"\n"))) > MAX_LINE_BYTES:
@@ -133,13 +134,13 @@ def read_text(path: Path) -> str:
         return content.decode("utf-8")
     except UnicodeDecodeError as error:
         raise InputError(
-            f"{path}: byte {error.start} is not UTF-8, so this is no file of powernorm; {fix}"
+            f"{path}: byte {error.start} is not UTF-8, so this is not a file of powernorm; {fix}"
         ) from error
 
 
 @cache
 def package_folder(package: str) -> Path:
-    """Return the folder of a package's files; from a zip they are copied for this process."""
+    """Return the folder of a package's files, copied out of a zip for this process if necessary."""
     found = resources.files(package)
     if isinstance(found, Path):
         return found

@@ -1,9 +1,9 @@
-"""Reading JSON that others may have written: within bounds, and with errors that say what to do.
+"""Reading of untrusted JSON, with limits, and with errors that name the fix.
 
-Python's own reader ends in a RecursionError on thousands of brackets, in a ValueError on a number
-of thousands of digits, and takes NaN and Infinity, which are no JSON.
+Python's own reader raises a RecursionError for thousands of brackets and a ValueError for a number
+of thousands of digits, and accepts NaN and Infinity, which are not JSON.
 
-Files of ours carry a checksum as their last key, as `powernorm.checksums` has it for other kinds.
+Files of powernorm have a checksum as their last key, like that of `powernorm.checksums`.
 """
 
 import hashlib
@@ -16,23 +16,23 @@ from powernorm.errors import InputError
 from powernorm.files import check_regular
 
 MAX_BYTES: Final = 64 * 2**20
-"""Of a file. The largest of ours, subwords of two languages, have a twentieth of that."""
+"""Limit of a file. The largest of powernorm, subwords of two languages, have a twentieth of it."""
 MAX_DEPTH: Final = 64
-"""Of lists and objects in one another; ours have less than ten."""
+"""Limit of nested lists and objects; powernorm's files have less than ten."""
 SEAL: Final = "sha256"
 """Key of the checksum."""
 
 
 def read_json(path: Path, fix: str) -> Any:
-    """Return the value that a JSON file holds; of equal keys the last one counts.
+    """Return the value of a JSON file; of duplicate keys the last one counts.
 
     Args:
-        path: of the file.
-        fix: what to do about one that cannot be used; the end of every error.
+        path: path of the file.
+        fix: advice about an unusable file, appended to every error.
 
     Raises:
-        InputError: it cannot be read, is not JSON in UTF-8, or is larger or deeper than any file
-            of powernorm; the message names file and line.
+        InputError: the file cannot be read, is not JSON in UTF-8, or is larger or deeper than any
+            file of powernorm; the message names file and line.
     """
     try:
         check_regular(path)
@@ -44,14 +44,14 @@ def read_json(path: Path, fix: str) -> Any:
 
 
 def read_json_object(path: Path, fix: str) -> dict[str, Any]:
-    """Return the object that a JSON file holds, checked and without its seal.
+    """Return the object of a JSON file, checked and without its checksum.
 
     Args:
-        path: of the file.
+        path: path of the file.
         fix: as in `read_json`.
 
     Raises:
-        InputError: as `read_json` and `check_json`, or it holds something else.
+        InputError: as in `read_json` and `check_json`, or the value is not an object.
     """
     value = read_json(path, fix)
     if not isinstance(value, dict):
@@ -60,51 +60,51 @@ def read_json_object(path: Path, fix: str) -> dict[str, Any]:
 
 
 def seal_json(content: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the content of a JSON file with its seal, the last key, in place of an older one."""
+    """Return the contents of a JSON file with a new checksum as the last key."""
     rest = {key: value for key, value in content.items() if key != SEAL}
-    # As it is read back, keys are strings, by which they are sorted.
+    # Sorted by keys as they are read back, which are strings.
     return {**rest, SEAL: _digest(json.loads(json.dumps(rest)))}
 
 
 def check_json(content: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Return the content of a JSON file without its seal.
+    """Return the contents of a JSON file without its checksum.
 
     Files of earlier versions have none, and are not checked.
 
     Args:
-        content: as it was read.
-        path: of the file.
+        content: contents of the file.
+        path: path of the file.
 
     Raises:
-        InputError: the seal is of another content.
+        InputError: the checksum does not match the contents.
     """
     rest = {key: value for key, value in content.items() if key != SEAL}
     if SEAL in content and content[SEAL] != _digest(rest):
         raise InputError(
-            f"{path} was edited or damaged, its content does not have its checksum: restore it, or "
+            f"{path} was edited or damaged, its contents do not match its checksum: restore it, or "
             "give --accept-edits (to powernorm report, results, work, or compare with --resume) to "
-            "take it as it is"
+            "accept it"
         )
     return rest
 
 
 def _digest(rest: dict[str, Any]) -> str:
     text = json.dumps(rest, sort_keys=True, ensure_ascii=False, separators=(",", ":"))
-    # Escapes in an edited file may stand for halves of letters, which UTF-8 does not have.
+    # Escapes in an edited file may be lone surrogates, which UTF-8 cannot encode.
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
 def parse_json(content: bytes | str, source: str, fix: str, *, line: int | None = None) -> Any:
-    """Return the value that JSON text stands for.
+    """Return the value of a JSON text.
 
     Args:
         content: the text.
-        source: what to call it in errors, such as its file.
+        source: name of the source in errors, such as its file.
         fix: as in `read_json`.
-        line: of the source, where the text is one of its lines.
+        line: line of the source, if the text is one of its lines.
 
     Raises:
-        InputError: as `read_json`.
+        InputError: as in `read_json`.
     """
     place = source if line is None else f"{source}, line {line}"
     if len(content) > MAX_BYTES:
@@ -114,7 +114,7 @@ def parse_json(content: bytes | str, source: str, fix: str, *, line: int | None 
         value = json.loads(text, parse_constant=_refuse)
     except UnicodeDecodeError as error:
         raise InputError(
-            f"{place}: byte {error.start} is not UTF-8, so this is no JSON; {fix}"
+            f"{place}: byte {error.start} is not UTF-8, so this is not JSON; {fix}"
         ) from error
     except json.JSONDecodeError as error:
         place = f"{source}, line {error.lineno if line is None else line}"
@@ -131,7 +131,7 @@ def parse_json(content: bytes | str, source: str, fix: str, *, line: int | None 
 
 
 class _NoJsonError(Exception):
-    """A word that Python takes for a number."""
+    """A word that Python accepts as a number, but JSON does not."""
 
 
 def _refuse(word: str) -> NoReturn:
@@ -143,7 +143,7 @@ def _too_deep(place: str, fix: str) -> InputError:
 
 
 def _depth_exceeds(value: object, depth: int) -> bool:
-    """Return whether lists and objects are nested deeper, without recursion."""
+    """Return whether lists and objects are nested deeper than `depth`, without recursion."""
     level = [value] if isinstance(value, dict | list) else []
     while level and depth:
         depth -= 1

@@ -1,4 +1,4 @@
-"""Reading the values of options as they are typed: `eps=1e-5`."""
+"""Parsing of options' values from the command line: `eps=1e-5`."""
 
 import math
 import tomllib
@@ -15,13 +15,13 @@ def parse_options(assignments: Iterable[str]) -> dict[str, OptionValue]:
     """Return options of a norm, each written as `key=value`.
 
     Raises:
-        InputError: one without a `=`.
+        InputError: an option has no `=`.
     """
     options = {}
     for assignment in assignments:
         key, equals, text = assignment.partition("=")
         if not key or not equals:
-            raise InputError(f"{assignment!r} is no option: write key=value, e.g. eps=1e-5")
+            raise InputError(f"{assignment!r} is not an option: write key=value, e.g. eps=1e-5")
         options[key] = option_value(text)
     return options
 
@@ -31,16 +31,15 @@ def option_value(text: str) -> OptionValue:
     if text.lower() in NONE_WORDS:
         return None
     value = toml_value(text)
-    # A float that is not finite has no place in the JSON files of the runs: leave it a text, which
-    # no norm takes for a number.
+    # JSON has no floats that are not finite, so they stay texts, which no norm accepts as a number.
     is_usable = isinstance(value, int | str) or (isinstance(value, float) and math.isfinite(value))
     return value if is_usable else text
 
 
 def toml_value(text: str) -> Any:
-    """Return a text as TOML reads it; the text itself where that cannot."""
+    """Return a text as a TOML value, or the text itself if it is not TOML."""
     try:
         read = tomllib.loads(f"value = {text}")
-    except (ValueError, RecursionError):  # no TOML, a number of thousands of digits, or deep lists
+    except (ValueError, RecursionError):  # not TOML, a number of thousands of digits, or deep lists
         return text
     return read["value"] if len(read) == 1 else text

@@ -1,6 +1,6 @@
-"""Records of diagnoses, as their files and tables hold them, and names of a saved model's files.
+"""Records of diagnoses, as in their files and tables, and names of a saved model's files.
 
-The module needs no torch: reports read these files where there is none.
+The module needs no torch: reports read these files on machines without it.
 """
 
 from typing import Any, Final, Literal, NotRequired
@@ -21,11 +21,11 @@ Placement = Literal[
     "lns",
     "hybrid",
 ]
-"""Where the norms of a Transformer stand."""
+"""Position of the norms in a Transformer."""
 
 CONFIG_FILE: Final = "config.json"
 MODEL_FILE: Final = "powernorm.safetensors"
-"""Of a folder of `powernorm.save`, which has a `config.json` as a run has, and is none."""
+"""File in a folder of `powernorm.save`, which has a `config.json` like a run but is none."""
 NORMS_COLUMNS: Final = (
     "step",
     "layer",
@@ -50,16 +50,16 @@ NORMS_COLUMNS: Final = (
 )
 """Online TID of SPEC 5 as fractions; distances are (1/d)·‖batch - running‖ (Shen et al., Fig. 2).
 
-A norm that does not center (PowerNorm, MABN) has empty mean columns; its var columns hold the
-quadratic mean. A norm without batch statistics has none of these. Then Frobenius norms of the
-gradient of the norm's input and of its parts g_μ and g_σ² or g_ψ² (Shen et al., Fig. 3, 4); mean
-over tokens of the mean and of the variance over features of that gradient (Xu et al. 2019,
-Theorem 1); for AdaNorm and SimpleLayerNorm the share of |y| above 1/k (eq. 7); the number of
-calls in the step whose input or whose gradient was not finite, and 1 for the norm that was the
-first to see that, else 0. Of DyT, Derf and DyISRU the share of values beyond the linear range
-(|z| > 1 of `y = γ f(z) + β`), and dz/dx, which is α or 1/√B. Of every norm without batch
-statistics the root mean square of its input over valid tokens; of a final Identity that is the
-scale of what enters the head.
+For a norm that does not center (PowerNorm, MABN) the mean columns are empty and the var columns
+have the quadratic mean. For a norm without batch statistics all of these are missing. Then
+Frobenius norms of the gradient of the norm's input and of its parts g_μ and g_σ² or g_ψ² (Shen et
+al., Fig. 3, 4); mean over tokens of the mean and of the variance over features of that gradient (Xu
+et al. 2019, Theorem 1); for AdaNorm and SimpleLayerNorm the share of |y| above 1/k (eq. 7); the
+number of calls in the step whose input or whose gradient was not finite, and 1 for the norm in
+which that occurred first, else 0. For DyT, Derf and DyISRU the share of values beyond the linear
+range (|z| > 1 of `y = γ f(z) + β`), and dz/dx, which is α or 1/√B. For every norm without batch
+statistics the root mean square of its input over valid tokens; for a final Identity that is the
+scale of the head's input.
 """
 
 
@@ -78,18 +78,19 @@ class EvaluationRow(TypedDict):
     statistics: str
     """`running`, `re-estimated`, `re-estimated in one pass`, or `batch`."""
     tokens: int | None
-    """Average of the batches, for `batch`; None for batches as they were given."""
+    """Average size of the batches, for `batch`; None for batches as they were given."""
     loss: float
-    """Where there are scores, of the same split as they, whole."""
+    """Loss; if there are scores, over the same whole split."""
     size: NotRequired[int]
-    """For `batch` with scores, what the batches were made for: positions at most, padding included,
-    where they are cut by tokens (W22's max-tokens), else about so many tokens."""
+    """For `batch` with scores, the batches' target size: the maximum of positions, padding
+    included, if they are cut by tokens (W22's max-tokens), else the approximate number of
+    tokens."""
     scores: NotRequired[dict[str, float | None]]
-    """The task's own, of a whole split, by the names of a run's metrics, such as `test_bleu`."""
+    """The task's scores of a whole split, by the names of a run's metrics, such as `test_bleu`."""
 
 
 SMALLEST_GAP: Final = 1e-3
-"""A share of the loss: of smaller gaps between two evaluations a quotient would be noise."""
+"""Smallest gap between two evaluations, relative to the loss, whose ratio is not just noise."""
 
 
 class ThresholdRecord(TypedDict):
@@ -98,19 +99,19 @@ class ThresholdRecord(TypedDict):
     quantity: str
     limit: float
     source: str
-    """Where the limit comes from."""
+    """Source of the limit."""
 
 
 class VerdictRecord(TypedDict):
-    """What to do with the norms of a model."""
+    """Advice about the norms of a model."""
 
     action: Literal["keep", "swap", "swap lowest"]
     norm: str | None
-    """Short name of what to swap to."""
+    """Short name of the norm to swap to."""
     lowest: int | None
     """With `swap lowest`: the number of layers."""
     side: NotRequired[str]
-    """And of which stack, `encoder` or `decoder`, in a model that has both."""
+    """The stack of these layers, `encoder` or `decoder`, in a model that has both."""
     reasons: list[str]
     thresholds: list[ThresholdRecord]
 
@@ -155,9 +156,9 @@ class PaperStatistic(TypedDict):
     source: str
     """Paper and table."""
     statistics: NotRequired[str]
-    """With which the model is scored, as in `EvaluationRow`; absent for a TID."""
+    """Statistics with which the model is scored, as in `EvaluationRow`; absent for a TID."""
     size: NotRequired[int]
-    """Of the batches, for `batch`."""
+    """Size of the batches, for `batch`."""
 
 
 class DiagnosisRecord(TypedDict):
@@ -167,27 +168,27 @@ class DiagnosisRecord(TypedDict):
     model: str
     """Class of the model, or name of the run."""
     step: int | None
-    """Of the checkpoint, or updates that were done when it was made."""
+    """Step of the checkpoint, or of the training at the time of the diagnosis."""
     epoch: NotRequired[float]
-    """Passes over the training data that were done, of a diagnosis during the training."""
+    """Completed passes over the training data, for a diagnosis during the training."""
     num_batches: int
     num_tokens: int
     """Valid tokens in all batches."""
     padding: float
     """Share of padded positions."""
     layers: list[dict[str, Any]]
-    """A `LayerRow` and what else a layer has; empty where the model could not be diagnosed
+    """A `LayerRow` and further columns of a layer; empty if the model could not be diagnosed
     during its training, for the reason in `notes`."""
     verdict: VerdictRecord
     batch_sizes: list[BatchSizeRow]
     spectra: list[SpectrumRecord]
     scales: list[ScaleRecord]
     evaluation: list[EvaluationRow]
-    """Empty where no loss was given."""
+    """Empty if no loss was given."""
     notes: list[str]
-    """What the reader should know: layers that no batch went through, masks that do not fit."""
+    """Remarks for the reader: layers that no batch went through, masks that do not fit."""
     paper: NotRequired[list[PaperStatistic]]
-    """What a paper prints of the run's norm, where the run is of its recipe or a reduced one."""
+    """A paper's printed statistics of the run's norm, if the run has its recipe or a part of it."""
 
 
 class LayerRow(TypedDict):

@@ -1,8 +1,7 @@
 """Small configurations of Hugging Face models, made by shrinking their defaults.
 
-Attributes of configurations are named alike in hundreds of models: one table of names says how
-small each becomes, in nested configurations too. What a model needs beyond it stands as an
-override in `huggingface_models.py`.
+Attributes of configurations have the same names in hundreds of models: one table of names gives
+their small values, in nested configurations too. `huggingface_models.py` has the exceptions.
 """
 
 from __future__ import annotations
@@ -94,7 +93,7 @@ _NAMES: Sequence[tuple[int, str]] = (
     (1, "n_shared_experts num_shared_experts first_k_dense_replace moe_num_shared_experts"),
 )  # fmt: skip
 SIZES: Mapping[str, int] = {name: size for size, names in _NAMES for name in names.split()}
-"""What an integer attribute becomes, by its name."""
+"""Values of integer attributes, by name."""
 
 _DROPOUTS = ("drop", "pdrop", "dropout", "layerdrop", "jitter")
 _STAGED: Mapping[str, Sequence[int]] = {
@@ -204,7 +203,7 @@ def _number(name: str, value: float) -> float:
 _LAYER_COUNTS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers")
 _LAYER_KINDS = ("layer_types", "layers_block_type")
 _DERIVED = ("out_features", "out_indices", "stage_names", "per_layer_config")
-"""What a configuration makes anew, from its number of layers."""
+"""Attributes that a configuration derives from its number of layers."""
 
 _SWITCHED_OFF = frozenset({"apply_spec_augment"})
 

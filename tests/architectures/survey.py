@@ -1,4 +1,4 @@
-"""What each architecture goes through, as a row: swap, mask, training, calibration, fold.
+"""The steps of each architecture, as a row: swap, mask, training, calibration, fold.
 
 Nothing here trusts what the library says of itself: statistics are compared between batches that
 differ in padding alone, and folded models with the unfolded ones on inputs that were no examples.
@@ -43,7 +43,7 @@ class Request:
         extra: padded positions behind the longest row.
         seed: of the values.
         masked: whether the call says what is padding.
-        left: whether padding stands before the tokens.
+        left: whether padding comes before the tokens.
         loud: whether padded vectors are large.
     """
 
@@ -83,7 +83,7 @@ class Architecture:
 
 @dataclass
 class _Findings:
-    """What came of an architecture so far."""
+    """Results of an architecture so far."""
 
     row: Row
     wrong: list[str] = field(default_factory=list)
@@ -653,4 +653,4 @@ def _listed(items: Iterable[str], shown: int = 3) -> str:
 
 
 _STAGES: Final = (_swap, _same_kind, _mask, _train, _fold, _save)
-"""What each architecture goes through, in this order."""
+"""Steps of each architecture, in this order."""

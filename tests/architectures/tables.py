@@ -16,7 +16,7 @@ DOCS: Final = ROOT / "docs"
 
 _LARGE: Final = "transformers"
 _LETTERS: Final = ("a-c", "d-g", "h-o", "p-z")
-"""Of the first letters of that library's models, for pages of about a hundred."""
+"""First letters of that library's models, for pages of about a hundred."""
 
 _GRADES: Final = ("ok", "takes none", "not invariant itself", "warned", "refused", "silent")
 """Results of the padding test, best first."""

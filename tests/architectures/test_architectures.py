@@ -17,7 +17,7 @@ ARCHITECTURES = {
     one.name: one for one in (*huggingface_models.ARCHITECTURES, *other_models.ARCHITECTURES)
 }
 TYPICAL = ("bert", "llama")
-"""Those that the default suite runs."""
+"""Architectures in the default suite."""
 
 
 @pytest.mark.models

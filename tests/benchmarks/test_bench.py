@@ -1,4 +1,4 @@
-"""`benchmarks/bench.py`: rows, what they say, pictures, going on, and what it refuses."""
+"""`benchmarks/bench.py`: rows, texts, pictures, resuming, and refusals."""
 
 from __future__ import annotations
 
@@ -214,7 +214,7 @@ def test_an_interrupted_run_keeps_what_is_over(tmp_path: Path) -> None:
         (("huge",), "invalid choice: 'huge'"),
         (("--show", "a.jsonl", "--out", "b.jsonl"), "--show measures nothing"),
         (("removal", "--threads", "1"), "drop --threads"),
-        (("--resume",), "--resume goes on with the file of --out"),
+        (("--resume",), "--resume needs the file of --out"),
     ],
 )
 def test_what_is_refused(

@@ -1,4 +1,4 @@
-"""The page of small devices has the stored rows, and what its text says of them."""
+"""The page of small devices has the stored rows, and its text agrees with them."""
 
 from __future__ import annotations
 

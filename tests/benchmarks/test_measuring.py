@@ -1,4 +1,4 @@
-"""What `benchmarks/bench.py` measures of norms: who competes, right before fast, time, memory."""
+"""Norms in `benchmarks/bench.py`: rivals, right before fast, time, memory."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ def test_an_error_about_a_file_is_plain_text_and_a_pipe_is_not_waited_for(tmp_pa
     folder.mkdir()
     os.mkfifo(folder / "results.json")
     said = refusal(tmp_path, "results", folder.name)
-    assert "results.json is no regular file" in said
+    assert "results.json is not a regular file" in said
     assert ESCAPE not in said
 
 

@@ -71,7 +71,7 @@ def test_doctor_without_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     outcome = powernorm(tmp_path, "doctor")
     assert outcome.code == 0
     text = " ".join(outcome.out.split())
-    assert "cpu: not available: the kernels are not there: it was never built" in text
+    assert "cpu: not available: the kernels are missing: it was never built" in text
     assert "on the CPU your models use: eager" in text
 
 

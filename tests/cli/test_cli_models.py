@@ -198,7 +198,7 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"sources": [".."]}, "add --overlay for one page of all, or give one, such as"),
     ({"device": "cuda:93"}, "device is 'cuda:93', which this machine does not have"),
     ({"device": "gpu"}, "device is 'gpu', expected auto, cpu"),
-    ({"out": Path("missing/page.html")}, "is no folder"),
+    ({"out": Path("missing/page.html")}, "is not a folder"),
     ({"csv": Path("checkpoints")}, "is a folder"),
     ({"sources": ["../ln-pre-seed0/checkpoints/last.ckpt"], "figures": Path("f")}, "give --out"),
     ({"formats": "pdf"}, "give --figures DIR, too"),
@@ -300,7 +300,7 @@ def test_a_swapped_model_in_a_hugging_face_folder(
         rows = [line for line in capsys.readouterr().out.splitlines() if "LayerNorm " in line]
         assert len(rows) >= 3
         assert all(line.split()[1] == "bn" for line in rows[:3])
-    with pytest.raises(InputError, match="is a BatchNorm, and only LayerNorm and RMSNorm are remo"):
+    with pytest.raises(InputError, match="is a BatchNorm, and only LayerNorm and RMSNorm can be"):
         remove("swapped", "removed", data=str(text))
 
 
@@ -352,7 +352,7 @@ def test_fold_of_a_hugging_face_folder(tmp_path: Path) -> None:
     outcome = powernorm(tmp_path, "fold", "llama", "--keep", "statistics", "--out", "folded")
     rows = table(outcome)
     assert " fold " in rows["model.norm"]
-    assert "24 weights and biases of norms compute nothing any more" in outcome.out
+    assert "24 weights and biases of norms no longer compute anything" in outcome.out
     assert "for LlamaForCausalLM.from_pretrained" in outcome.out
     loaded = transformers.LlamaForCausalLM.from_pretrained(tmp_path / "folded")
     ids = torch.arange(5, 11)[None]

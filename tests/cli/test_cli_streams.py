@@ -1,4 +1,4 @@
-"""Closed and full standard streams: one line, or none and the shells' code, and no traceback."""
+"""Closed and full standard streams: at most one line, the shells' exit codes, no traceback."""
 
 import json
 import subprocess
@@ -40,8 +40,8 @@ def test_output_that_finds_no_room(tmp_path: Path) -> None:
     done = shell(tmp_path, "> /dev/full", "norms")
     assert done.returncode == 2
     assert done.stderr.splitlines() == [
-        "error: the output cannot be written (No space left on device): make room, or give "
-        "another place"
+        "error: the output cannot be written (No space left on device): free space, or give "
+        "another path"
     ]
 
 

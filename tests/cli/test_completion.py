@@ -1,4 +1,4 @@
-"""What the Tab key offers."""
+"""Completions of the Tab key."""
 
 import os
 import shutil

@@ -1,4 +1,4 @@
-"""Small models for the tests of diagnosis, and what their norm layers see, by brute force."""
+"""Small models for the tests of diagnosis, and the inputs of their norms, by brute force."""
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager

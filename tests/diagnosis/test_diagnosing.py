@@ -1,4 +1,4 @@
-"""`powernorm.diagnose` against the definitions written out, and what it must leave alone."""
+"""`powernorm.diagnose` against written-out definitions, and the state that it must not change."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""`powernorm.diagnose` on another device: what is moved when, and what it takes there."""
+"""`powernorm.diagnose` on another device: which tensors move when, and the operators it needs."""
 
 from collections.abc import Iterator
 from typing import Any, NamedTuple

@@ -219,7 +219,7 @@ def generator() -> Iterator[Batch]:
 @pytest.mark.parametrize(
     ("data", "forward", "message"),
     [
-        (generator(), None, "generator, which can be gone through only once"),
+        (generator(), None, "generator, which can be iterated over only once"),
         ([], None, "batches is empty"),
         (batches(), lambda _model, _batch: None, "none of the 2 layers .* 'lower'"),
         (

@@ -116,7 +116,7 @@ def test_bad_arguments_of_evaluate_statistics() -> None:
         evaluate_statistics(model, squared_loss, data, data, by_batch=3)  # type: ignore[arg-type]
     with pytest.raises(InputError, match="only once"):
         evaluate_statistics(model, squared_loss, data, data, by_batch={32: iter(data)})
-    with pytest.raises(InputError, match="hold nothing"):
+    with pytest.raises(InputError, match="are empty"):
         evaluate_statistics(model, squared_loss, data, [])
 
 
@@ -198,7 +198,7 @@ def test_bad_arguments_of_evaluation_gap() -> None:
     model: Any = Masked("bn")
     with pytest.raises(InputError, match="only once"):
         evaluation_gap(model, iter(batches(2)), absolute_loss)
-    with pytest.raises(InputError, match="hold nothing"):
+    with pytest.raises(InputError, match="are empty"):
         evaluation_gap(model, [], absolute_loss)
     with pytest.raises(InputError, match="loss is 3"):
         evaluation_gap(model, batches(1), 3)  # type: ignore[arg-type]

@@ -66,7 +66,7 @@ def draw(seed: int, padding: bool) -> tuple[Tensor, Tensor | None, Tensor]:
 
 
 def normalized(layer: BatchStatisticsNorm, x: Tensor, mask: Tensor | None) -> Tensor:
-    """What stands at the batch norm's own input, (tokens, C), a leaf."""
+    """Return the batch norm's own input, (tokens, C), a leaf."""
     t = x.detach().clone()
     if mask is not None and layer.floor:
         t[mask] = 0
@@ -107,7 +107,7 @@ def parts_by_autograd(
 def surrogate_by_autograd(
     layer: BatchStatisticsNorm, x: Tensor, mask: Tensor | None, cotangent: Tensor
 ) -> Tensor:
-    """What the layer's backward takes off the direct path, from a twin without GroupScaling."""
+    """Return the part that the layer's backward subtracts, from a twin without GroupScaling."""
     twin = copy.deepcopy(layer)
     twin.groups = None
     t = normalized(layer, x, mask)

@@ -389,7 +389,7 @@ class Plain(nn.Module):
 @pytest.mark.parametrize(
     ("batch", "lengths", "words"),
     [
-        ((torch.ones(4, 11, C),), None, "nothing in the batch says what is padding: give lengths="),
+        ((torch.ones(4, 11, C),), None, "nothing in the batch marks padding: give lengths="),
         ((torch.ones(4, 11, C),), [11] * 4, "all 4 rows have 11 positions"),
         ((torch.ones(4, 11, C),), [12, 3, 4, 5], "lengths go up to 12, and the batch has"),
         ((torch.ones(4, 11, C),), [11, 0, 4, 5], "the rows have the lengths [11, 0, 4, 5]"),

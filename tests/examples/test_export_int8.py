@@ -111,7 +111,7 @@ def test_norms_folded_on_the_stream_leave_int8_usable(kind: str, home: Path) -> 
 
 @pytest.mark.slow
 def test_a_run_gives_the_numbers_that_the_command_gave() -> None:
-    """Those of the command that this example replaced, on a stored run."""
+    """Numbers of the command that this example replaced, on a stored run."""
     found = MAIN([str(RUN), "--int8", "matmul", "--out", "lm.onnx"])
     assert (found["folded"], found["left"]) == (3, {})
     assert found["agreement"]["vectors"] == 256
@@ -165,7 +165,7 @@ def test_a_failure_leaves_what_was_there(home: Path) -> None:
 
 
 def agreement(wanted: Tensor, found: Tensor, *more: Tensor) -> dict[str, Any]:
-    """Of outputs that are given, on one batch; `more` is its padding mask."""
+    """Return the agreement of given outputs, for one batch; `more` is its padding mask."""
 
     class Says(nn.Module):
         def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:

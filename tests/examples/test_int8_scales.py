@@ -21,7 +21,7 @@ pytestmark = pytest.mark.filterwarnings(
     "ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning"
 )
 SCALES = torch.logspace(-20, 3, 16)
-"""Of the stream's features, from the smallest to the largest."""
+"""Scales of the stream's features, from the smallest to the largest."""
 
 
 class Block(nn.Module):

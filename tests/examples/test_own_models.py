@@ -1,4 +1,4 @@
-"""The worked examples of docs/own-models.md run as their first lines say, and go on."""
+"""The worked examples of docs/own-models.md run as their first lines say, and resume."""
 
 from __future__ import annotations
 

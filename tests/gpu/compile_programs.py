@@ -57,7 +57,7 @@ DEVICES = {
 
 
 class Row(NamedTuple):
-    """What is compiled for what."""
+    """A program to compile, and its settings."""
 
     device: str
     op: str

@@ -1,4 +1,4 @@
-"""Nobody meets an error of Triton's: one warning with the reason, then eager torch serves."""
+"""Errors of Triton reach no user: after one warning with the reason eager torch computes."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class FailingKernel:
 
 
 def no_c_compiler(monkeypatch: pytest.MonkeyPatch) -> Exception:
-    """What Triton itself raises, in versions that have a function for it."""
+    """Return Triton's own error, in versions that have a function for it."""
     find_compiler = getattr(building, "_find_compiler", None)
     if find_compiler is None:
         return RuntimeError(
@@ -109,7 +109,7 @@ def train(norm: torch.nn.Module, steps: int = 2) -> list[Tensor]:
 
 
 def warnings_of(caught: pytest.WarningsRecorder) -> list[str]:
-    """Those of this library; an interpreter of Triton before 3.8 gives others with numpy 2."""
+    """Warnings of this library; an interpreter of Triton before 3.8 gives others with numpy 2."""
     return [str(one.message) for one in caught if issubclass(one.category, UserWarning)]
 
 

@@ -1,4 +1,4 @@
-"""Norms are found in models of every family and read as what they compute, not by their name."""
+"""Norms in models of every family are found and read by their computation, not by their name."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What `print(plan)` shows: 80 characters a line, whatever the names and the reasons are."""
+"""Output of `print(plan)`: 80 characters a line, whatever the names and the reasons are."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Wrappers around torch's norms, and subclasses of them, are known by what they compute."""
+"""Wrappers around torch's norms, and subclasses of them, are recognized by their computation."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ import powernorm
 
 
 class Block(nn.Module):
-    """A layer of a user's own, with a norm of ours."""
+    """A user-defined layer with a norm of ours."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

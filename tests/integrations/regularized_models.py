@@ -183,7 +183,7 @@ def library_by_hand(
     loss_sum: Callable[[nn.Module, Batch], Tensor],
     weight: Callable[[Sequence[Batch], Batch], float],
 ) -> nn.Module:
-    """As `by_hand`, with a token sum of one's own and no padding in the norms."""
+    """Like `by_hand`, with its own token sum and no padding in the norms."""
     reference = copy.deepcopy(model).train()
     penalties = PenaltiesByHand(reference, lambda: None)
     optimizer = torch.optim.SGD(reference.parameters(), lr=LEARNING_RATE)

@@ -1,4 +1,4 @@
-"""Statistics that evaluations and checkpoints of a training have: measured anew, and no more."""
+"""Statistics of evaluations and checkpoints during training: measured again, and nothing else."""
 
 from __future__ import annotations
 

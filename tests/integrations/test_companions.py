@@ -1,4 +1,4 @@
-"""What goes along from a model's folder into that of the result."""
+"""Small files that are copied from a model's folder into that of the result."""
 
 import json
 from pathlib import Path

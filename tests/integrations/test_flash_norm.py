@@ -65,6 +65,6 @@ def test_it_is_refused_where_it_would_not_be_true(tmp_path: Path) -> None:
     fold = ("fold", gemma, "--out", tmp_path / "out", "--flash-norm")
     assert "has weights other than 1" in refusal(tmp_path, *fold, "--keep", "statistics")
     assert not (tmp_path / "out").exists()
-    assert "--flash-norm is for a Hugging Face folder and --keep statistics" in refusal(
+    assert "--flash-norm needs a Hugging Face folder and --keep statistics" in refusal(
         tmp_path, *fold
     )

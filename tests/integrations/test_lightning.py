@@ -387,7 +387,7 @@ def test_bad_configuration(
 def test_bad_arguments() -> None:
     with pytest.raises(InputError, match="reduction='mean' needs num_tokens"):
         PenaltyCallback()
-    with pytest.raises(InputError, match="'token_sum' has no use for num_tokens"):
+    with pytest.raises(InputError, match="'token_sum' does not use num_tokens"):
         PenaltyCallback("labels", reduction="token_sum")
     with pytest.raises(InputError, match="reduction is 'sum'"):
         PenaltyCallback("labels", reduction="sum")  # type: ignore[arg-type]

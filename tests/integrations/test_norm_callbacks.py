@@ -55,7 +55,7 @@ def hooks_of(model: nn.Module) -> int:
 
 
 def fit(model: Network, callback: NormCallback, folder: Path) -> str:
-    """What was logged, in text."""
+    """Logged entries, as text."""
     trainer = pl.Trainer(
         default_root_dir=folder,
         accelerator="cpu",

@@ -1,4 +1,4 @@
-"""A user's model as ONNX: right to rounding, or one sentence that says what to do."""
+"""A user's model as ONNX: right to rounding, or one sentence with a fix."""
 
 from pathlib import Path
 
@@ -73,7 +73,7 @@ def test_a_folded_model(tmp_path: Path) -> None:
 )
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_a_folded_model_of_another_library(name: str) -> None:
-    """What the graph computes beyond the softmax of attention has no root and no reduction."""
+    """Besides the softmax of attention the graph has no root and no reduction."""
     model, example = static_family(name)
     powernorm.fold(model, example)
     if hasattr(model, "config"):

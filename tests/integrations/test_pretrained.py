@@ -87,7 +87,7 @@ def test_a_model_of_sounds_is_asked_for_batches(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.Wav2Vec2Config(**SPEECH, **CONVOLUTIONS)
     transformers.Wav2Vec2Model(config).save_pretrained(tmp_path)
-    said = "holds a Wav2Vec2Model, which takes input_values, no text: give module:name"
+    said = "holds a Wav2Vec2Model, which takes input_values, not text: give module:name"
     with pytest.raises(InputError, match=said):
         load_pretrained(tmp_path)
 

@@ -1,4 +1,4 @@
-"""Swapped models in the files of other libraries: what comes back, or the way that works."""
+"""Swapped models in the files of other libraries: the loaded state, or the way that works."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
 
 
 def share_of_one(rank: int) -> float:
-    """Of a single token in all, of which each process has a half."""
+    """Return the share for a loss of a single token in all, of which each process has a half."""
     model = Classifier()
     losses(model, data()[rank])
     added = process_penalty(model, "mean", torch.tensor(0.5))

@@ -10,7 +10,7 @@ from powernorm.norms.feature_dims import Normalized
 
 
 class Bounded(nn.Module):
-    """Of a token alone."""
+    """A per-token norm."""
 
     def __init__(self, dim, slope: float = 2.0, shift=0.5):  # type: ignore[no-untyped-def]
         super().__init__()

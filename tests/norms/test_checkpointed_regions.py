@@ -1,4 +1,4 @@
-"""Which forward activation checkpointing repeats: told by its region, whatever the inputs are."""
+"""Activation checkpointing: its region identifies the repeated forward, whatever the inputs are."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ CASES = (
 
 every_case = pytest.mark.parametrize("case", CASES, ids=case_id)
 shape = (2, 7)
-"""Of the masks, unlike that of any other tensor here."""
+"""Size of the masks, unlike that of any other tensor here."""
 
 Run = Callable[..., Tensor]
 

@@ -1,4 +1,4 @@
-"""What every norm promises: shapes, types, masks, gradients, state; one suite for the table."""
+"""Contract of every norm: shapes, types, masks, gradients, state; one suite for the table."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What Regularized BatchNorm penalizes: each divergence is its formula, and so is its gradient."""
+"""Divergences of Regularized BatchNorm: each is its formula, and so is its gradient."""
 
 from __future__ import annotations
 
@@ -171,7 +171,7 @@ def test_the_choice_goes_wherever_the_layer_goes(kind: Divergence, tmp_path: Pat
 @pytest.mark.parametrize("value", ["kl", 0.1, None])
 def test_another_divergence_is_refused(value: Any) -> None:
     known = "'diff', 'diff2', 'relative', 'jeffreys'"
-    with pytest.raises(powernorm.InputError, match=f"penalty is {value!r}, .*{known}.*how much"):
+    with pytest.raises(powernorm.InputError, match=f"penalty is {value!r}, .*{known}.*factors"):
         powernorm.RegularizedBatchNorm(6, penalty=value)
     known = known.replace(",", " |")
     with pytest.raises(powernorm.InputError, match=re.escape(f"expected {known}")):

@@ -81,7 +81,7 @@ class Turns:
 
 
 ORDERS = ((0, 1, 0, 1), (0, 1, 1, 0))
-"""Who opens and who closes: in the order of opening, and nested."""
+"""Sequences of openers: closed in the order of opening, and nested."""
 
 
 @pytest.mark.parametrize("order", ORDERS)

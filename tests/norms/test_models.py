@@ -51,7 +51,7 @@ def test_no_model() -> None:
 
 def test_penalty_of_a_shared_layer_and_of_micro_batches() -> None:
     norm = powernorm.RegularizedBatchNorm(8)
-    with pytest.raises(powernorm.InputError, match="no training-mode forward"):
+    with pytest.raises(powernorm.InputError, match="needs a training-mode forward"):
         norm.penalty()
     a, b = torch.randn(6, 8, requires_grad=True), torch.randn(6, 8, requires_grad=True)
     norm(a)
@@ -63,7 +63,7 @@ def test_penalty_of_a_shared_layer_and_of_micro_batches() -> None:
     assert y.requires_grad
     torch.testing.assert_close(both.penalty(), first + second)
     (norm(a).sum() + norm.penalty()).backward()
-    with pytest.raises(powernorm.InputError, match="no training-mode forward"):
+    with pytest.raises(powernorm.InputError, match="needs a training-mode forward"):
         norm.penalty()
 
 
@@ -232,7 +232,7 @@ def test_a_logged_penalty_does_not_disturb_later_steps() -> None:
     norm(x).sum().backward()
     assert not norm.has_penalty
     (norm(x).sum() + norm.penalty()).backward()
-    with torch.inference_mode(), pytest.raises(powernorm.InputError, match="no training-mode"):
+    with torch.inference_mode(), pytest.raises(powernorm.InputError, match="needs a training-mode"):
         norm.penalty()
     y = norm(x)
     with torch.inference_mode():
@@ -260,7 +260,7 @@ def test_penalty_of_frozen_and_skipped_layers() -> None:
     with pytest.raises(powernorm.InputError, match="num_tokens is 0"):
         powernorm.penalty(model, num_tokens=0)
     assert powernorm.penalty(model, num_tokens=torch.tensor(0)).isfinite()
-    with pytest.raises(powernorm.InputError, match="no training-mode forward"):
+    with pytest.raises(powernorm.InputError, match="needs a training-mode forward"):
         powernorm.penalty(nn.ModuleList([powernorm.RegularizedBatchNorm(8)]), num_tokens=1)
 
 

@@ -1,4 +1,4 @@
-"""A jagged nested tensor gives what the padded batch with its padding mask gives."""
+"""A jagged nested tensor has the same results as the padded batch with its padding mask."""
 
 from __future__ import annotations
 

@@ -210,8 +210,8 @@ def test_the_same_class_may_be_registered_again() -> None:
         ("mine", "Bounded", "the layer of 'mine' is 'Bounded', expected a class"),
         ("mine", dict, "the layer of 'mine' is dict, expected a class"),
         ("mine", nn.LayerNorm(8), "is a LayerNorm that is built already"),
-        ("mine", lambda: nn.LayerNorm(8), "takes no number of features"),
-        ("mine", lambda *, size: nn.LayerNorm(size), "takes no number of features"),
+        ("mine", lambda: nn.LayerNorm(8), "the first has to be num_features"),
+        ("mine", lambda *, size: nn.LayerNorm(size), "the first has to be num_features"),
     ],
 )
 def test_what_cannot_be_registered(name: Any, layer: Any, message: str) -> None:
@@ -223,7 +223,7 @@ def test_what_cannot_be_registered(name: Any, layer: Any, message: str) -> None:
 def test_wrong_presets() -> None:
     with pytest.raises(InputError, match=r"Bounded \(mine\) has no option 'slop', it takes slope"):
         powernorm.register_norm("mine", Bounded, presets={"slop": 1.0})
-    with pytest.raises(InputError, match="presets is 3, expected options"):
+    with pytest.raises(InputError, match="presets is 3, expected a mapping of options"):
         powernorm.register_norm("mine", Bounded, presets=3)  # type: ignore[arg-type]
 
 
@@ -253,7 +253,7 @@ def needs_groups(size: int, groups: int) -> nn.Module:
         (lambda size: nn.LayerNorm(size // 0), "cannot be built for 8 features: ZeroDivision"),
         (
             lambda size: powernorm.LayerNorm(size // 2),
-            "mine gave a norm of 4 features where 8 were asked",
+            "mine returned a norm of 4 features, expected 8",
         ),
     ],
 )
@@ -307,7 +307,7 @@ def test_a_module_that_says_so_wrongly_is_caught() -> None:
     class Lying(Bounded):
         is_static = True
 
-    with pytest.raises(InputError, match="Lying says that it is static, but"):
+    with pytest.raises(InputError, match="Lying declares itself static, but"):
         build(Lying).affine()
 
 
@@ -391,7 +391,7 @@ def test_a_package_makes_its_norms_known(home: Path, monkeypatch: pytest.MonkeyP
         norm_info("thers")
     install(home, "another", "theirs", "own_package.layers:Names.Nested")
     REGISTERED.clear()
-    with pytest.raises(InputError, match=r"is of several packages \(another, theirs\)"):
+    with pytest.raises(InputError, match=r"is defined by several packages \(another, theirs\)"):
         norm_info("theirs")
 
 

@@ -1,4 +1,4 @@
-"""What padding holds reaches no gradient that no loss asks for: NaN there is as good as 0."""
+"""Padding reaches no gradient without a loss on it: NaN there has the same effect as 0."""
 
 from __future__ import annotations
 

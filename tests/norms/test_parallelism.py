@@ -237,7 +237,7 @@ def refusals(mesh: Any) -> dict[str, str]:
 
 
 REFUSED = {
-    "features": r"BatchNorm .* features are divided \(S\(2\) over the mesh dimension 'tp'.*redistr",
+    "features": r"BatchNorm .* features are sharded \(S\(2\) over the mesh dimension 'tp'.*redistr",
     "sum": r"RMSNorm .* P\(sum\) over .* redistribute it to Shard\(1\) or Replicate\(\)",
     "copies": r"replicated over the mesh dimension 'tp' \(2 processes\).*\[0, 1\].*process_group=",
     "ordinary weights": r"ordinary parameter.*parallelize_module, such as SequenceParallel\(\)",
@@ -384,7 +384,7 @@ def test_data_parallel_groups(four: list[dict[str, Any]], name: str) -> None:
 def test_copies_in_the_default_group_change_the_unbiased_variance_alone(
     four: list[dict[str, Any]],
 ) -> None:
-    """What docs/distributed.md says of tensor parallelism without process_group."""
+    """Tensor parallelism without process_group works as docs/distributed.md describes it."""
     tokens = [int((~mask).sum()) for _, mask, _, _ in batches()]
     for index, case in enumerate(GROUPED):
         norm = case.build()

@@ -1,4 +1,4 @@
-"""What forwards leave for the penalty: nothing that keeps their graph, nothing that outlives it."""
+"""Terms that forwards keep for the penalty: none keeps their graph, and none outlives it."""
 
 from __future__ import annotations
 
@@ -176,7 +176,7 @@ def test_works_in_place_behind_the_layer(backend: Any, residual: bool) -> None:
 
 
 def test_autograd_is_asked_for_nothing_private() -> None:
-    """What torch may change without a word: how its graph's nodes keep what they keep."""
+    """Private behavior of torch on which the terms depend: what its graph's nodes keep alive."""
     package = Path(powernorm.__file__).parent
     names = {"next_functions", "_raw_saved_tensors"}
     for file in package.rglob("*.py"):

@@ -33,7 +33,7 @@ UNPREPARED = (
     *("dyt", "derf", "dyisru", "seednorm", "scalenorm", "biasnorm", "gatednorm", "none"),
     *("brn", "mabn", "un", "prepbn", "taper"),
 )
-"""Without kernels, or with something to be computed anew before each call."""
+"""Norms without kernels, or with a computation before each call."""
 PREPARING = tuple(
     case
     for case in CASES

@@ -106,7 +106,7 @@ def test_compiled(name: str) -> None:
 
 
 def test_bfloat16_normalizes_the_rounded_sum() -> None:
-    """What is normalized is the sum as it is stored, not a wider one."""
+    """The norm's input is the sum as it is stored, not a wider one."""
     norm = powernorm.RMSNorm(64)
     x, stream = noise(7, 64).bfloat16(), (noise(7, 64, seed=1) * 30).bfloat16()
     y, total = norm(x, None, stream)

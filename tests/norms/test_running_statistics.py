@@ -120,7 +120,7 @@ def test_settings_may_change_between_steps(
         norm(x).backward(8 * x)
         unchanged = deepcopy(norm)
         setattr(norm, setting, value)
-        expected = deepcopy(norm)  # a copy prepares its updates anew
+        expected = deepcopy(norm)  # a copy prepares its updates again
         for layer in (norm, expected, unchanged):
             layer(x * 20).backward(-8 * x)
     for got, wanted in zip(norm.buffers(), expected.buffers(), strict=True):

@@ -229,5 +229,5 @@ def test_padding_takes_no_part_in_the_comparison() -> None:
 def test_norms_that_train_by_running_statistics_need_steps() -> None:
     norm = build("mabn", warmup_steps=0, window=2, start="torch", momentum=0.001)
     train(norm, batches(5))
-    with pytest.warns(UserWarning, match=r"variance of the batch: train for more steps$"):
+    with pytest.warns(UserWarning, match=r"median feature: train for more steps$"):
         norm.eval()(torch.cat(batches(5)))

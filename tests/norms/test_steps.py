@@ -1,4 +1,4 @@
-"""What one step of training does to the state of a norm: the same for all of them."""
+"""Effect of one training step on the state of a norm: the same for all of them."""
 
 from __future__ import annotations
 

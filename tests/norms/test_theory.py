@@ -1,4 +1,4 @@
-"""What the papers prove, checked on the layers."""
+"""Theorems of the papers, checked on the layers."""
 
 from __future__ import annotations
 

@@ -45,7 +45,9 @@ def test_arguments_by_position_as_layer_norm_and_rms_norm() -> None:
 
 @pytest.mark.parametrize("layer", BATCH, ids=lambda layer: layer.__name__)
 def test_statistics_of_the_batch_in_evaluation_are_refused(layer: Callable[..., Any]) -> None:
-    with pytest.raises(InputError, match=r"what else is in the batch: .*torch\.nn\.BatchNorm1d"):
+    with pytest.raises(
+        InputError, match=r"the other inputs in the batch: .*torch\.nn\.BatchNorm1d"
+    ):
         layer(8, track_running_stats=False)
 
 
@@ -140,7 +142,7 @@ def test_tensors_without_values_have_no_count() -> None:
 @pytest.mark.parametrize("case", STATEFUL, ids=case_id)
 @pytest.mark.parametrize("scope", [FakeTensorMode, lambda: torch.device("meta")])
 def test_a_step_of_tensors_without_values(case: Case, scope: Any) -> None:
-    """What estimates the memory of a training before it starts."""
+    """Tools that estimate the memory of a training before it starts work with the norms."""
     with scope():
         norm = powernorm.build_norm(case.name, 8, **case.options)
         for _ in range(4):

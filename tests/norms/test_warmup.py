@@ -1,4 +1,4 @@
-"""PowerNorm's warm-up: a default that needs no schedule, and a word where evaluation is far off."""
+"""PowerNorm's warm-up: a default that needs no schedule, and a warning if evaluation is far off."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class Inputs:
-    """What the ops take, as tensors."""
+    """Inputs of the ops, as tensors."""
 
     x: Tensor
     residual: Tensor | None
@@ -253,7 +253,7 @@ def _error(got: Tensor, reference: Tensor, wanted: Tensor) -> float:
 
 
 def _size(name: str, exact: Results, inputs: Inputs) -> float:
-    """Of the terms that were added up, which may cancel."""
+    """Return the magnitude of the terms that were added up, which may cancel."""
     value = exact[name]
     size = 1.0 + float(value[value.isfinite()].abs().max())
     if name == "backward x":

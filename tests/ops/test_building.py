@@ -1,4 +1,4 @@
-"""The build of the CPU kernels: where it cannot be, why, and what serves then; sanitizers."""
+"""The build of the CPU kernels: reasons for failures, and the replacement; sanitizers."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ except UserWarning as warning:
     assert len(cut) == len(lengths) - 1
     for line in (*cut, warned):
         assert "cannot be loaded" in line
-        assert "install powernorm again" in line
+        assert "reinstall powernorm" in line
 
 
 def test_kernels_share_the_threads_of_torch() -> None:

@@ -1,4 +1,4 @@
-"""Which backend serves what, how to see it and how to force it."""
+"""The backend of an op: its choice, how to show it and how to force it."""
 
 from __future__ import annotations
 

@@ -145,7 +145,7 @@ def test_moments_merge_in_any_order(sizes: list[int], seed: int, offset: float) 
 
 
 def test_moments_over_leading_dimensions_are_those_of_the_sums() -> None:
-    """Of several calls of a layer, one per row."""
+    """Rows of sums give the moments of several calls of a layer."""
     x = torch.randn(2, 5, 3, dtype=torch.float64) + 10
     sums = torch.stack([x.sum(1), x.square().sum(1)])
     moments = Moments.from_sums(torch.full((2, 1), 5.0, dtype=torch.float64), *sums)

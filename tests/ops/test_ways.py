@@ -69,7 +69,7 @@ def test_a_stack_of_gradients(name: str, training: bool, backend: Any) -> None:
 
 @pytest.mark.parametrize("name", [*TOKEN_NORMS, *STATIC])
 def test_a_graph_of_the_gradient_changes_no_gradient(name: str) -> None:
-    """A norm used twice, so that its γ stands before itself."""
+    """A norm that is used twice, so that its γ is used before itself."""
     norm = trained(name)
     x, z = noise(6, 8, seed=1).requires_grad_(), noise(6, 8, seed=2)
     sources = [x, *norm.parameters()]

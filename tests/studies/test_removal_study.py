@@ -1,4 +1,4 @@
-"""What the study on packages reads and writes, on small ones made here."""
+"""Files of the study on packages, on small ones made here."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ PAD = 1
 WIDTH = 8
 LENGTHS = (5, 3)
 TARGET_LENGTHS = (3, 4)
-"""Of another length than the source, so that mixed-up masks cannot fit."""
+"""Length of the target, unlike the source's, so that mixed-up masks cannot fit."""
 SMALL = {"vocab_size": VOCABULARY, "pad_token_id": PAD}
 
 

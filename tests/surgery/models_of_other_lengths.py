@@ -44,7 +44,7 @@ class Case(NamedTuple):
     build: Callable[[Any], nn.Module]
     inputs: Callable[[Lengths, int], Inputs]
     lengths: Lengths
-    """Of two sequences, without padding."""
+    """Lengths of two sequences, without padding."""
     extra: int = 8
     """Positions of padding that are added, a multiple of what the model pads or pools to."""
     not_tokens: tuple[str, ...] = ()

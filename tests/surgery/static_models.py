@@ -17,7 +17,7 @@ STATIC = ("bn", "rbn", "brn", "mabn", "un", "repbn", "prepbn", "pnv", "pn-only",
 
 
 def left_of(row: NormRow) -> str:
-    """What folding leaves of a norm: `fold` (nothing), `multiply-add` or `keep`."""
+    """Result of folding for a norm: `fold` (nothing remains), `multiply-add` or `keep`."""
     return row.into[0] if row.action == "swap" else row.action
 
 

@@ -1,4 +1,4 @@
-"""What cannot be calibrated: one error each, and nothing has changed."""
+"""Models that cannot be calibrated: one error each, and nothing has changed."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def test_norms_of_torch_that_no_batch_goes_through_keep_their_statistics(way: An
 def test_bad_way_generator_and_model() -> None:
     with pytest.raises(InputError, match="way is 'twice'"):
         calibrate(Masked("bn"), batches(), way="twice")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="_iterator, which can be gone through only once"):
+    with pytest.raises(InputError, match="_iterator, which can be iterated over only once"):
         calibrate(Masked("bn"), iter(batches()))
     with pytest.raises(InputError, match="Linear has no layer with batch statistics"):
         calibrate(nn.Linear(2, 2), [torch.ones(1, 2)])
@@ -100,8 +100,8 @@ def test_bad_way_generator_and_model() -> None:
         ({"batches": {"x": torch.ones(2)}}, r"batches is a dict, .*: \[batch\]"),
         ({"names": [3]}, "names has 3, expected globs"),
         ({"names": 3}, "names is 3, expected a glob"),
-        ({"forward": 3}, "forward is 3, expected a function, or None"),
-        ({"on_progress": 3}, "on_progress is 3, expected a function, or None"),
+        ({"forward": 3}, "forward is 3, expected a function or None"),
+        ({"on_progress": 3}, "on_progress is 3, expected a function or None"),
     ],
 )
 def test_arguments_of_no_such_type(arguments: dict[str, Any], message: str, way: Any) -> None:

@@ -1,4 +1,4 @@
-"""Unequal and empty processes together calibrate to what one process does."""
+"""Unequal and empty processes calibrate to the same statistics as one process."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def built(norm: str) -> Masked:
 
 
 def shares() -> list[list[Batch]]:
-    """Of three processes: unequal numbers of batches; the last one has none."""
+    """Batches of three processes: unequal numbers; the last one has none."""
     data = batches(5)
     return [data[:3], data[3:], []]
 

@@ -1,4 +1,4 @@
-"""What a new norm takes over from the old one besides γ and β, and what cannot be swapped."""
+"""State besides γ and β that a new norm takes over from the old one, and norms without swap."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Inserting norms behind linear maps: where, what they see, undo, folding, saving."""
+"""Insertion of norms behind linear maps: places, masks, undo, folding, saving."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_inserted_norms_fold_into_the_maps(name: str, where: Places) -> None:
     assert report.errors[0].relative <= 1e-12
     assert not [part for part in model.modules() if isinstance(part, BatchStatisticsNorm)]
     torch.testing.assert_close(run(model, inputs), expected, rtol=1e-4, atol=1e-5)
-    with pytest.raises(InputError, match="undo what came later first"):
+    with pytest.raises(InputError, match="undo later changes first"):
         inserted.undo()
     report.undo()
     inserted.undo()
@@ -195,7 +195,7 @@ def test_other_surgery_knows_inserted_norms() -> None:
     swapped = powernorm.swap(model, to="pn-static", where="*inserted_norm")
     assert list(swapped.norms) == list(inserted.norms)
     run(model.train(), inputs)
-    with pytest.raises(InputError, match="undo what came later first"):
+    with pytest.raises(InputError, match="undo later changes first"):
         inserted.undo()
     swapped.undo()
     inserted.undo()

@@ -1,4 +1,4 @@
-"""A model's own BatchNorms leave out padding, and a padded sequence is what it is alone."""
+"""A model's own BatchNorms exclude padding, and a padded sequence has the result of it alone."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A look at the first masks of a swapped model: missing, unreadable, the wrong way round."""
+"""A look at the first masks of a swapped model: missing, unreadable, inverted."""
 
 from __future__ import annotations
 
@@ -51,11 +51,11 @@ def test_a_decoders_first_token_is_no_padding() -> None:
 
 def test_a_mask_the_wrong_way_round_is_refused() -> None:
     inputs = PADDED["bert"](2)
-    with pytest.raises(InputError, match="wrong way round"):
+    with pytest.raises(InputError, match="is inverted"):
         swapped("bert")(inputs["input_ids"], 1 - inputs["attention_mask"])
     assert current_padding_mask() is None
     silent = vectors(2).masked_fill(padding(2).unsqueeze(-1), 0.0)
-    with pytest.raises(InputError, match="wrong way round"):
+    with pytest.raises(InputError, match="is inverted"):
         swapped("torch-encoder")(silent, src_key_padding_mask=~padding(2))
 
 
@@ -90,13 +90,13 @@ def test_a_wrong_way_round_is_found_after_batches_without_padding() -> None:
     with pytest.warns(MaskWarning, match="marks all rows as nothing but padding"):
         model(ids, attention_mask=torch.zeros_like(ids))
     inputs = PADDED["bert"](2)
-    with pytest.raises(InputError, match="wrong way round"):
+    with pytest.raises(InputError, match="is inverted"):
         model(inputs["input_ids"], 1 - inputs["attention_mask"])
     right = bert()
     swap(right, "bn")
     for _ in range(3):
         right(ids, attention_mask=torch.ones_like(ids))
-    with pytest.raises(InputError, match="wrong way round"):
+    with pytest.raises(InputError, match="is inverted"):
         right(inputs["input_ids"], 1 - inputs["attention_mask"])
 
 
@@ -119,7 +119,7 @@ def test_a_token_that_ends_and_pads_still_tells_the_direction() -> None:
     model(tokens(2), attention_mask=keep(2))
     wrong = hf.GPT2LMHeadModel(config).train()
     swap(wrong, "bn")
-    with pytest.raises(InputError, match="wrong way round"):
+    with pytest.raises(InputError, match="is inverted"):
         wrong(tokens(6), attention_mask=1 - keep(6))
 
 

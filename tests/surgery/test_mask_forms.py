@@ -279,7 +279,7 @@ def test_what_a_batch_shows_is_no_surprise_to_a_declaration(
     model = model_of(Flat, "key_padding_mask")  # True at valid positions, as flash-attention has it
     swap(model, "bn", momentum=1.0)
     x = batch_of(Flat, "random", 0)
-    with pytest.raises(InputError, match=r"key_padding_mask .* wrong way round.*declare_mask"):
+    with pytest.raises(InputError, match=r"key_padding_mask .* is inverted.*declare_mask"):
         model(x, ~PADDING)
     powernorm.declare_mask("key_padding_mask", "keep", type(model))
     model(x, ~PADDING)
@@ -331,7 +331,9 @@ def test_a_mask_inside_a_dict_is_named() -> None:
     model = OfDicts()
     swap(model, "bn")
     batch = {"x": batch_of(Flat, "random", 0), "pad_mask": PADDING}
-    with pytest.warns(MaskWarning, match=r'batch\["pad_mask"\] of OfDicts looks as if'):
+    with pytest.warns(
+        MaskWarning, match=r'batch\["pad_mask"\] of OfDicts looks like a padding mask'
+    ):
         model(batch)
     with powernorm.padding_mask(PADDING):
         model(batch)
@@ -402,7 +404,7 @@ def test_the_plan_says_how_a_mask_is_read(monkeypatch: pytest.MonkeyPatch) -> No
     monkeypatch.setattr(mask_arguments, "_declared", {})
     words = {
         "pad_mask": "pad_mask: 1 or True is padding, by its name, which the first batches have to",
-        "mask": "mask: which way round it is, the first batches have to show",
+        "mask": "mask: its meaning has to be shown by the first batches",
         "lengths": "lengths: the number of valid positions of each row",
     }
     for name, expected in words.items():

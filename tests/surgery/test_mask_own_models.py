@@ -1,4 +1,4 @@
-"""Models of one's own: what their arguments say about padding, and which way round."""
+"""User-defined models: which arguments mark padding, and with which value."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ FORWARDS = {
 
 
 class Own(nn.Module):
-    """A model of one's own on vectors, or on tokens if it has an embedding."""
+    """A user-defined model on vectors, or on tokens if it has an embedding."""
 
     def __init__(self, embeds: bool = False, length_first: bool = False) -> None:
         super().__init__()
@@ -388,7 +388,7 @@ def test_compiled_code_guesses_nothing() -> None:
     torch._dynamo.reset()
     model = own("mask")
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")
-    with pytest.raises(Exception, match=r"compiled code cannot look.*declare_mask"):
+    with pytest.raises(Exception, match=r"compiled code cannot check.*declare_mask"):
         compiled(vectors(), FULL)
     torch._dynamo.reset()
     model(vectors(), FULL)

@@ -28,7 +28,7 @@ FIRST, SECOND = "*.0.*", "*.1.*"
 
 
 def seen_by(model: nn.Module) -> dict[str, list[Tensor | None]]:
-    """What each norm gets as its mask, filled while the model runs."""
+    """Return the masks of each norm, filled while the model runs."""
     seen: dict[str, list[Tensor | None]] = {}
     for name, module in model.named_modules():
         if isinstance(module, BatchStatisticsNorm):

@@ -170,7 +170,7 @@ def test_modernberts_head_pools() -> None:
 
 
 class Own(nn.Module):
-    """A model of one's own around an encoder that takes a mask too."""
+    """A user-defined model around an encoder that takes a mask too."""
 
     def __init__(self, encoder: nn.Module, name: str) -> None:
         super().__init__()

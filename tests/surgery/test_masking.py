@@ -62,7 +62,7 @@ def swapped(name: str, to: str = "bn", **options: Any) -> nn.Module:
 
 @contextmanager
 def inputs_of(model: nn.Module) -> Iterator[dict[str, list[tuple[Tensor, Tensor | None]]]]:
-    """What every norm gets: (input, mask)."""
+    """Yield the arguments of every norm: (input, mask)."""
     seen: dict[str, list[tuple[Tensor, Tensor | None]]] = {name: [] for name in batch_norms(model)}
 
     def watch(name: str) -> Callable[..., None]:

@@ -164,7 +164,7 @@ def unchanged(model: nn.Module, original: nn.Module, batches: object, match: str
 def test_bad_input() -> None:
     original = teacher()
     model = student(original)
-    unchanged(model, original, (x for x in data()), "gone through")
+    unchanged(model, original, (x for x in data()), "iterated over only once")
     unchanged(model, original, [], "batches is empty")
     unchanged(model, original, {"x": data()[0]}, r"a single batch into a list")
     unchanged(model, original[:3], data(), r"teacher has no module '3'")

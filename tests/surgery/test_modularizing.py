@@ -1,4 +1,4 @@
-"""Functional norms made modules: the model computes the same, and the other verbs take them."""
+"""Functional norms made modules: the model computes the same, and other verbs can use them."""
 
 import copy
 import io
@@ -108,7 +108,7 @@ def test_undo_restores_the_model(gpt: GPT) -> None:
     before = gpt(TOKENS)
     made = powernorm.modularize(gpt, TOKENS)
     swapped = powernorm.swap(gpt, "ln")
-    with pytest.raises(InputError, match="undo what came later first"):
+    with pytest.raises(InputError, match="undo later changes first"):
         made.undo()
     swapped.undo()
     made.undo()

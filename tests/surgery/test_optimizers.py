@@ -178,8 +178,8 @@ def test_an_optimizer_that_misses_them_is_named_once(verb: str) -> None:
     (said,) = step(model, optimizer)
     listed = "1.bias" if verb == "swap" else "0.inserted_norm.weight, 0.inserted_norm.bias"
     assert said == (
-        f"SGD steps without parameters that {verb} has put in: {listed}. They stay as they began: "
-        f"build the optimizer after {verb}, or give it to {verb} as optimizer="
+        f"SGD steps without parameters that {verb} has added: {listed}. They keep their initial "
+        f"values: build the optimizer after {verb}, or pass it to {verb} as optimizer="
     )
     assert step(model, optimizer) == []
     assert num_hooks() == before - 1

@@ -50,7 +50,7 @@ def build(family: str, attention: str, norm: str) -> nn.Module:
 
 
 def flat(attention: str, causal: bool, kind: str) -> dict[str, Any]:
-    """What says where the sequences begin, beside the tokens."""
+    """Return the arguments that show where the sequences begin, besides the tokens."""
     segment = torch.repeat_interleave(torch.arange(len(LENGTHS)), torch.tensor(LENGTHS))
     position = torch.cat([torch.arange(length) for length in LENGTHS])
     given: dict[str, Any] = {"position_ids": position[None]}

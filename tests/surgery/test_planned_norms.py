@@ -19,7 +19,7 @@ from powernorm.surgery.insertion import insert
 from powernorm.surgery.planned_norms import PlannedNorms
 from powernorm.surgery.swapping import swap
 
-NOT_CALLED: Final = "norms that swap put in were not called"
+NOT_CALLED: Final = "norms that swap has added were not called"
 
 
 class Net(nn.Module):
@@ -92,7 +92,7 @@ def train(model: Callable[[Tensor], Tensor], steps: int = 12) -> list[str]:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             model(torch.randn(5, 3, 8)).square().sum().backward()
-        said += [f"{step}: {one.message}" for one in caught if "put in" in str(one.message)]
+        said += [f"{step}: {one.message}" for one in caught if "has added" in str(one.message)]
     return said
 
 
@@ -306,7 +306,7 @@ def test_inserted_behind_a_map_that_is_read() -> None:
     inserted = insert(model, where="linear")
     said = train(model)
     assert len(said) == 1
-    assert "norms that insert put in were not called in 10 training forwards" in said[0]
+    assert "norms that insert has added were not called in 10 training forwards" in said[0]
     inserted.undo()
     model = Net()
     insert(model, where="linear")

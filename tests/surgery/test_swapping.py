@@ -1,4 +1,4 @@
-"""Swapping and its undoing: what changes, what stays, what is refused."""
+"""Swapping and its undo: changes, preserved state, refusals."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ def test_undo_once_and_in_order() -> None:
     model = torch_encoder()
     first = swap(model, "bn")
     second = swap(model, "rbn", where="norm")
-    with pytest.raises(InputError, match="undo what came later first"):
+    with pytest.raises(InputError, match="undo later changes first"):
         first.undo()
     second.undo()
     first.undo()

@@ -1,4 +1,4 @@
-"""A user's own norms in a model that exists: swapped in, found again, folded or kept, taken out."""
+"""User-defined norms in an existing model: swapped in, found again, folded or kept, removed."""
 
 from __future__ import annotations
 

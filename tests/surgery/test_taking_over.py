@@ -1,4 +1,4 @@
-"""A swap to the same kind of norm computes what torch's norm did, whatever that was built with."""
+"""A swap to the same kind of norm preserves the computation of torch's norm with any options."""
 
 from __future__ import annotations
 

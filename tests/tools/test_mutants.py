@@ -1,4 +1,4 @@
-"""Mutants are small mistakes, and which of them tests notice is told right."""
+"""Mutants are small mistakes, and the report of those that tests notice is right."""
 
 from __future__ import annotations
 

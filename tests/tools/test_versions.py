@@ -1,4 +1,4 @@
-"""The table of versions takes a row for each Python and torch."""
+"""The table of versions has a row for each Python and torch."""
 
 import importlib
 from pathlib import Path

@@ -1,7 +1,7 @@
-"""The command `powernorm`: how it starts and how it ends.
+"""The command `powernorm`: start, errors and exit codes.
 
-The commands are in `powernorm.cli.commands`, imported late, so that a missing extra gives one line
-that names it.
+The commands are in `powernorm.cli.commands`, imported late, so that a missing extra gives a
+one-line error that names it.
 """
 
 import codecs
@@ -23,38 +23,38 @@ from powernorm.errors import InputError, RepeatedInputError, printable
 BAD_INPUT: Final = 2
 """Exit code after an InputError or a wrong option."""
 INTERRUPTED: Final = 130
-"""Exit code after Ctrl-C, as the shells have it."""
+"""Exit code after Ctrl-C, as in shells."""
 _LABORATORY_COMMANDS: Final = (
     *("compare", "data", "recipes", "remove", "report", "results", "tune", "work"),
 )
-"""Commands that another distribution brings, which an error names."""
+"""Commands of another distribution, for the error that names it."""
 _SHOWN: Final = 200
-"""Letters of a path in an error."""
+"""Maximum length of a path in an error."""
 PIPE_CLOSED: Final = 141
-"""Exit code where nobody reads the output any more, such as `| head`: 128 + SIGPIPE, as the shells
-have it. The signal itself stays off: it would end a training that writes to another process."""
+"""Exit code after the reader of the output has closed it, such as `| head`: 128 + SIGPIPE, as in
+shells. The signal itself stays off: it would end a training that writes to another process."""
 _FULL: Final = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 """Errors of a stream that cannot be written to."""
 _NO_PLACE: Final = (
     *_FULL,
     *(errno.EACCES, errno.EPERM, errno.EROFS, errno.ENAMETOOLONG, errno.ENOTDIR, errno.ELOOP),
 )
-"""Errors of a file that cannot be written, or looked for; most have an InputError of their own."""
+"""Errors of a file that cannot be written or found; most have an InputError of their own."""
 
 
 def main() -> NoReturn:
-    """Runs the command line and exits: 0 done, 2 bad input, 130 interrupted, 141 pipe closed."""
+    """Run the command line and exit: 0 done, 2 bad input, 130 interrupted, 141 pipe closed."""
     _open_closed_streams()
     _escape_what_cannot_be_shown()
-    # Waiting OpenMP threads shall sleep, not spin: on a machine whose cores are busy with something
-    # else too, spinning makes small models several times slower. Read when torch is loaded.
+    # Let waiting OpenMP threads sleep, not spin: if other processes use the cores too, spinning
+    # makes small models several times slower. torch reads this when it is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     interrupts = _noted_interrupts()
     try:
         from powernorm.cli.commands import app
 
         code = _run(app)
-        sys.stdout.flush()  # while errors of that can still be told
+        sys.stdout.flush()  # while errors can still be reported
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     except BrokenPipeError:
@@ -72,9 +72,9 @@ def main() -> NoReturn:
 
 
 def _noted_interrupts() -> list[int]:
-    """Return what gets an item with every Ctrl-C that is to interrupt Python.
+    """Return a list that gets an item with every Ctrl-C that is to interrupt Python.
 
-    A package that is being imported may turn it into an error of its own.
+    A package that is being imported may turn the interrupt into an error of its own.
     """
     noted: list[int] = []
 
@@ -88,15 +88,15 @@ def _noted_interrupts() -> list[int]:
 
 
 def _line_of(error: Exception) -> str | None:
-    """Return what is said of an error that is not a defect of powernorm; None of one that is."""
+    """Return a line about an error of the user's input or machine; None for a bug of powernorm."""
     if isinstance(error, InputError):
         return str(error)
     if isinstance(error, OSError) and error.filename is not None and error.errno in _NO_PLACE:
         name = str(error.filename)
         shown = name if len(name) <= _SHOWN else f"{name[:_SHOWN]}…"
-        return f"{shown} cannot be used ({error.strerror}): give another place"
+        return f"{shown} cannot be used ({error.strerror}): give another path"
     if isinstance(error, OSError) and error.filename is None and error.errno in _FULL:
-        return f"the output cannot be written ({error.strerror}): make room, or give another place"
+        return f"the output cannot be written ({error.strerror}): free space, or give another path"
     if isinstance(error, ModuleNotFoundError):
         from powernorm.integrations.extras import explained
 
@@ -106,9 +106,9 @@ def _line_of(error: Exception) -> str | None:
 
 
 def _open_closed_streams() -> None:
-    """Let closed standard streams be the null device.
+    """Replace closed standard streams by the null device.
 
-    A file that is opened later would get their number, and what is printed with it.
+    Otherwise a file that is opened later would get their number, and what is printed with it.
     """
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
@@ -116,7 +116,7 @@ def _open_closed_streams() -> None:
 
 
 def _escape_what_cannot_be_shown() -> None:
-    """Let the output have escapes as of JSON for what its encoding has no letters for."""
+    """Print characters that the output's encoding lacks as escapes like those of JSON."""
 
     def escaped(error: UnicodeError) -> tuple[str, int]:
         assert isinstance(error, UnicodeEncodeError)
@@ -128,7 +128,7 @@ def _escape_what_cannot_be_shown() -> None:
 
 
 def _drop_output() -> None:
-    """Throw away what could not be written, or Python would try again in the end and say so."""
+    """Discard unwritten output, or Python would try again at exit and report the failure."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
@@ -137,7 +137,7 @@ def _drop_output() -> None:
 
 
 def _run(app: Callable[..., Any]) -> int:
-    """Run the command and return its exit code; one of several processes ends here, and at once."""
+    """Run the command and return its exit code; one of several processes ends here, at once."""
     from powernorm.cli.launching import LOST_ANOTHER, is_launched, is_main, leave
 
     if not is_launched():
@@ -150,13 +150,13 @@ def _run(app: Callable[..., Any]) -> int:
         leave(error.code if isinstance(error.code, int) else 1)
     except InputError as error:
         if isinstance(error, RepeatedInputError):
-            leave(LOST_ANOTHER)  # the first process says what is wrong, and how it ended
+            leave(LOST_ANOTHER)  # the first process reports the problem, and how it ended
         who = "" if is_main() else f" in process {os.environ['RANK']}"
         print(f"error{who}: {printable(' '.join(str(error).split()))}", file=sys.stderr)  # noqa: T201
         leave(BAD_INPUT)
     except BaseException as error:
         if _is_lost_connection(error):
-            # The one that was lost is named by who started them.
+            # The launcher names the process that was lost.
             leave(LOST_ANOTHER)
         traceback.print_exc()
         leave(1)
@@ -166,20 +166,20 @@ def _called(app: Callable[..., Any]) -> int:
     """Return the exit code of the command.
 
     Raises:
-        InputError: the command line cannot be read; its library would say so in several lines.
-        BrokenPipeError: nobody reads the output any more.
+        InputError: the command line is wrong; typer would report this in several lines.
+        BrokenPipeError: the reader of the output has closed it.
     """
     import typer
 
-    # By a public name: the package with the class is private or public by the version of typer.
+    # By a public name: the module of the class is private or public depending on typer's version.
     usage_error = cast("type[Any]", typer.BadParameter.__base__)
     try:
         return int(app(prog_name="powernorm", standalone_mode=False) or 0)
-    except typer.Abort:  # of older ones a Ctrl-C
+    except typer.Abort:  # raised by older versions on Ctrl-C
         return INTERRUPTED
     except SystemExit as error:
         if isinstance(error.__context__, BrokenPipeError):
-            # The library of the command line ends silently, but as if the command had failed.
+            # typer ends silently, but as if the command had failed.
             raise error.__context__ from None
         raise
     except usage_error as error:
@@ -192,7 +192,7 @@ def _called(app: Callable[..., Any]) -> int:
                     f"`powernorm {name}` is a command of {LABORATORY}, which is not installed: "
                     f"{install_command(LABORATORY)}"
                 ) from None
-        if "\n" in message:  # the help, of a command without arguments
+        if "\n" in message:  # the help of a command without arguments
             error.show()
             return BAD_INPUT
         for option in getattr(getattr(error, "param", None), "opts", ()):
@@ -203,7 +203,7 @@ def _called(app: Callable[..., Any]) -> int:
 
 
 def _as_given(option: str) -> str:
-    """Return an option with its value, as the command line has it."""
+    """Return an option with its value, as on the command line."""
     for place, part in enumerate(sys.argv):
         if part == option:
             return " ".join(sys.argv[place : place + 2])
@@ -213,15 +213,15 @@ def _as_given(option: str) -> str:
 
 
 def _is_lost_connection(error: BaseException) -> bool:
-    """Return whether an exchange between processes failed; the fault is the other's."""
+    """Return whether an exchange with another process failed, whose fault it is."""
     text = str(error)
     return isinstance(error, RuntimeError) and ("gloo" in text or "NCCL" in text)
 
 
 def _fail(message: str) -> NoReturn:
     _drop_output()
-    with suppress(OSError):  # the errors may be on a full disk, too
-        # One line of plain text, whatever the message quotes from a file.
+    with suppress(OSError):  # standard error may be on a full disk, too
+        # One line of plain text, even if the message quotes a file.
         print(f"error: {printable(' '.join(message.split()))}", file=sys.stderr)  # noqa: T201
     _drop_output()
     sys.exit(BAD_INPUT)

@@ -1,7 +1,7 @@
 """All commands: those of this distribution, then those of installed ones, by their entry points.
 
-What is heavy is imported inside a command. A command of another distribution takes the place of
-one of the same name here.
+Heavy packages are imported inside a command. A command of another distribution replaces one of the
+same name here.
 """
 
 from typing import Annotated

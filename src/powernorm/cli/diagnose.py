@@ -1,4 +1,4 @@
-"""`powernorm diagnose`: whether batch statistics work in a model that comes with its batches."""
+"""`powernorm diagnose`: whether batch statistics work in a model given with its batches."""
 
 from collections.abc import Callable
 from functools import partial
@@ -20,15 +20,15 @@ if TYPE_CHECKING:
     from powernorm.inspection.devices import Device
 
 PASSES: Final = 2
-"""Over the batches."""
+"""Callback with the progress over the batches."""
 
 Csv = Annotated[
-    Path | None, typer.Option(metavar="FILE", help="Write the table of layers there, too.")
+    Path | None, typer.Option(metavar="FILE", help="Also write the table of layers to this file.")
 ]
 Batches = Annotated[int, typer.Option(min=2, metavar="N", help="Training batches in each pass.")]
 DeviceName = Annotated[
     str,
-    typer.Option(metavar="DEVICE", help="cpu, cuda, cuda:1, …; auto is a GPU where there is one."),
+    typer.Option(metavar="DEVICE", help="cpu, cuda, cuda:1, …; auto is a GPU if there is one."),
 ]
 
 
@@ -46,7 +46,7 @@ def diagnose(
     wide: Wide = False,
     trust_code: TrustCode = False,
 ) -> None:
-    """Say whether batch statistics (would) work in a trained model, layer by layer.
+    """Show whether batch statistics work, or would work, in a trained model, layer by layer.
 
     In Python, for any model: powernorm.diagnose(model, batches).
     """
@@ -69,7 +69,7 @@ def diagnose(
 
 
 def diagnosed(diagnose: "Callable[[Progress], Diagnosis]", *, wide: bool) -> "Diagnosis":
-    """Diagnose a model with a bar of the progress, and print the report."""
+    """Diagnose a model with a progress bar, and print the report."""
     try:
         with progress_bar() as progress:
             report = diagnose(progress)
@@ -81,7 +81,7 @@ def diagnosed(diagnose: "Callable[[Progress], Diagnosis]", *, wide: bool) -> "Di
 
 
 def diagnosed_own(source: str, batches: int, device: "Device", progress: "Progress") -> "Diagnosis":
-    """Diagnose a model by name."""
+    """Diagnose a model given as module:name."""
     from powernorm.integrations.model_sources import diagnose_own, model_by_name
 
     moved = bar_of(progress, batches)
@@ -89,20 +89,20 @@ def diagnosed_own(source: str, batches: int, device: "Device", progress: "Progre
 
 
 def bar_of(progress: "Progress", batches: int) -> "OnProgress":
-    """Add a line for the batches; return what moves it."""
+    """Add a progress bar of the batches; return the function that advances it."""
     task = progress.add_task("diagnosing", total=PASSES * batches)
     return lambda done, _: progress.update(task, completed=done)
 
 
 def write_table(report: "Diagnosis", csv: Path | None) -> None:
-    """Write the table of layers, if it is asked for, and say so."""
+    """Write the table of layers if requested, and print its path."""
     if csv is not None:
         report.write_csv(csv)
         typer.echo(f"written: {csv}")
 
 
 def check_target(target: Path | None) -> None:
-    """Before the minutes that it takes, not after.
+    """Check the file of the table before the diagnosis, which takes minutes.
 
     Raises:
         InputError: no file can be written there.
@@ -112,4 +112,4 @@ def check_target(target: Path | None) -> None:
     if target.is_dir():
         raise InputError(f"{target} is a folder: give the name of a file")
     if not target.resolve().parent.is_dir():
-        raise InputError(f"{target} cannot be written: {target.resolve().parent} is no folder")
+        raise InputError(f"{target} cannot be written: {target.resolve().parent} is not a folder")

@@ -1,4 +1,4 @@
-"""What `powernorm doctor` prints. It needs torch alone, for who asks may have nothing else."""
+"""Output of `powernorm doctor`. It needs torch only, as nothing else may be installed."""
 
 import os
 import platform
@@ -11,14 +11,14 @@ if TYPE_CHECKING:
     from powernorm.ops.dispatch import Backend
 
 _SHOWN: Final = 5
-"""Wrong calls that are printed in full."""
+"""Number of wrong calls that are printed in full."""
 
 
 def print_health() -> bool:
     """Print which kernels this machine has, and whether these and the layers compute right.
 
     Returns:
-        Whether none computes wrong or fails.
+        Whether all of them run and compute right.
     """
     import torch
 
@@ -56,7 +56,7 @@ def print_health() -> bool:
 
 
 def print_kernel_check() -> bool:
-    """Let all kernels compute every kind of call, and print their errors by backend and type.
+    """Run every kind of call on all kernels, and print their errors by backend and type.
 
     Returns:
         Whether all of them are right.
@@ -78,7 +78,7 @@ def print_kernel_check() -> bool:
 
 
 def _print_backend(backend: "Backend", outcomes: "Sequence[Outcome]") -> None:
-    """Print what a backend is, or why it is missing, and its largest error in each type."""
+    """Print a backend, or why it is missing, and its largest error in each type."""
     from powernorm.ops.dispatch import missing_reason
 
     if missing := missing_reason(backend):
@@ -116,7 +116,7 @@ def _print_wrong(outcomes: "Sequence[Outcome]") -> None:
 
 
 def _failing_layers() -> dict[str, str]:
-    """Let each norm train on a tiny input; return the errors of those that fail, by short name."""
+    """Train each norm on a tiny input; return the errors of those that fail, by short name."""
     import torch
     from torch.utils.checkpoint import checkpoint
 
@@ -135,7 +135,7 @@ def _failing_layers() -> dict[str, str]:
                     y.sum().backward()
                     if leaf.grad is None or not leaf.grad.isfinite().all():
                         raise ArithmeticError("the gradient is not finite")
-        except Exception as error:  # anything, of a torch that is not known yet
+        except Exception as error:  # an unknown torch may raise anything
             failed[name] = f"{type(error).__name__}: {error}"
     return failed
 

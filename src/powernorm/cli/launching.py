@@ -5,11 +5,11 @@ import sys
 from typing import Final, NoReturn
 
 FAILED: Final = 1
-"""Exit code after a process was lost, or where runs failed."""
+"""Exit code after a process was lost, or if runs failed."""
 
 
 BAD_INPUT: Final = 2
-"""Exit code of a process that has said what is wrong."""
+"""Exit code of a process that has reported its error."""
 
 
 LOST_ANOTHER: Final = 3
@@ -17,7 +17,7 @@ LOST_ANOTHER: Final = 3
 
 
 INTERRUPTED: Final = 130
-"""Exit code after Ctrl-C, as the shells have it."""
+"""Exit code after Ctrl-C, as in shells."""
 
 
 def is_launched() -> bool:
@@ -26,15 +26,15 @@ def is_launched() -> bool:
 
 
 def is_main() -> bool:
-    """Return whether this process is the one that speaks."""
+    """Return whether this process is the one that prints."""
     return os.environ.get("RANK", "0") == "0"
 
 
 def leave(code: int) -> NoReturn:
-    """End one of several processes at once.
+    """End one of several processes immediately.
 
-    Python's own end stops C++ threads that wait for its lock, such as those of the exchange of
-    tensors; then a process may abort after all is done, and the others would be stopped with it.
+    Python's normal exit stops C++ threads that wait for its lock, such as those of tensor exchange;
+    a process may then abort after its work is done, and the others would be stopped with it.
     """
     sys.stdout.flush()
     sys.stderr.flush()

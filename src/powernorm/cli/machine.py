@@ -12,8 +12,8 @@ def norms() -> None:
 
     from powernorm.norms import NORMS
 
-    # No frame: its strokes would cost the columns that break lines at 80 characters. A fixed width,
-    # for rich would rather break a class name in two than the sentences beside it.
+    # Without a frame, whose characters would break lines at 80 columns. The width is fixed, because
+    # rich would otherwise break class names rather than sentences.
     table = Table(box=None, pad_edge=False)
     widest = max(len(word) for info in NORMS.values() for word in info.title.split())
     table.add_column("name", overflow="fold", no_wrap=True)

@@ -1,4 +1,4 @@
-"""`powernorm swap` and `fold`: surgery of models that exist."""
+"""`powernorm swap` and `fold`: surgery of existing models."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -30,12 +30,12 @@ def swap(
     to: Annotated[
         str,
         typer.Option(
-            metavar="NORM", help="Short name, see `powernorm norms`, or module:Class of your own."
+            metavar="NORM", help="Short name, see `powernorm norms`, or your own as module:Class."
         ),
     ] = "rbn",
     names: Annotated[
         list[str] | None,
-        typer.Option("--where", metavar="GLOB", help="Names of norms; may be given several times."),
+        typer.Option("--where", metavar="GLOB", help="Names of norms; can be given several times."),
     ] = None,
     role: Annotated[
         list[str] | None,
@@ -43,7 +43,7 @@ def swap(
     ] = None,
     side: Annotated[
         str | None,
-        typer.Option(metavar="encoder|decoder", help="Of a model with both; else the encoder."),
+        typer.Option(metavar="encoder|decoder", help="In a model with both; else the encoder."),
     ] = None,
     lowest: Annotated[
         int | None, typer.Option(metavar="K", help="Only norms inside the K lowest layers.")
@@ -54,9 +54,9 @@ def swap(
     ] = None,
     wide: Wide = False,
 ) -> None:
-    """Show what powernorm.swap would do to a model: each norm, what becomes of it, and why not.
+    """Show what powernorm.swap would do to a model: each norm, its replacement, or why it stays.
 
-    Nothing is changed; in Python: powernorm.swap(model, to=…).
+    Nothing is changed. In Python: powernorm.swap(model, to=…).
     """
     from powernorm.option_values import parse_options
     from powernorm.surgery import plan_swap
@@ -70,7 +70,7 @@ def swap(
 def _selection(
     names: Sequence[str] | None, roles: Sequence[str] | None, side: str | None, lowest: int | None
 ) -> "Where | None":
-    """The selection that the options describe, None without any."""
+    """Return the selection of the options, None without any."""
     from powernorm.surgery import Where
 
     if names is None and roles is None and side is None and lowest is None:
@@ -84,7 +84,7 @@ def _selection(
 
 
 def _built_model(source: str) -> "nn.Module":
-    """A model to look at; its weights do not matter."""
+    """Build a model to inspect; its weights do not matter."""
     from torch import nn
 
     from powernorm.integrations.pretrained import build_from_config, is_configuration
@@ -100,7 +100,7 @@ def _built_model(source: str) -> "nn.Module":
     found = imported(source)
     model = found if isinstance(found, nn.Module) else _called(found, source)
     if not isinstance(model, nn.Module):
-        raise InputError(f"{source!r} gives a {type(model).__name__}, expected a torch.nn.Module")
+        raise InputError(f"{source!r} is a {type(model).__name__}, expected a torch.nn.Module")
     return model
 
 
@@ -140,8 +140,8 @@ def fold(
         str | None,
         typer.Option(
             metavar="untie|keep",
-            help="Where embedding and head are one table: give the head its own, or keep what "
-            "stands in front of it. Default: untie; keep with --keep statistics.",
+            help="If embedding and head share one table: untie gives the head its own, keep leaves "
+            "the norm in front of the head. Default: untie; keep with --keep statistics.",
         ),
     ] = None,
     keep: Annotated[
@@ -156,16 +156,16 @@ def fold(
         str,
         typer.Option(
             metavar="keep|weights",
-            help="weights, with --keep statistics: LayerNorms become RMSNorms where what writes to "
-            "their stream can be centered.",
+            help="weights, with --keep statistics: LayerNorms become RMSNorms if the layers that "
+            "write to their stream can be centered.",
         ),
     ] = "keep",
     flash_norm: Annotated[
         bool,
         typer.Option(
             "--flash-norm",
-            help="With --keep statistics, of a Hugging Face folder: say in config.json that the "
-            "weights of RMSNorms are 1, by the keys that loaders read.",
+            help="With --keep statistics, for a Hugging Face folder: declare in config.json that "
+            "the weights of RMSNorms are 1, by the keys that loaders read.",
         ),
     ] = False,
     wide: Wide = False,
@@ -173,8 +173,8 @@ def fold(
 ) -> None:
     """Fold the norms of a trained model into its weights, so that none is left at inference.
 
-    With --keep statistics the weights and biases of LayerNorm and RMSNorm go, and the model keeps
-    its class: a Hugging Face folder gives one that from_pretrained loads.
+    With --keep statistics only the weights and biases of LayerNorm and RMSNorm fold, and the model
+    keeps its class: the result of a Hugging Face folder can be loaded by from_pretrained.
     """
     from powernorm.integrations.model_sources import open_source
     from powernorm.norms import named_layers
@@ -189,7 +189,7 @@ def fold(
     source = open_source(str(checkpoint))
     if flash_norm and (source.kind != "pretrained" or keep != "statistics"):
         raise InputError(
-            "--flash-norm is for a Hugging Face folder and --keep statistics: leave it out, or "
+            "--flash-norm needs a Hugging Face folder and --keep statistics: leave it out, or "
             "give both"
         )
     plan = plan_fold(
@@ -209,7 +209,7 @@ def fold(
 
 
 def _write(source: "ModelSource", report: "FoldReport", out: Path, *, flash_norm: bool) -> str:
-    """Write a folded model, and return how it is loaded."""
+    """Write a folded model, and return how to load it."""
     from powernorm.integrations.folded_pretrained import write_folded
     from powernorm.integrations.saved_models import save
 

@@ -9,8 +9,8 @@ TrustCode = Annotated[
     bool,
     typer.Option(
         "--trust-code",
-        help="Import the modules of norms and functions of your own that files of the run name, "
-        "which runs their code; not out of the current folder.",
+        help="Import the modules of your own norms and functions that files of the run name, "
+        "which runs their code; not from the current folder.",
     ),
 ]
 
@@ -19,11 +19,11 @@ Wide = Annotated[
     bool,
     typer.Option(
         "--wide",
-        help="Print all columns, each row in one line; else those that the terminal has room for.",
+        help="Print all columns, each row in one line; else only those that fit the terminal.",
     ),
 ]
 
 
 def text_width(*, wide: bool) -> int | None:
-    """Return the characters of a line for `NormTable.to_text`: 80 in a file or a pipe."""
+    """Return the line width in characters for `NormTable.to_text`: 80 in a file or a pipe."""
     return None if wide else get_terminal_size().columns

@@ -1,4 +1,4 @@
-"""The progress bar of commands that count what they have done."""
+"""The progress bar of commands."""
 
 from typing import TYPE_CHECKING
 
@@ -7,7 +7,7 @@ if TYPE_CHECKING:
 
 
 def progress_bar() -> "Progress":
-    """Return a bar on the standard error, which nothing is left of; none if that is no terminal."""
+    """Return a bar on standard error that disappears at the end; none if that is no terminal."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,

@@ -54,8 +54,8 @@ def diagnose(
     The first pass over `batches` pools the population of each norm's valid tokens. The second takes
     the mean over batches of their distance from it: two-pass TID (Wang et al. 2022, Definition 1),
     for BatchNorm, PowerNormV and PowerNorm. Batches with less than a quarter of the average tokens,
-    such as a loader's last, are left out of the mean, with a note. The second pass also cuts the
-    same tokens into batches of other sizes. Where earlier norms already use batch statistics, other
+    such as a loader's last, are left out of the mean, with a note. The second pass also splits the
+    same tokens into batches of other sizes. If earlier norms already use batch statistics, other
     sizes are an approximation: the earlier norms still normalize by the batches as given.
 
     The verdict compares the last norm's mean and var TID with limits (see `Limits`); the page
@@ -72,12 +72,11 @@ def diagnose(
             those that `powernorm.swap` would change: the encoder's in an encoder-decoder.
         batch_sizes: numbers of tokens, multiples of the smallest; sizes for which the data give
             fewer than two batches are left out. Empty for none.
-        limits: of the verdict.
+        limits: limits of the verdict.
         spectra: also compute the spectra of covariances and embeddings, which takes time and memory
             that grow with C² for each norm (134 MB at 4,096 features; none is computed above).
-        device: where it runs: `cuda`, `cuda:1`, `auto` for a GPU where there is one. The model is
-            put there and back again, and each batch when its turn comes. None leaves both as they
-            are.
+        device: device to run on: `cuda`, `cuda:1`, `auto` for a GPU if there is one. The model is
+            moved there and back again, and each batch when it is used. None moves nothing.
         on_progress: called after every batch with (batches done, batches in all); the second is
             0 in the first pass.
 
@@ -87,12 +86,12 @@ def diagnose(
     Raises:
         InputError: a model without such norms; batches that can be read only once, that are empty,
             of one token, all the same or different in structure; a norm's input that is not finite
-            (the message names layer and batch); no valid token; batch sizes that cannot be made; a
-            device that is not there.
+            (the message names layer and batch); no valid token; impossible batch sizes; a missing
+            device.
 
     Numerics:
-        Statistics are sums in float64 on the model's device; where that has none (MPS), each input
-        is brought to the CPU.
+        Statistics are sums in float64 on the model's device; if that has no float64 (MPS), each
+        input is moved to the CPU.
 
     Distributed:
         Only the batches of this process are measured. Norms that share statistics still exchange

@@ -86,7 +86,7 @@ def training_inference_discrepancy(
     unchanged afterwards, also after an exception.
 
     Args:
-        model: has norms with batch statistics, of this library or torch's; without any the report
+        model: a model with batch statistics, of this library or torch's; without any the report
             is empty.
         batches: read twice, so not a generator; each batch on the model's device.
         forward: runs the model on a batch. None calls `model(batch)` for a tensor,

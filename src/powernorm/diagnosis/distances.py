@@ -25,8 +25,8 @@ SQUARES: Final = 1
 RAW_SQUARES: Final = 2
 SCALED_SQUARES: Final = 3
 NUM_SUMS: Final = 4
-"""Rows of the sums: Σu and Σu² of what the norm normalizes (u = x except with GroupScaling), Σx²,
-and Σ of the squares behind a GroupScaling with one group."""
+"""Rows of the sums: Σu and Σu² of the values to normalize (u = x except with GroupScaling), Σx²,
+and Σ of the squares after a GroupScaling with one group."""
 
 NUM_DISCREPANCIES: Final = 4
 """mean_tid, var_tid, pnv_tid, pn_tid."""
@@ -38,7 +38,7 @@ class Statistics:
 
     Attributes:
         mean: None for a layer that does not center.
-        square: the biased or running variance; the quadratic mean ψ² where `mean` is None.
+        square: the biased or running variance; the quadratic mean ψ² if `mean` is None.
     """
 
     mean: Tensor | None
@@ -65,8 +65,8 @@ def discrepancies(batch: Moments, reference: Statistics, eps: float) -> tuple[Te
     """Return the TID of one batch: the means over features of |μ_B - μ|/σ_B and |σ_B - σ|/σ_B.
 
     Wang et al. 2022, Definition 1, before its expectation over batches; σ_B is biased. Without
-    centering the second is |ψ_B - ψ|/ψ_B. Where a feature is constant in the batch, so that σ_B
-    is 0 or rounding noise, the denominator is sqrt(eps), which is what the layer divides by.
+    centering the second is |ψ_B - ψ|/ψ_B. If a feature is constant in the batch, so that σ_B
+    is 0 or rounding noise, the denominator is sqrt(eps), the divisor of the layer.
 
     Args:
         batch: moments of the valid tokens of a batch, or of several, one per row.
@@ -105,7 +105,7 @@ def sums_per_token(target: Target, x: Tensor) -> Tensor:
     """Return the terms of the sums, (tokens, NUM_SUMS, C) in float64.
 
     Args:
-        target: the norm whose input x is.
+        target: norm with the input x.
         x: (tokens, C).
     """
     tokens = x.double()
@@ -117,7 +117,7 @@ def sums_per_token(target: Target, x: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class Population:
-    """Reference statistics for a batch, for each norm that could take the target's place."""
+    """Reference statistics for a batch, for each norm that could replace the target."""
 
     own: Statistics
     raw: Statistics
@@ -137,7 +137,7 @@ class Population:
 def batch_discrepancies(
     target: Target, population: Population, count: Tensor, sums: Tensor
 ) -> Tensor:
-    """Return one batch's TID for each norm that could stand there: (NUM_DISCREPANCIES,) float64.
+    """Return one batch's TID for each norm that could be used: (NUM_DISCREPANCIES,) float64.
 
     Wang et al. 2022, Definition 1, before its expectation; NaN for the mean of a norm that does
     not center.

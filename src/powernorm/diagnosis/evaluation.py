@@ -29,10 +29,10 @@ BATCH: Final = "batch"
 
 
 def mean_loss(model: nn.Module, batches: Iterable[Any], loss: Loss) -> float:
-    """Return the mean loss over all batches, weighted by their tokens where `loss` returns them.
+    """Return the mean loss over all batches, weighted by their tokens if `loss` returns them.
 
     Raises:
-        InputError: no batch, or no token in any.
+        InputError: there is no batch, or no token in any.
     """
     total, weight = 0.0, 0
     for batch in batches:
@@ -41,7 +41,7 @@ def mean_loss(model: nn.Module, batches: Iterable[Any], loss: Loss) -> float:
         total += float(value) * count
         weight += count
     if not weight:
-        raise InputError("the batches to evaluate hold nothing: give at least one with a token")
+        raise InputError("the batches to evaluate are empty: give at least one with a token")
     return total / weight
 
 
@@ -64,14 +64,14 @@ def evaluate_statistics(
     modes and torch's random numbers are unchanged afterwards.
 
     Args:
-        model: has layers with batch statistics.
-        loss: of the model on a batch of `evaluation`, see `Loss`.
+        model: a model with batch statistics.
+        loss: loss of the model on a batch of `evaluation`, see `Loss`.
         population: training batches to re-estimate from, as `powernorm.calibrate` takes them; read
             several times.
         evaluation: batches of held-out data; read several times.
         forward: runs the model on a batch of `population`; see `powernorm.calibrate`.
         by_batch: the held-out data in batches of several sizes, by their number of tokens. None
-            takes `evaluation` as it is.
+            uses `evaluation` as it is.
 
     Returns:
         Rows `running`, `re-estimated`, `re-estimated in one pass`, and one `batch` per size.
@@ -106,17 +106,18 @@ def evaluate_each(
     forward: Forward | None = None,
     is_evaluated_by_batch: Callable[[str], bool] | None = None,
 ) -> tuple[EvaluationRow, ...]:
-    """Return what `evaluate` says of a model under each kind of statistics.
+    """Return the results of `evaluate` for a model under each kind of statistics.
 
     Args:
-        model: has layers with batch statistics.
-        evaluate: is called with a kind of statistics (`RUNNING`, `REESTIMATED`,
-            `REESTIMATED_AT_ONCE`, `BATCH`) and, for `BATCH`, a size, while the model evaluates so.
+        model: a model with batch statistics.
+        evaluate: called with a kind of statistics (`RUNNING`, `REESTIMATED`,
+            `REESTIMATED_AT_ONCE`, `BATCH`) and, for `BATCH`, a size, while the model evaluates by
+            these.
         population: training batches to re-estimate from.
-        sizes: of batches, each of which `evaluate` is called with.
+        sizes: batch sizes, for each of which `evaluate` is called.
         forward: runs the model on a batch of `population`.
-        is_evaluated_by_batch: which layers, by name, normalize by the batch for `BATCH`; the others
-            by running statistics. None is all.
+        is_evaluated_by_batch: tells by name which layers normalize by the batch for `BATCH`; the
+            others use running statistics. None means all.
 
     Raises:
         InputError: no layer with batch statistics, or as in `powernorm.calibrate`.
@@ -138,13 +139,13 @@ def _evaluate_each(
     if not layers:
         raise InputError(
             f"{type(model).__name__} has no layer with batch statistics, so there are none to "
-            "re-estimate; powernorm.diagnose says what they would be"
+            "re-estimate; powernorm.diagnose measures those that other norms would have"
         )
     check_repeatable(population, "several")
     rows = []
     with preserved_state(model, ()):
         rows.append(evaluate(RUNNING, None))
-        # All layers: what it costs is the question.
+        # All layers, because the cost of re-estimation is measured.
         calibrate(model, population, forward, names="*")
         rows.append(evaluate(REESTIMATED, None))
         calibrate(model, population, forward, names="*", way="one_pass")
@@ -164,8 +165,8 @@ class EvaluationGap:
     """Mean losses of the same batches in evaluation.
 
     Attributes:
-        running_loss: with the running statistics.
-        batch_loss: with those of each batch.
+        running_loss: loss with the running statistics.
+        batch_loss: loss with those of each batch.
     """
 
     running_loss: float
@@ -185,7 +186,7 @@ def evaluation_gap(model: nn.Module, batches: Iterable[Any], loss: Loss) -> Eval
     torch's random numbers are unchanged afterwards.
 
     Args:
-        model: in any mode.
+        model: a model in any mode.
         batches: read twice.
         loss: returns the mean loss of the model on a batch, or (mean loss, number of tokens), which
             then weights the batches.
@@ -219,8 +220,8 @@ def evaluation_gap(model: nn.Module, batches: Iterable[Any], loss: Loss) -> Eval
 def closed_share(rows: Iterable[EvaluationRow]) -> float | None:
     """Return the share of the gap between running and batch statistics that re-estimation closes.
 
-    It is (running - re-estimated) / (running - batch), of the largest batches: above 1 where
-    re-estimated statistics are better than the batches', below 0 where they are worse than the
+    It is (running - re-estimated) / (running - batch), for the largest batches: above 1 if
+    re-estimated statistics are better than the batches', below 0 if they are worse than the
     running ones.
 
     Returns:

@@ -1,7 +1,7 @@
 """Effect of a norm on the gradient that flows back through it.
 
-Per token (Xu et al. 2019): Theorem 1 says what each norm does to the mean and the variance over
-features of a token's gradient; equation 7 is the share of normalized values above 1/k, which
+Per token (Xu et al. 2019): Theorem 1 gives the effect of each norm on the mean and the variance
+over features of a token's gradient; equation 7 is the share of normalized values above 1/k, which
 AdaNorm assumes to be small.
 
 Per batch (Shen et al. 2020, eq. 3 and Figures 3, 4): the parts that flow through its statistics,
@@ -37,7 +37,7 @@ _PAPERS_K: Final = 0.1
 
 
 def wide(x: Tensor) -> Tensor:
-    """Return half precision as float32, other types as they are."""
+    """Return half precision as float32, other types unchanged."""
     return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
@@ -60,7 +60,7 @@ def input_sums(module: nn.Module, x: Tensor, padding_mask: Tensor | None) -> Ten
 
     They are the number of tokens, the sum of all values (finite if all values are), the sum of the
     tokens' mean squares, the number of outliers or saturated values, and the number of values that
-    could be such ones.
+    were tested for that.
 
     Args:
         module: the norm.
@@ -87,7 +87,7 @@ def input_sums(module: nn.Module, x: Tensor, padding_mask: Tensor | None) -> Ten
 
 
 def _above(module: nn.Module, tokens: Tensor, total: Tensor) -> Tensor | None:
-    """Return how many values of each token are beyond a bound, (tokens,); None without a bound.
+    """Return the number of values of each token beyond a bound, (tokens,); None without a bound.
 
     It is 1/k for |y| of AdaNorm and SimpleLayerNorm, 1 for the argument of a saturating function.
     """
@@ -113,11 +113,11 @@ class Calls:
     """Records of several calls of one layer.
 
     Attributes:
-        moments: of the normalized values, over valid tokens of all processes: count (n, 1), mean
-            and squares (n, C).
+        moments: moments of the normalized values, over valid tokens of all processes: count (n, 1),
+            mean and squares (n, C).
         state: result of `state_of` before each call, (n, k, C).
         products: Σ ∂L/∂y and Σ ∂L/∂y t over all positions, with t the values that the layer
-            normalizes, (n, 2, C); None where `needs_products` is False.
+            normalizes, (n, 2, C); None if `needs_products` is False.
     """
 
     moments: Moments
@@ -136,7 +136,7 @@ def needs_products(layer: BatchStatisticsNorm) -> bool:
 
 
 def state_of(layer: BatchStatisticsNorm) -> Tensor:
-    """Return what the next forward uses besides its input, (k, C) float64 on the device."""
+    """Return the state that the next forward uses, (k, C) float64 on the device."""
     if isinstance(layer, PowerNorm):
         rows = [
             layer.running_second_moment,
@@ -146,7 +146,7 @@ def state_of(layer: BatchStatisticsNorm) -> Tensor:
     else:
         rows = [_filled(layer, 1.0) if layer.weight is None else layer.weight]
     if isinstance(layer, ProgressiveRepBatchNorm):
-        rows[0] = rows[0] * (1 - layer.share)  # of the gradient as much reaches RepBN
+        rows[0] = rows[0] * (1 - layer.share)  # RepBN gets this share of the gradient
     if isinstance(layer, BatchRenorm):
         max_r = layer._limits(layer.num_batches_tracked)[0]
         rows += [layer.running_var, max_r.expand(layer.num_features)]
@@ -176,12 +176,12 @@ def part_norms(layer: BatchStatisticsNorm, calls: Calls) -> tuple[Tensor | None,
     """Return the squared norms of the parts over the tokens of each call.
 
     Args:
-        layer: only its settings are read.
-        calls: with products where the layer needs them.
+        layer: a layer, of which only the settings are read.
+        calls: calls, with products if the layer needs them.
 
     Returns:
         (g_μ, g_σ²) or, for a layer that does not center, (None, g_ψ²): (n,) each. PowerNorm's,
-        MABN's and UnifiedNorm's g_ψ² is what their surrogate backward subtracts, `ν x̂/ψ`.
+        MABN's and UnifiedNorm's g_ψ² is the term of their surrogate backward, `ν x̂/ψ`.
     """
     if isinstance(layer, PowerNorm):
         return None, _power_norm(layer, calls)

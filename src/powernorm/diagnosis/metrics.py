@@ -1,4 +1,4 @@
-"""Records that a monitor keeps of a norm's calls in a step, and the metrics computed from them.
+"""Records of a norm's calls in a monitored step, and the metrics computed from them.
 
 Observers reduce inputs and gradients to `CallRecord`s of float64 sums on the device, without
 synchronizing with it. At the end of a step one transfer copies the records to the host, where they
@@ -55,7 +55,7 @@ def merge(records: Sequence[CallRecord], groups: Mapping[int, str]) -> list[Call
     """Return the records summed over the processes of each group, with one collective per group.
 
     Args:
-        records: of this process; every process of a group has the same calls.
+        records: records of this process; every process of a group has the same calls.
         groups: name of the process group of each layer, `""` for none.
     """
     merged = list(records)
@@ -101,7 +101,7 @@ def gradient_cells(records: Iterable[CallRecord], num_tokens: float, scale: floa
     The latter are those of Xu et al. 2019, Theorem 1.
 
     Args:
-        records: of one layer.
+        records: records of one layer.
         num_tokens: number of tokens that it was called with.
         scale: factor that the loss was multiplied by.
     """
@@ -125,8 +125,8 @@ class BatchStep:
     """Records of one step of a layer with batch statistics.
 
     Args:
-        layer: only its settings are read.
-        records: of the step, on the host.
+        layer: a layer, of which only the settings are read.
+        records: records of the step, on the host.
         running: the running statistics after the step, on the host.
         scale: factor that the loss was multiplied by.
     """
@@ -147,7 +147,7 @@ class BatchStep:
         return sum(float(one.sums[0, 0]) for one in self.inputs)
 
     def cells(self) -> Cells:
-        """Return TID, distances and parts of the gradient; None for what does not exist."""
+        """Return TID, distances and parts of the gradient; None for values that do not exist."""
         cells: Cells = dict.fromkeys((*_STATISTICS, "mean_gradient_norm", "var_gradient_norm"))
         inputs = self.inputs
         if not inputs:
@@ -196,7 +196,8 @@ def _moments(inputs: Sequence[CallRecord]) -> Moments:
 def _paired(records: Sequence[CallRecord]) -> list[tuple[CallRecord, CallRecord]]:
     """Return each forward with the output gradient of the same input, matched by fingerprint.
 
-    The nearest fingerprint is taken; of equal ones the latest call, as backwards run in reverse.
+    The nearest fingerprint is used; if several are equal, that of the latest call, as backwards run
+    in reverse.
     """
     left = [one for one in records if one.kind == "input"]
     pairs = []
@@ -211,12 +212,12 @@ def _paired(records: Sequence[CallRecord]) -> list[tuple[CallRecord, CallRecord]
 
 
 def fingerprint(x: Tensor) -> Tensor:
-    """Return a few values of x, (_FINGERPRINT_SIZE,) float64, to know it again by.
+    """Return a few values of x, (_FINGERPRINT_SIZE,) float64, to recognize it.
 
     A recomputed input may differ in its last bits: compare by `_distance`.
     """
     flat = x.detach().reshape(-1)
-    # Odd steps, so that not all are of one feature.
+    # Odd steps, so that the values are of different features.
     steps = max(1, flat.shape[0] // _FINGERPRINT_SIZE) | 1
     samples = flat[::steps][:_FINGERPRINT_SIZE].to(torch.float64)
     return torch.nn.functional.pad(samples, (0, _FINGERPRINT_SIZE - samples.shape[0]))

@@ -87,8 +87,9 @@ class NormMonitor:
 
     Distributed:
         Layers that share their statistics are measured over all processes of their group, in one
-        collective per report: attach the monitor on all of these processes or on none. All else is
-        of this process. Gradients are those of each process's own loss, before averaging.
+        collective per report: attach the monitor on all of these processes or on none. Everything
+        else is local to a process. Gradients are those of each process's own loss, before
+        averaging.
 
     Args:
         model: the model to observe; without norms there are no rows.
@@ -136,7 +137,7 @@ class NormMonitor:
         self._observing = bool(self._watched) and self.schedule.is_due(step)
 
     def finish_step(self, step: int) -> list[NormRow]:
-        """Return what was observed, compared with the current running statistics.
+        """Return the observations, compared with the current running statistics.
 
         Args:
             step: as given to `start_step`.
@@ -157,7 +158,7 @@ class NormMonitor:
             return self._report(step, records)
 
     def cancel_step(self) -> None:
-        """Abandon the current step, if there is one, for example after an exception."""
+        """Discard the current step, if there is one, for example after an exception."""
         self._records.clear()
         self._observing = False
 
@@ -236,7 +237,7 @@ def _warn_of(found: list[FoundNorm]) -> None:
     ]
     more = f"; and {len(found) - 3} more" if len(found) > 3 else ""
     warnings.warn(
-        "NormMonitor can watch none of the model's norms, so that there will be no rows ("
+        "NormMonitor can watch none of the model's norms, so there will be no rows ("
         f"{'; '.join(reasons)}{more})",
         RuntimeWarning,
         stacklevel=4,

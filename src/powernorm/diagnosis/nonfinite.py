@@ -17,19 +17,19 @@ from powernorm.norms.preserved_state import preserved_state
 def first_nonfinite(model: nn.Module, batch: Any, forward: Forward | None = None) -> str | None:
     """Return the name of the first module whose output is not finite although its input is.
 
-    The model runs once, in the modes that its modules have, without gradients and uncompiled. Of
-    nested modules the innermost is named, as it finishes first. -∞ in the input of a module is
+    The model runs once, in the modes that its modules have, without gradients and uncompiled. If
+    modules are nested, the innermost is named, as it finishes first. -∞ in the input of a module is
     accepted, because attention masks hold it. Weights, buffers, modes and torch's random numbers
     are unchanged afterwards. The device is synchronized at every module, so use this to examine a
     step that failed, not in every step.
 
     Args:
         model: any module.
-        batch: what the model is called with: keyword arguments, a tuple or list, or one tensor.
+        batch: arguments of the model: keyword arguments, a tuple or list, or one tensor.
         forward: runs the model on a batch; None calls it.
 
     Returns:
-        The dotted name, `""` for the model itself. None where all outputs are finite, or where
+        The dotted name, `""` for the model itself. None if all outputs are finite, or if
         every output that is not finite has such an input: check the batch then.
 
     Raises:

@@ -1,12 +1,12 @@
 """Operators that show a norm's inputs, outputs and gradients to an observer, unchanged.
 
 `observe` comes before a norm, and after it with the norm's input. It returns a copy; its autograd
-rule does the same with the gradient, by `observe_gradient`. Each passes what it sees to an
+rule does the same with the gradient, by `observe_gradient`. Each passes its tensor to an
 `Observer`, which it finds by a number. Registered with `torch.library` they are opaque to
-`torch.compile`: the observer is called when the graph runs, forward and backward. So nothing that
-it does is traced, and a forward that activation checkpointing repeats is recognized.
+`torch.compile`: the observer is called when the graph runs, forward and backward. So nothing in
+the observer is traced, and a forward that activation checkpointing repeats is recognized.
 
-A gradient hook on a tensor would not do: those inside a compiled graph are not called.
+A gradient hook on a tensor would not work: inside a compiled graph it is not called.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from powernorm.ops.operators import is_plain
 
 
 class Observer(Protocol):
-    """Receives what passes through one norm, without gradients; returns nothing."""
+    """Receives the tensors of one norm, without gradients; returns nothing."""
 
     def see_input(self, x: Tensor, padding_mask: Tensor | None) -> None:
         """Receive the norm's input."""
@@ -54,8 +54,8 @@ def observe(
     """Return a copy of a norm's input, which the observer receives, and later its gradient.
 
     Args:
-        tensor: the norm's input; with x its output, of which the observer receives the gradient
-            alone, together with x.
+        tensor: the norm's input; with x its output, for which the observer receives only the
+            gradient, together with x.
         padding_mask: padding of the input.
         number: the observer's number.
         x: the norm's input.
@@ -98,7 +98,7 @@ def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:
     args = (gradient, *ctx.saved_tensors, ctx.masked)
     if torch.is_grad_enabled() or not is_plain(gradient):
         gradient = torch.ops.powernorm.observe_gradient(*args)
-    else:  # the operator's work without it and without its copy
+    else:  # what the operator does, but without a copy
         _show_gradient(*args)
     return gradient, None, None, None
 
@@ -126,7 +126,7 @@ def _like_first(first: Tensor, *_: Any) -> Tensor:
 
 def _register(schema: str, function: Any, backward: Any, setup: Any = None) -> None:
     name = schema.partition("(")[0]
-    # CUDA graphs replay kernels and not the Python code beside them.
+    # CUDA graphs replay kernels but not Python code.
     _LIBRARY.define(schema, tags=(torch.Tag.cudagraph_unsafe,))
     _LIBRARY.impl(name, function, "CompositeExplicitAutograd")
     name = f"powernorm::{name}"

@@ -1,4 +1,4 @@
-"""Observers of the calls of norms in training, and of the gradients, which reduce them to records.
+"""Observers of norms' calls and gradients in training, which reduce them to records.
 
 Unlike `powernorm.inspection.observer.observe`, which uses plain hooks, they put the operators of
 `observer_ops` around each call, which run when compiled code runs, forward and backward. They never
@@ -73,18 +73,18 @@ class TokenObserver:
         self, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
         """Return the arguments of a call with the input observed; None leaves them unchanged."""
-        self._total = None  # left over if a call raised between the hooks
+        self._total = None  # left over if a call raised an exception between the hooks
         module = self.module
         if not isinstance(module, Norm):
             return self._before_foreign(args, kwargs)
         x, mask, residual = arguments_of(args, kwargs)
         module.check_input(x, None if x.is_nested or is_sharded(x) else mask, residual)
         if residual is not None:
-            # Added here, so that the observed gradient is the norm's alone, not the stream's too.
+            # Added here, so that the observed gradient is only the norm's, not the stream's too.
             x = self._total = x + residual
         tokens, seen, wrap = self._dense(x, mask)
         if seen is not None and isinstance(module, BatchStatisticsNorm) and module.floor:
-            # Such a layer does this itself, but here it has to come before the operator saves x.
+            # Such a layer does this itself, but here it must come before the operator saves x.
             tokens = tokens.masked_fill(seen.unsqueeze(self.feature_dim), 0.0)
         return (wrap(observe(tokens, seen, self._number)), mask), {}
 

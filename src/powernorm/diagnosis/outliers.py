@@ -21,7 +21,7 @@ class LoudFeatures:
 
     num_outliers: int
     ratio: float
-    """Ratio of the largest to the median; infinite where more than half of the features are 0."""
+    """Ratio of the largest to the median; infinite if more than half of the features are 0."""
     feature: int
     """Index of the largest."""
 
@@ -35,15 +35,15 @@ def loud_features(second_moment: Tensor) -> LoudFeatures:
 
 
 SINK: Final = 100.0
-"""Ratio of a value to the median magnitude of its token above which it is a residual sink's, as
-Qiu et al. 2026 call the few features that are large in most tokens."""
+"""Ratio of a value to the median magnitude of its token above which it is a residual sink; Qiu et
+al. 2026 define these as the few features that are large in most tokens."""
 
 
 class TokenShares:
-    """Shares of tokens or values beyond a bound: residual sinks, and what saturates.
+    """Shares of tokens or values beyond a bound: residual sinks, and saturated values.
 
     Args:
-        norm: whose inputs they are.
+        norm: norm whose inputs are added.
     """
 
     def __init__(self, norm: nn.Module) -> None:
@@ -61,7 +61,7 @@ class TokenShares:
             self._num_saturated += int((self._norm.argument(tokens).abs() > 1).sum())
 
     def values(self) -> dict[str, float | None]:
-        """Return the columns of `DiagnosisRow`; None where there is nothing to say."""
+        """Return the columns of `DiagnosisRow`; None for those without a value."""
         if self._sinks is None or not self._num_tokens:
             return dict.fromkeys(("sink_feature", "sink_share", "saturated_share", "slope"))
         count, feature = self._sinks.max(0)
@@ -110,7 +110,7 @@ class PositionEnergy:
         """Return the position with the largest mean square, and its ratio to the median position's.
 
         Returns:
-            None where there are fewer than two positions.
+            None if there are fewer than two positions.
         """
         total, count = self._sums
         known = count > 0

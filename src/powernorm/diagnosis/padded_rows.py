@@ -1,4 +1,4 @@
-"""The rows of a padded batch: how long each is, and the batch that is one of them alone."""
+"""Rows of a padded batch: their lengths, and batches that consist of a single row."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from powernorm.inspection.mask_arguments import Meaning, meanings_of, named_valu
 from powernorm.inspection.mask_reading import padding_of
 
 MOST_ROWS: Final = 8
-"""Rows of a batch that run alone, at most: the shortest, the longest and some between."""
+"""Maximum number of rows of a batch that run alone: the shortest, the longest and some between."""
 
 
 @dataclass(frozen=True)
@@ -37,9 +37,9 @@ class BatchRows:
         """Return the rows of a batch; see `padding_check`.
 
         Args:
-            model: takes the batch.
+            model: model that takes the batch.
             call: the batch.
-            lengths: of the rows; None reads them.
+            lengths: lengths of the rows; None reads them from the batch.
 
         Raises:
             InputError: they cannot be read, do not fit, or leave no padding.
@@ -57,7 +57,7 @@ class BatchRows:
             )
         if min(found.lengths) == found.longest:
             raise InputError(
-                f"all {len(found.lengths)} rows have {found.longest} positions, so that there is "
+                f"all {len(found.lengths)} rows have {found.longest} positions, so there is "
                 "no padding to check: give a batch of sequences of different lengths"
             )
         return found
@@ -78,8 +78,8 @@ class BatchRows:
                 if padding is not None:
                     return cls._of_mask(padding, name)
         raise InputError(
-            "nothing in the batch says what is padding: give lengths=, the valid positions of each "
-            "row, or a batch with the model's mask (powernorm.declare_mask says what a name means)"
+            "nothing in the batch marks padding: give lengths=, the valid positions of each row, "
+            "or a batch with the model's mask (powernorm.declare_mask defines a name's meaning)"
         )
 
     @classmethod
@@ -91,12 +91,12 @@ class BatchRows:
         if torch.equal(padding, places < size - lengths[:, None]):
             return cls(tuple(lengths.tolist()), size, on_left=True)
         raise InputError(
-            f"{name} marks positions in the middle of rows, so that no sequence can be cut out: "
+            f"{name} marks positions in the middle of rows, so no sequence can be cut out: "
             "give a batch with padding at one end"
         )
 
     def padded(self) -> list[int]:
-        """Return the rows that have padding, `MOST_ROWS` at most."""
+        """Return the rows that have padding, at most `MOST_ROWS`."""
         by_length = sorted(range(len(self.lengths)), key=lambda row: self.lengths[row])
         rows = [row for row in by_length if self.lengths[row] < self.longest]
         if len(rows) > MOST_ROWS:
@@ -113,7 +113,7 @@ class BatchRows:
         if batch_dim is None:
             return value
         if value.ndim == 1:
-            # Shares of the longest: alone a row is the longest.
+            # In fractions of the longest, a single row has 1.
             shares = value.is_floating_point() and float(value.max()) <= 1.0
             return torch.ones_like(value[:1]) if shares else value[row : row + 1]
         value = value.narrow(batch_dim, row, 1)
@@ -122,7 +122,7 @@ class BatchRows:
             for dim in range(value.ndim)
             if dim != batch_dim and value.shape[dim] == self.longest
         ]
-        # A mask of pairs has two such dimensions; features may happen to be as many.
+        # A mask of pairs has two such dimensions; features may have the same number.
         is_of_pairs = value.ndim == 4 or not value.is_floating_point()
         for dim in dims if is_of_pairs else dims[:1]:
             value = value.narrow(dim, self.longest - length if self.on_left else 0, length)
@@ -132,7 +132,7 @@ class BatchRows:
 def _padding(value: Tensor, meaning: Meaning | None) -> Tensor | None:
     """Return a mask's padding, (batch, length).
 
-    Where the name does not say which way round it is, a row without padding does.
+    If the name does not show the mask's meaning, a row without padding does.
     """
     readings: tuple[Meaning, ...] = ("keep", "padding") if meaning is None else (meaning,)
     read = [padding_of(value, one) for one in readings]
@@ -143,7 +143,7 @@ def _padding(value: Tensor, meaning: Meaning | None) -> Tensor | None:
 
 
 def _longest(values: Mapping[str, Any], lengths: Sequence[int]) -> int:
-    """Return the positions of a batch whose rows are so long."""
+    """Return the number of positions of a batch with rows of these lengths."""
     tensors = (value for value in values.values() if isinstance(value, Tensor) and value.ndim > 1)
     data = next(tensors, None)
     if data is None:

@@ -1,9 +1,10 @@
-"""A check that padding does not change what a model says of a sequence.
+"""A check that padding does not change a model's output for a sequence.
 
 Each sequence of a batch runs alone, without its padding, and is compared with its row of the batch.
-A module *leaks* if it gives a row another output than the same values without padding: what went
-into it is cut to the sequence and run again, and the modules that it calls return what they
-returned in the batch, cut likewise. So a leak is found behind others and around others, too.
+A module *leaks* if its output for a row differs from that for the same values without padding: its
+input is cut to the sequence and it runs again, while the modules that it calls return their outputs
+in the batch, cut likewise. A leak is therefore found even if other modules before it or inside it
+leak.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ class PaddingLeak:
         module: dotted name; empty for the model itself.
         kind: name of its class.
         difference: largest change of its output, relative to the largest value of the output.
-        reach: positions of a sequence that change, the most of any row; None where the output has
+        reach: positions of a sequence that change, the most of any row; None if the output has
             no positions, as after a pool.
-        advice: what to do about it.
+        advice: a fix.
     """
 
     module: str
@@ -60,13 +61,13 @@ class PaddingReport:
 
     Attributes:
         difference: largest change of the model's output at valid positions, relative to its largest
-            value; 0.0 where only rounding is left.
-        changed_rows: rows whose largest output moves to another place, at any valid position: other
+            value; 0.0 if only rounding is left.
+        changed_rows: rows whose largest output moves to another index, at any valid position: other
             classes, other tokens.
-        num_rows: rows that were compared.
-        first: dotted name of the module whose output differs first; None where none does.
+        num_rows: number of compared rows.
+        first: dotted name of the module whose output differs first; None if none does.
         leaks: modules that let padding in, in the order in which they run.
-        not_compared: modules whose outputs could not be laid beside each other, and why.
+        not_compared: modules whose outputs could not be compared, and why.
     """
 
     difference: float
@@ -78,11 +79,11 @@ class PaddingReport:
 
     @property
     def is_clean(self) -> bool:
-        """True if each row came to the same alone and beside the others."""
+        """Whether each row gave the same result alone and in the batch."""
         return self.difference == 0.0 and not self.leaks
 
     def __str__(self) -> str:
-        """Return the verdict, a line for each leak and what was not compared."""
+        """Return the verdict, a line for each leak and the modules that were not compared."""
         if self.is_clean:
             return f"padding changes nothing: {self.num_rows} rows are the same alone"
         lines = [
@@ -105,20 +106,20 @@ def padding_check(
 ) -> PaddingReport:
     """Compare each sequence of a batch alone with its row of the padded batch, module by module.
 
-    A model that ignores padding says the same of both. The check runs a copy of the model in
-    float64 and evaluation mode, so that what remains is no rounding. It needs no norms in the
+    A model that ignores padding gives the same output for both. The check runs a copy of the model
+    in float64 and evaluation mode, so that differences are not rounding. It needs no norms in the
     model, and no labels.
 
     Args:
         model: any module.
-        batch: sequences of different lengths, as the model takes them: keyword arguments, a tuple
+        batch: sequences of different lengths in the model's format: keyword arguments, a tuple
             or list, or one tensor; (batch, length, …), (length, batch, …) or (batch, channels,
             length).
         lengths: valid positions of each row, (batch,); None reads them from the batch's mask or
             lengths, by the names that `powernorm.swap` knows (see `powernorm.declare_mask`).
 
     Raises:
-        InputError: no row has padding, nothing says what is padding, padding is in the middle of a
+        InputError: no row has padding, nothing marks padding, padding is in the middle of a
             row, or the model cannot run a row alone.
 
     >>> report = padding_check(nn.Conv1d(1, 1, 3, padding=1), torch.ones(2, 1, 6), [6, 4])
@@ -147,14 +148,14 @@ def _in_float64(model: nn.Module) -> nn.Module:
     except (RuntimeError, TypeError) as error:
         raise InputError(
             f"{type(model).__name__} cannot be copied to float64, in which its padding is checked "
-            f"({error}): give the model before it is compiled, quantized or divided"
+            f"({error}): give the model before it is compiled, quantized or sharded"
         ) from error
 
 
 def _report(
     found: RowComparison, order: Sequence[str], modules: Mapping[str, nn.Module]
 ) -> PaddingReport:
-    """Return what was found, modules in the order in which they ended."""
+    """Return the report, with modules in the order in which they ended."""
     return PaddingReport(
         found.difference if found.difference > TOLERANCE else 0.0,
         found.num_changed,
@@ -176,7 +177,7 @@ def _report(
 
 
 def _advice(module: nn.Module) -> str:
-    """Return what to do about a module that leaks."""
+    """Return a fix for a module that leaks."""
     kind = type(module).__name__
     if isinstance(module, nn.Conv1d | nn.Conv2d | nn.Conv3d | nn.ConvTranspose1d):
         return (
@@ -188,9 +189,9 @@ def _advice(module: nn.Module) -> str:
     if "Attention" in kind:
         return "give it the mask of padding keys"
     if looks_like_norm(module):
-        return "its statistics count padding: take a norm of each position, or a masked one"
+        return "its statistics count padding: use a norm of each position, or a masked one"
     if "Pool" in kind:
-        return "pool over the valid positions alone"
+        return "pool over the valid positions only"
     if any(True for _ in module.children()):
         return "its own forward mixes or counts positions (a mean, a softmax): mask it there"
     return "it mixes positions: give it the mask, or set its input to 0 at padding"

@@ -12,7 +12,7 @@ from powernorm.errors import InputError
 
 
 class Regrouping:
-    """Splitter of a stream of tokens into batches of several sizes, which passes on their sums.
+    """Splits a stream of tokens into batches of several sizes and passes on their sums.
 
     Tokens keep their order, so a small batch is a few neighboring sequences, as it would be in
     training, and no token is in two batches of one size. Tokens left over at the end form no batch.
@@ -48,7 +48,7 @@ class Regrouping:
             self._part, self._num_in_part = rest.sum(0), rest.shape[0]
 
     def _fill_part(self, terms: Tensor) -> int:
-        """Complete the unit that an earlier call began; return how many tokens that took."""
+        """Complete the unit that an earlier call began; return the number of tokens used."""
         if self._part is None:
             return 0
         taken = min(self._unit - self._num_in_part, terms.shape[0])
@@ -86,7 +86,7 @@ def check_sizes(sizes: Sequence[int]) -> tuple[int, ...]:
     for size in checked:
         if size % checked[0]:
             raise InputError(
-                f"batch_sizes has {size}, which is no multiple of the smallest, {checked[0]}"
+                f"batch_sizes has {size}, which is not a multiple of the smallest, {checked[0]}"
             )
     return checked
 

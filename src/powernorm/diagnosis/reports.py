@@ -1,4 +1,4 @@
-"""Diagnosis report: one row per norm, and the whole as files and text."""
+"""Diagnosis report: one row per norm, and the whole report as files and text."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from powernorm.records import (
 _SHOWN: Final = ("name", "action", "into", "mean_tid", "var_tid", "pn_tid", "kappa_50", "kind")
 """Columns, the most important first."""
 _PADDED: Final = ("padded_mean_tid", "padded_var_tid")
-"""Columns that are shown too where a BatchNorm of torch counts padding."""
+"""Columns that are shown too if a BatchNorm of torch counts padding."""
 
 KEEP: Final = "keep"
 """Verdict for a norm that should stay."""
@@ -47,24 +47,24 @@ class DiagnosisRow(NormRow):
     numbers.
 
     Attributes:
-        norm: short name of what it computes, for other libraries' norms too; the class name for
+        norm: short name of its computation, for other libraries' norms too; the class name for
             their norms over channels.
         index: number of its Transformer layer, 0 next to the input; None outside of layers.
         side: `encoder` or `decoder`, in a model that has both.
         uses_batch_statistics: whether it normalizes by batch statistics now.
-        centered: whether it, or the first candidate for its place (bn), subtracts a mean.
-        mean_tid: `E_B mean_c |μ_B - μ|/σ_B` (Wang et al. 2022, Definition 1) of what the norm
-            normalizes; None for one with batch statistics that does not center.
+        centered: whether it, or the first candidate to replace it (bn), subtracts a mean.
+        mean_tid: `E_B mean_c |μ_B - μ|/σ_B` (Wang et al. 2022, Definition 1) of the norm's input;
+            None for a norm with batch statistics that does not center.
         var_tid: `E_B mean_c |σ_B - σ|/σ_B`, or of ψ for such a norm.
         pnv_tid: `E_B mean_c |ψ_B - ψ|/ψ_B` of the input, as PowerNormV would see it.
-        pn_tid: the same behind a GroupScaling with one group, as PowerNorm would see it.
-        padded_mean_tid: `mean_tid` with padding counted as tokens; None where nothing is padded.
+        pn_tid: the same after a GroupScaling with one group, as PowerNorm would see it.
+        padded_mean_tid: `mean_tid` with padding counted as tokens; None if nothing is padded.
         padded_var_tid: `var_tid` likewise.
         num_outliers: number of features whose root mean square is above 6 times the median's.
         outlier_ratio: root mean square of the largest feature, divided by the median feature's.
         outlier_feature: index of the largest feature.
         top_position: position with the largest mean square, from the first valid token; None
-            where the input is not a batch of sequences.
+            if the input is not a batch of sequences.
         top_position_ratio: its mean square divided by the median position's.
         lambda_1: largest eigenvalue of the input's covariance (Wang et al. 2022, Fig. 7).
         kappa_20: λ_1/λ_⌈0.2 d⌉ (Fig. 6); infinite for a degenerate covariance.
@@ -74,8 +74,8 @@ class DiagnosisRow(NormRow):
             (`|z| > 1` in `y = γ f(z) + β`); None for other norms.
         slope: their dz/dx, α or 1/√B.
         sink_feature: index of the feature that is more than 100 times the token's median magnitude
-            in most tokens (a residual sink); None where none ever is.
-        sink_share: in what share of tokens it is.
+            in most tokens (a residual sink); None if there is none.
+        sink_share: its share of tokens.
     """
 
     norm: str
@@ -121,7 +121,7 @@ class DiagnosisRow(NormRow):
 
     @property
     def padded_total_tid(self) -> float | None:
-        """Sum of mean and var TID with padding counted; None where nothing is padded."""
+        """Sum of mean and var TID with padding counted; None if nothing is padded."""
         if self.padded_var_tid is None:
             return None
         return (self.padded_mean_tid or 0.0) + self.padded_var_tid
@@ -147,19 +147,19 @@ class Diagnosis(NormTable):
     Attributes:
         model: class of the model.
         rows: one per norm, in the order in which the model calls them.
-        verdict: for the model.
+        verdict: verdict for the model.
         batch_sizes: TID of each norm for the same tokens in batches of other sizes.
         spectra: singular values of the embeddings (Shen et al. 2020, Fig. 6).
         scales: γ against the deviation of the data, for norms with batch statistics (App. B.1).
-        evaluation: losses by running, re-estimated and batch statistics, where a loss was given,
-            and scores where they were asked for.
+        evaluation: losses by running, re-estimated and batch statistics, if a loss was given,
+            and scores if they were requested.
         notes: remarks on the data and the measurement.
         num_batches: number of batches in each pass.
         num_tokens: number of valid tokens.
         padding: share of positions that are padding.
         left_out: the model's norms that were not measured, with the reasons.
-        step: step of the checkpoint, where it is known.
-        paper: what a paper prints of the norm, for a run of one of its recipes.
+        step: step of the checkpoint, if it is known.
+        paper: a paper's printed statistics of the norm, for a run of one of its recipes.
     """
 
     model: str

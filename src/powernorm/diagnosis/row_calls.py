@@ -1,4 +1,4 @@
-"""Calls of modules for a padded batch and for one row alone, recorded and compared."""
+"""Recorded calls of modules for a padded batch and for one row alone, and their comparison."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ from powernorm.inspection.examples import Examples, mapped
 from powernorm.inspection.modules import modules_by_name
 
 TOLERANCE: Final = 1e-7
-"""Differences below it, relative to the largest value, are rounding in float64."""
+"""Differences below this, relative to the largest value, are rounding in float64."""
 _PLAIN: Final = (int, float, str, bool, type(None), torch.dtype, torch.device)
 
 
 class _CallKey(NamedTuple):
-    """A call of a module: its name, and how often it was called before."""
+    """Key of a module's call: its name, and the number of earlier calls."""
 
     name: str
     number: int
@@ -38,16 +38,16 @@ class _ModuleCall(NamedTuple):
     kwargs: dict[str, Any]
     output: Any
     inner: Calls
-    """The calls that it made, numbered within this call."""
+    """The calls inside it, numbered within this call."""
 
 
 Calls: TypeAlias = "dict[_CallKey, _ModuleCall]"
 _Forced: TypeAlias = "Callable[[_CallKey, _ModuleCall, Any], Any]"
-"""Returns what a module gets in place of the output of another, from the call as it was made."""
+"""Returns the replacement of an inner module's output, given the call as it was made."""
 
 
 class CallRecorder:
-    """Runs a model and keeps what every module takes and returns, in the order of the ends."""
+    """Runs a model and keeps every module's input and output, in the order in which they end."""
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -70,7 +70,7 @@ class CallRecorder:
         self._calls, self._open = {}, []
         try:
             args, kwargs = mapped([call.args, dict(call.kwargs)], torch.clone)
-            # By the rules of batches elsewhere: labels must not become a mask.
+            # By the same rules as for batches elsewhere: labels must not become a mask.
             call_model(self.model, kwargs if kwargs and not args else args)
             return self._calls
         finally:
@@ -80,7 +80,7 @@ class CallRecorder:
         """Run the model on one row.
 
         Raises:
-            InputError: it cannot.
+            InputError: the model cannot run it.
         """
         try:
             return self.run(call)
@@ -91,7 +91,7 @@ class CallRecorder:
             ) from error
 
     def own_output(self, name: str, args: Any, kwargs: Any, forced: _Forced) -> Any:
-        """Run a module, with what `forced` returns in place of what it gets from others."""
+        """Run a module, with the results of `forced` in place of its inner modules' outputs."""
         self._forced, self._open = forced, []
         try:
             return self.modules[name](*args, **kwargs)
@@ -99,12 +99,12 @@ class CallRecorder:
             self._forced = None
 
     def close(self) -> None:
-        """Take the hooks off."""
+        """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
 
     def _before(self, _: nn.Module, args: Any, kwargs: Any) -> None:
-        # Copies: a later module may write into them, and a cache of keys grows.
+        # Copies, because a later module may write into them, and a cache of keys grows.
         self._open.append(_ModuleCall(_kept(args), _kept(kwargs), None, {}))
 
     def _after(self, name: str) -> Callable[..., Any]:
@@ -140,17 +140,17 @@ def _kept(value: Any) -> Any:
 
 
 class _UnlikeError(Exception):
-    """Two values cannot be laid beside each other."""
+    """Two values cannot be compared."""
 
 
 @dataclass
 class Difference:
-    """The distance of two values."""
+    """The difference of two values."""
 
     relative: float
     """Largest distance over the largest value."""
     reach: int | None
-    """Positions of a row that differ; None where there are none to count."""
+    """Number of positions of a row that differ; None if the value has no positions."""
 
     def joined(self, other: Difference) -> Difference:
         """Return the larger of both."""
@@ -162,17 +162,17 @@ class RowComparison:
     """The differences of all rows, by module.
 
     Args:
-        recorder: of the model.
-        rows: of the batch.
+        recorder: recorder of the model.
+        rows: rows of the batch.
         whole: calls for the batch.
 
     Attributes:
-        leaks: of modules that let padding in, by dotted name.
+        leaks: differences of modules that let padding in, by dotted name.
         differing: modules whose output differs for any reason.
         not_compared: why the outputs of a module cannot be compared.
-        difference: of the model's output.
-        num_rows: rows that were compared.
-        num_changed: rows whose largest output is at another place.
+        difference: difference of the model's output.
+        num_rows: number of compared rows.
+        num_changed: number of rows whose largest output is at another index.
     """
 
     def __init__(self, recorder: CallRecorder, rows: BatchRows, whole: Calls) -> None:
@@ -186,7 +186,7 @@ class RowComparison:
         self.num_rows = self.num_changed = 0
 
     def add(self, row: int, alone: Calls) -> None:
-        """Compare a row with what it came to alone."""
+        """Compare a row with its results alone."""
         self.num_rows += 1
         for key, call in self._whole.items():
             if key not in alone:
@@ -207,7 +207,7 @@ class RowComparison:
     def _add_leak(self, key: _CallKey, whole: _ModuleCall, alone: _ModuleCall, row: int) -> None:
         """Run a module by itself on a row of the batch without its padding.
 
-        What it passes on to others is compared as well as what it returns.
+        Its calls of inner modules are compared as well as its output.
         """
         args = self._cut_all(whole.args, alone.args, row)
         kwargs = self._cut_all(whole.kwargs, alone.kwargs, row)
@@ -255,7 +255,7 @@ class RowComparison:
         return False
 
     def _cut_all(self, whole: Any, alone: Any, row: int) -> Any:
-        """Return the arguments of a row, with the values of the batch and the sizes alone."""
+        """Return the arguments of a row, with the values of the batch and the row's own sizes."""
         if isinstance(whole, Tensor) and isinstance(alone, Tensor):
             return self._cut(whole, alone, row).clone()
         if isinstance(whole, dict) and isinstance(alone, dict) and whole.keys() == alone.keys():
@@ -263,10 +263,10 @@ class RowComparison:
         if type(whole) in (tuple, list) and type(whole) is type(alone) and len(whole) == len(alone):
             pairs = zip(whole, alone, strict=True)
             return type(whole)(self._cut_all(one, other, row) for one, other in pairs)
-        return _kept(alone)  # sizes, what is no tensor, and masks that are left out alone
+        return _kept(alone)  # sizes, values other than tensors, and masks that are missing alone
 
     def _forced(self, whole: Any, alone: Any, row: int) -> Any:
-        """Return an output with the values of the batch and the form that it has alone."""
+        """Return an output with the values of the batch in the form that it has alone."""
         if isinstance(whole, Tensor) and isinstance(alone, Tensor):
             return self._cut(whole, alone, row).clone()
         if isinstance(alone, tuple | list) and len(alone) == len(whole):
@@ -282,8 +282,8 @@ class RowComparison:
     def _cut(self, whole: Tensor, alone: Tensor, row: int) -> Tensor:
         """Return the part of a tensor of the batch that belongs to a row.
 
-        Its positions may be at another place than the row's, as in tables of relative positions,
-        and batch and length one dimension: a part that is equal is taken, else the likeliest.
+        Its positions may differ from the row's, as in tables of relative positions, and batch and
+        length may be one dimension: an equal part is used, else the most likely one.
         """
         if whole.ndim != alone.ndim:
             raise _UnlikeError(f"{whole.ndim} dimensions, alone {alone.ndim}")
@@ -308,7 +308,7 @@ class RowComparison:
         return next(equal, first)
 
     def _starts(self, size: int, length: int, row: int, *, is_flat: bool) -> list[int]:
-        """Return where a row may begin in a dimension, the likeliest first."""
+        """Return where a row may begin in a dimension, the most likely first."""
         if size == length:
             return [0]
         number = len(self._rows.lengths)
@@ -323,13 +323,13 @@ class RowComparison:
         if is_flat and size % number == 0 and length <= block:
             ends = [row * block, (row + 1) * block - length]
             starts = [*(reversed(ends) if self._rows.on_left else ends), *starts]
-        if is_flat and size == sum(self._rows.lengths):  # valid positions, row behind row
+        if is_flat and size == sum(self._rows.lengths):  # valid positions, row after row
             starts.insert(0, sum(self._rows.lengths[:row]))
         return list(dict.fromkeys(starts))
 
 
 def _pairs(whole: Any, alone: Any) -> Iterator[tuple[Tensor, Tensor]]:
-    """Yield the tensors at the same places; a mask that marks nothing may be left out alone."""
+    """Yield corresponding tensors; a mask that marks nothing may be missing alone."""
     if isinstance(whole, Tensor) and isinstance(alone, Tensor):
         if any(one.layout is not torch.strided or one.is_nested for one in (whole, alone)):
             raise _UnlikeError("a nested or sparse tensor")
@@ -347,14 +347,14 @@ def _pairs(whole: Any, alone: Any) -> Iterator[tuple[Tensor, Tensor]]:
 
 
 def _size(values: Tensor) -> float:
-    """Return the largest absolute value that is finite, 1 where that is 0 or nothing counts."""
+    """Return the largest finite absolute value, 1 if that is 0 or there is none."""
     if not values.is_floating_point() or not values.numel():
         return 1.0
     return float(torch.where(values.isfinite(), values, 0.0).abs().max()) or 1.0
 
 
 def _gap(one: Tensor, other: Tensor) -> Tensor:
-    """Return the distances of elements; equal infinities and two NaN are at 0."""
+    """Return the distances of elements; equal infinities, and two NaN, have distance 0."""
     if not other.is_floating_point():
         return (one != other).double()
     same = (one == other) | (one.isnan() & other.isnan())
@@ -362,7 +362,7 @@ def _gap(one: Tensor, other: Tensor) -> Tensor:
 
 
 def _reach(whole: Tensor, alone: Tensor, differs: Tensor) -> int | None:
-    """Return how many positions differ; None of an output without positions."""
+    """Return the number of positions that differ; None for an output without positions."""
     dims = [d for d in range(alone.ndim) if whole.shape[d] != alone.shape[d] and alone.shape[d] > 1]
     if not dims:
         return None

@@ -12,7 +12,7 @@ from powernorm.errors import InputError
 DEFAULT_PER_DECADE: Final = 10
 _LOGARITHMIC: Final = re.compile(r"log(?::(\d+))?")
 _EXPECTED: Final = (
-    "expected a number of steps of at least 1, or 'log' or 'log:N' for N steps a decade"
+    "expected a number of steps of at least 1, or 'log' or 'log:N' for N steps per decade"
 )
 
 
@@ -39,7 +39,7 @@ class Schedule:
 
     def __post_init__(self) -> None:
         if (self.every is None) == (self.per_decade is None):
-            raise InputError("a Schedule takes either every or per_decade, not both and not none")
+            raise InputError("a Schedule needs either every or per_decade, not both")
         for name, value in (("every", self.every), ("per_decade", self.per_decade)):
             if value is not None and (not _is_integer(value) or value < 1):
                 raise InputError(f"{name} is {value!r}, expected an integer of at least 1")

@@ -20,14 +20,14 @@ MAX_TOKENS: Final = 16384
 MAX_FEATURES: Final = 4096
 
 _ROWS: Final = 4096
-"""Rows of a table that are converted to float64 at a time."""
+"""Number of rows of a table that are converted to float64 at a time."""
 
 
 @dataclass(frozen=True, slots=True)
 class Conditioning:
     """Largest eigenvalue λ_1 of a covariance, and κ_p = λ_1 / λ_⌈p d⌉ for p = 0.2, 0.5, 0.8.
 
-    κ is infinite where the eigenvalue in the denominator is 0.
+    κ is infinite if the eigenvalue in the denominator is 0.
     """
 
     lambda_1: float
@@ -40,7 +40,7 @@ def conditioning(
     """Return λ_1 and κ_p (Wang et al. 2022, section 4.3) of a covariance, (C, C).
 
     Args:
-        covariance: symmetric.
+        covariance: a symmetric matrix.
         shares: p of κ_p, in (0, 1].
         rounding: eigenvalues below this share of the largest count as 0.
     """
@@ -58,8 +58,8 @@ def conditioning(
 class CovarianceSums:
     """Sums for the covariance of tokens over batches, up to `MAX_TOKENS` tokens.
 
-    Numerics: products are taken in float32, of tokens that are centered by the first batch's mean,
-    and summed in float64, so that a large mean costs no precision.
+    Numerics: products are computed in float32, of tokens that are centered by the first batch's
+    mean, and summed in float64, so that a large mean costs no precision.
     """
 
     def __init__(self) -> None:
@@ -88,7 +88,7 @@ class CovarianceSums:
     def conditioning(self) -> Conditioning | None:
         """Return the conditioning of the tokens so far.
 
-        None for fewer than two tokens, and where a product of two features was beyond float32.
+        None for fewer than two tokens, or if a product of two features was beyond float32.
         """
         covariance = self.covariance()
         if covariance is None or self._shift is None or not covariance.isfinite().all():

@@ -1,4 +1,4 @@
-"""Two passes over the data: populations of the norms' inputs, then the distances of batches."""
+"""Two passes over the data: pooled statistics of the norms' inputs, then the batches' distances."""
 
 from __future__ import annotations
 
@@ -37,10 +37,10 @@ _LEAST: Final = 0.25
 expectation: its own deviation, perhaps 0, is in the denominator and would dominate the mean."""
 
 _ROUNDING: Final = 1e-9
-"""Largest discrepancy of batches that are all the same, whose sums are of float64."""
+"""Largest discrepancy of identical batches, whose sums are in float64."""
 
 _CHUNK: Final = 1 << 20
-"""Numbers of an input that are processed at a time, which limits the memory of their terms."""
+"""Number of values of an input that are processed at a time, which limits memory."""
 
 
 @dataclass(eq=False)
@@ -104,7 +104,7 @@ class Observed:
 
     @property
     def is_constant(self) -> bool:
-        """Whether no call was further from the population than rounding."""
+        """Whether no call differed from the population by more than rounding."""
         return all((value or 0.0) < _ROUNDING for value in self.discrepancy.values)
 
     def pool(self, x: Tensor, padding_mask: Tensor | None) -> bool:
@@ -151,7 +151,7 @@ class Observed:
             self.padded.add(self._distance(padded_population, num_positions, padded_sums))
 
     def moments(self) -> tuple[Tensor, Tensor]:
-        """Return the variance of what is normalized, and the mean of x², (C,) each.
+        """Return the variance of the norm's input, and the mean of x², (C,) each.
 
         Without centering the first is the quadratic mean.
         """
@@ -207,7 +207,7 @@ class Survey:
     """Measurement of norms in two passes over the data.
 
     Args:
-        model: in the modes that it should run in, see `powernorm.norms.preserved_state`.
+        model: a model in the modes that it should run in, see `powernorm.norms.preserved_state`.
         targets: the norms.
         batches: the data.
         forward: runs the model on a batch.
@@ -246,7 +246,7 @@ class Survey:
         """Run both passes.
 
         Raises:
-            InputError: fewer than two batches, batches of one token, of the same statistics or of
+            InputError: fewer than two batches, batches of one token, of equal statistics or of
                 different structure, a value that is not finite, no norm that was called, no valid
                 token.
         """
@@ -259,8 +259,8 @@ class Survey:
             )
         if all(seen.count <= seen.num_calls for seen in self.observed.values()):
             raise InputError(
-                "every batch holds a single token, whose variance is 0: give batches of the size "
-                "of the training, on which TID depends"
+                "every batch holds a single token, whose variance is 0: give batches of the "
+                "training's size, on which TID depends"
             )
         second = self._go_through(self._compare)
         if all(seen.is_constant for seen in self.observed.values()):
@@ -332,7 +332,7 @@ class Survey:
 
 
 def _measured(call: NormCall) -> tuple[Tensor, Tensor | None]:
-    """Return the input and mask of a call, where float64 is to be had."""
+    """Return the input and mask of a call, on a device with float64."""
     x, mask = call.x.detach(), call.padding_mask
     if has_float64(x.device):
         return x, mask

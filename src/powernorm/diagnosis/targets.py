@@ -28,10 +28,10 @@ from powernorm.norms import BatchStatisticsNorm, Norm
 from powernorm.norms.arguments import check_model
 
 _EPS: Final = 1e-5
-"""Default eps of a norm that would take another's place, where that one has none."""
+"""Default eps of a norm that replaces another one without eps."""
 
 _FOREIGN: Final = {"layer": "ln", "rms": "rms", "batch": "bn"}
-"""Short names for norms of other libraries, by what they compute."""
+"""Short names for norms of other libraries, by kind."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,11 +41,11 @@ class Target:
     site: Site
     reading: Reading
     in_scope: bool
-    """Whether `powernorm.swap` would change it by default (of an encoder-decoder the encoder's)."""
+    """Whether `powernorm.swap` would change it by default (in an encoder-decoder the encoder's)."""
 
     @property
     def name(self) -> str:
-        """First dotted name of the norm, as it is without `torch.compile`."""
+        """First dotted name of the norm, without the parts added by `torch.compile`."""
         return name_without_compile(self.site.name)
 
     @property
@@ -65,26 +65,26 @@ class Target:
 
     @property
     def centered(self) -> bool:
-        """Whether it, or a norm that might take its place, subtracts a mean."""
+        """Whether it, or a norm that might replace it, subtracts a mean."""
         return self.batch_layer is None or self.batch_layer.centered
 
     @property
     def eps(self) -> float:
-        """Constant that is added to the variance inside the root."""
+        """Constant added to the variance inside the root."""
         return self.reading.eps or _EPS
 
     @property
     def norm(self) -> str:
-        """Short name of what the norm computes."""
+        """Short name of the norm's computation."""
         return name_of_norm(self.site.norm)
 
     def normalized(self, x: Tensor) -> Tensor:
-        """Return what batch statistics are taken of: x, behind the norm's GroupScaling if any."""
+        """Return the input of batch statistics: x, after the norm's GroupScaling if any."""
         return x if self.batch_layer is None else self.batch_layer.scaled(x)
 
 
 def name_of_norm(found: FoundNorm) -> str:
-    """Return the short name of what a norm of any library computes, as used in files."""
+    """Return the short name of any library's norm by its computation, as used in files."""
     if isinstance(found.module, Norm):
         return found.kind
     return _FOREIGN.get(found.kind, type(found.module).__name__)
@@ -95,7 +95,7 @@ def find_targets(model: nn.Module, where: Selection = None) -> tuple[Target, ...
 
     Args:
         model: any module; nothing in it is run or changed.
-        where: which norms, see `powernorm.swap`; None means all that can be read.
+        where: selection of norms, see `powernorm.swap`; None means all that can be read.
 
     Raises:
         InputError: there is none, `where` selects none, or the model is on the meta device.
@@ -103,7 +103,7 @@ def find_targets(model: nn.Module, where: Selection = None) -> tuple[Target, ...
     check_model(model)
     if any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers())):
         raise InputError(
-            f"{type(model).__name__} is on the meta device, where there are no values to look at: "
+            f"{type(model).__name__} is on the meta device and has no values: "
             "load its weights first"
         )
     found = find_norms(model)
@@ -147,10 +147,10 @@ def observing(
     receive: Callable[[Target, NormCall], None],
     notes: dict[str, None],
 ) -> Iterator[None]:
-    """In the block, pass every input of the norms to `receive` before they are called.
+    """Pass every input of the norms to `receive` in the block, before they are called.
 
     Padding is given by the call (`padding_mask`), by the user's scope, or by the model's own mask
-    argument. Where the model's own mask does not fit a norm's input, all positions count, and a
+    argument. If the model's own mask does not fit a norm's input, all positions count, and a
     note is added to `notes`.
     """
     by_name = {target.name: target for target in targets}

@@ -41,11 +41,11 @@ class Limits:
     """Largest discrepancies up to which a norm is recommended.
 
     Args:
-        bn: mean plus var TID of what BatchNorm would see, or sees where it is in use.
+        bn: mean plus var TID of BatchNorm's input, in use or in another norm's place.
         rbn: the same, for RegularizedBatchNorm in the place of another norm; at least `bn`.
         rbn_itself: the same, for a RegularizedBatchNorm that is in use already.
-        pn: TID of the quadratic mean, for PowerNorm: behind a GroupScaling in the place of another
-            norm, its own where it is in use.
+        pn: TID of the quadratic mean, for PowerNorm: after a GroupScaling in the place of another
+            norm, its own if it is in use.
 
     Raises:
         InputError: a limit is not a finite number of at least 0, or `rbn` is below `bn`.
@@ -62,7 +62,7 @@ class Limits:
         if self.rbn < self.bn:
             raise InputError(
                 f"limits.rbn is {self.rbn}, below limits.bn, {self.bn}: RegularizedBatchNorm is "
-                "for what BatchNorm cannot bear"
+                "for larger discrepancies than BatchNorm"
             )
 
     def to_records(self) -> list[ThresholdRecord]:
@@ -79,7 +79,7 @@ class Limits:
 
 
 def judge_layer(layer: DiagnosisRow, limits: Limits) -> tuple[str, str]:
-    """Return the recommended norm in the place of one norm, and the reason.
+    """Return the norm recommended to replace a norm, and the reason.
 
     Returns:
         (verdict, reason): `keep`, or the short name of a norm to swap to.
@@ -128,10 +128,10 @@ def _reason(layer: DiagnosisRow, norm: str, limits: Limits) -> str:
     if norm == "rbn":
         return (
             f"mean and var TID are {total}, between {_percent(limits.bn)} and "
-            f"{_percent(limits.rbn)}: the penalty has something to do"
+            f"{_percent(limits.rbn)}, where RegularizedBatchNorm's penalty helps"
         )
     return (
-        f"TID is {total}, but behind a GroupScaling the quadratic mean moves by "
+        f"TID is {total}, but after a GroupScaling the quadratic mean changes by "
         f"{_percent(layer.pn_tid or 0.0)} ≤ {_percent(limits.pn)}"
     )
 
@@ -159,7 +159,7 @@ def judge_model(layers: Sequence[DiagnosisRow], limits: Limits) -> VerdictRecord
     ]
     if unfit and action != "swap":
         names = ", ".join(f"{_name(layer)} ({layer.verdict})" for layer in unfit)
-        reasons.append(f"of the norms with batch statistics that are there, swap: {names}")
+        reasons.append(f"of the present norms with batch statistics, swap: {names}")
     verdict = VerdictRecord(
         action=action,
         norm=norm,
@@ -194,7 +194,7 @@ def _warnings(layers: Sequence[DiagnosisRow]) -> list[str]:
     if (loud.top_position_ratio or 0.0) > _LOUD_POSITION:
         found.append(
             f"position {loud.top_position} is {_times(loud.top_position_ratio)} as loud as the "
-            f"median position in {_name(loud)}: batch statistics lean towards it"
+            f"median position in {_name(loud)}: it dominates batch statistics"
         )
     outliers = max(layers, key=lambda layer: layer.num_outliers)
     if outliers.num_outliers:
@@ -220,7 +220,7 @@ def _warnings(layers: Sequence[DiagnosisRow]) -> list[str]:
     if worst is not None and (worst.padded_total_tid or 0.0) > 1.2 * worst.total_tid:
         found.append(
             f"with padding counted as tokens TID would be {_percent(worst.padded_total_tid or 0.0)}"
-            f" instead of {_percent(worst.total_tid)} in {_name(worst)}: hand the norms the mask"
+            f" instead of {_percent(worst.total_tid)} in {_name(worst)}: pass the mask to the norms"
         )
     return found
 

@@ -1,4 +1,4 @@
-"""Which modules of a model are norms, what each computes, and where it stands.
+"""Norms of a model: which modules they are, what each computes, and its position.
 
 Surgery and diagnosis share one finder, so that their tables name the same norms.
 """

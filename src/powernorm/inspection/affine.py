@@ -1,8 +1,8 @@
-"""The affine part of a norm: all of a static one, and what a norm of each token ends by.
+"""The affine part of a norm: all of a static norm, and the last step of a per-token norm.
 
-In evaluation a static norm is `y = a ⊙ x + c`, with what its statistics make of γ and β:
+In evaluation a static norm is `y = a ⊙ x + c`, where its statistics and γ and β give
 `a = γ/√(σ² + ε)` and `c = β - a ⊙ μ`. LayerNorm and RMSNorm are `y = (offset + γ) ⊙ x̂ + β`: x̂
-depends on each token, and what is done to it is a map of the same form.
+depends on each token, and the rest is a map of the same form.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class AffineMap:
         )
 
     def shifted(self, before: Tensor) -> Tensor:
-        """Return the shift of the output, where that of the input is `before`."""
+        """Return the shift of the output if that of the input is `before`."""
         if self.centers and before.ndim:
             before = before - before.mean()
         elif self.centers:
@@ -66,19 +66,18 @@ class AffineMap:
 
 @dataclass(frozen=True)
 class AffinePart:
-    """The affine part of a norm, and where it is in the model.
+    """The affine part of a norm, and its position in the model.
 
     Args:
-        kind: `static`; of a norm of each token `layer`, `rms`, or `own` for another norm of this
+        kind: `static`; for a per-token norm `layer`, `rms`, or `own` for another norm of this
             library.
-        map: what it computes; one number each where a norm of each token has neither γ nor β, of
-            any size.
+        map: the map; scale and shift are single numbers if a per-token norm has neither γ nor β.
         feature_dim: the dimension of its input that holds the features.
-        weight: name of γ in the model, "" if there is none. Only of a norm of each token, as the
-            next ones.
+        weight: name of γ in the model, "" if there is none. This and the next fields are for
+            per-token norms only.
         bias: name of β, "" if there is none.
-        offset: what the class adds to its weight, 1 in Gemma.
-        eps: added to the variance or the mean square; None if that is not known.
+        offset: number that the class adds to its weight, 1 in Gemma.
+        eps: added to the variance or the mean square; None if it is unknown.
     """
 
     kind: Kind | Literal["static"]
@@ -91,26 +90,26 @@ class AffinePart:
 
     @property
     def has_statistic(self) -> bool:
-        """Whether it stands behind a statistic of each token."""
+        """Whether it comes after a per-token statistic."""
         return self.kind != "static"
 
     @property
     def parameters(self) -> tuple[str, ...]:
-        """Names of γ and β, as far as there are any."""
+        """Names of γ and β, if there are any."""
         return tuple(name for name in (self.weight, self.bias) if name)
 
 
 def affine_parts(
     norms: Iterable[FoundNorm], *, of_tokens: bool
 ) -> tuple[dict[str, AffinePart], dict[str, str]]:
-    """Return the affine parts of norms, and why others have none, by the module that computes.
+    """Return the affine parts of norms, and why others have none, by the computing module.
 
-    The static norms come first. Norms of each token without γ and β are in both: what they read
-    and write is known.
+    The static norms come first. Per-token norms without γ and β are in both: their inputs and
+    outputs are known.
 
     Args:
-        norms: of a model.
-        of_tokens: whether norms of each token are read, too.
+        norms: norms of a model.
+        of_tokens: whether per-token norms are read, too.
     """
     static: dict[str, AffinePart] = {}
     others: dict[str, AffinePart] = {}
@@ -136,7 +135,7 @@ def affine_parts(
 
 
 def static_map(found: FoundNorm) -> AffineMap | None:
-    """Return scale and shift of a static norm in evaluation, None for everything else."""
+    """Return scale and shift of a static norm in evaluation, None for other norms."""
     _, norm = found.inner
     if found.function:
         return None
@@ -165,9 +164,9 @@ def check_static(name: str, norm: nn.Module, static: AffineMap) -> None:
     """Check that a static norm has statistics, and that they are finite.
 
     Args:
-        name: of the module that computes.
+        name: name of the computing module.
         norm: that module.
-        static: what it computes.
+        static: its map.
 
     Raises:
         InputError: it has never seen a batch, or its scales or shifts are not finite.
@@ -190,9 +189,9 @@ def check_static(name: str, norm: nn.Module, static: AffineMap) -> None:
 
 
 def _has_other_statistics(norm: nn.Module) -> bool:
-    """Return whether a BatchNorm of torch has statistics that are not those of its start.
+    """Return whether a BatchNorm of torch has statistics other than the initial ones.
 
-    Weights from before torch 0.4.1 had no counter, and it is 0 where they are loaded.
+    Weights from before torch 0.4.1 have no counter, which is 0 after loading them.
     """
     if not isinstance(norm, _TORCH_BATCH_NORMS) or norm.running_var is None:
         return False
@@ -203,8 +202,8 @@ def _has_other_statistics(norm: nn.Module) -> bool:
 def _frozen(norm: nn.Module) -> AffineMap | None:
     """Return scale and shift of another library's BatchNorm with frozen statistics, else None.
 
-    Such as the FrozenBatchNorm2d of torchvision and of DETR and its relatives: a few vectors of one
-    length and no other part. That it is an affine map per channel is tried out, in float64.
+    This covers the FrozenBatchNorm2d of torchvision and of DETR and its relatives: a few vectors of
+    one length and no other part. A trial run in float64 shows that it is an affine map per channel.
     """
     tensors = [*norm._parameters.values(), *norm._buffers.values()]
     vectors = [one for one in tensors if one is not None and one.ndim == 1]
@@ -222,7 +221,7 @@ def _frozen(norm: nn.Module) -> AffineMap | None:
                 type(norm).forward(shadow, value)
                 for value in (x, torch.ones_like(x[:1]), torch.zeros_like(x[:1]))
             )
-    except Exception:  # whatever a foreign forward raises, it is no map of a tensor alone
+    except Exception:  # if a foreign forward raises anything, it needs more than a tensor
         return None
     if not all(isinstance(value, Tensor) and value.dtype == x.dtype for value in (y, one, zero)):
         return None
@@ -261,11 +260,11 @@ def why_not_static(found: FoundNorm) -> str:
 
 
 def _token_part(found: FoundNorm) -> AffinePart | str:
-    """Return the affine part of a norm, or why it cannot be taken off its statistic."""
+    """Return the affine part of a norm, or why it cannot be separated from its statistic."""
     if found.function:
         return found.reason
     norm = found.module
-    # In an attention too, where swapping leaves it alone: there the graph decides.
+    # In an attention too, which swapping excludes: there the graph decides.
     reading = read_norm(norm) if found.reason == OF_HEADS else (found.reading or found.reason)
     if isinstance(reading, str):
         return _without_parameters(norm) or reading
@@ -316,7 +315,7 @@ _TRIAL: Final = (2, 3, 4)
 
 
 def _is_affine_at_last(norm: nn.Module) -> bool:
-    """Return whether a norm of this library computes `weight ⊙ f(x) + bias`; f is tried out."""
+    """Return whether a norm of this library computes `weight ⊙ f(x) + bias`, by a trial of f."""
     if not isinstance(norm, AffineNorm) or isinstance(norm, BatchStatisticsNorm):
         return False
     if norm.weight is None and norm.bias is None:

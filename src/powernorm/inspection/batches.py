@@ -21,7 +21,7 @@ Forward = Callable[[nn.Module, Any], object]
 """A function that runs a model on one batch; its return value is not used."""
 
 Progress = Callable[[int, int], None]
-"""A callback that receives (done, total) in batches or passes; total is 0 while it is unknown."""
+"""A callback that receives (done, total) in batches or passes; total is 0 if it is unknown."""
 
 
 def call_model(model: nn.Module, batch: Any) -> object:
@@ -57,16 +57,16 @@ def _check_pair(model: nn.Module, batch: Sequence[Any]) -> None:
         if not (_are_lengths(value, data) or is_like_a_mask(name, value, data)):
             raise InputError(
                 f"batch[{names.index(name)}] of shape {tuple(value.shape)} would become {name} of "
-                f"{type(model).__name__}, and its values do not look as if they said what is "
-                "padding. If they are labels, give forward=lambda model, batch: model(batch[0]); "
-                f"if they do say it, give batches as dicts, {{..., {name!r}: ...}}"
+                f"{type(model).__name__}, and its values do not look like a padding "
+                "mask. If they are labels, give forward=lambda model, batch: model(batch[0]); "
+                f"if they are a mask, give batches as dicts, {{..., {name!r}: ...}}"
             )
 
 
 def _are_lengths(value: Tensor, data: Tensor | None) -> bool:
-    """Return whether these can be lengths: of at least 1, and nowhere is half of a batch padding.
+    """Return whether the values can be lengths: at least 1, and less than half of a batch padding.
 
-    Labels mostly begin at 0.
+    Labels usually begin at 0.
     """
     if data is None or value.shape != data.shape[:1] or value.is_floating_point():
         return False
@@ -107,13 +107,13 @@ def check_repeatable(batches: Iterable[Any], passes: str) -> None:
     check_batches(batches)
     if isinstance(batches, Iterator) and iter(batches) is batches:
         raise InputError(
-            f"batches is a {type(batches).__name__}, which can be gone through only once; {passes} "
-            "passes are needed: give a list or a DataLoader"
+            f"batches is a {type(batches).__name__}, which can be iterated over only once; "
+            f"{passes} passes are needed: give a list or a DataLoader"
         )
 
 
 def numbered(batches: Iterable[Any]) -> Iterator[tuple[int, Any]]:
-    """Yield the batches with their numbers, from 0.
+    """Yield the batches with their indices, from 0.
 
     Raises:
         InputError: there is no batch, or one has another structure than the first.

@@ -14,14 +14,14 @@ from torch import Tensor, nn
 from powernorm.errors import InputError
 
 Device = str | torch.device
-"""Name of a device as torch writes it, or `auto`: a GPU where there is one, else the CPU."""
+"""Name of a device as torch writes it, or `auto`: a GPU if there is one, else the CPU."""
 
 
 def checked_device(device: Device) -> torch.device:
-    """Return a device that is there.
+    """Return a device that exists.
 
     Raises:
-        InputError: this machine has no such device, or there is none of that name.
+        InputError: this machine has no such device, or the name is unknown.
     """
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -41,11 +41,11 @@ def checked_device(device: Device) -> torch.device:
 
 
 def _is_there(device: torch.device) -> bool:
-    if device.type == "cuda":  # asked for before it is touched: a failed call may break the process
+    if device.type == "cuda":  # checked without a call, as a failed call may break the process
         return torch.cuda.is_available() and (device.index or 0) < torch.cuda.device_count()
     try:
         torch.ones(1, device=device).tolist()
-    except Exception:  # each backend has errors of its own
+    except Exception:  # each backend raises its own errors
         return False
     return True
 
@@ -62,7 +62,7 @@ def has_float64(device: torch.device) -> bool:
 
 @contextmanager
 def placed(model: nn.Module, device: torch.device) -> Iterator[None]:
-    """Put a model on a device in the block, and back afterwards, also after an exception.
+    """Put a model on a device in the block, and move it back afterwards, also after an exception.
 
     Raises:
         InputError: the model is spread over several devices.
@@ -82,7 +82,7 @@ def placed(model: nn.Module, device: torch.device) -> Iterator[None]:
 
 
 def moved(batch: Any, device: torch.device) -> Any:
-    """Return a batch on a device: whatever has a `to`, alone or in mappings, tuples and lists."""
+    """Return a batch on a device: objects with a `to`, also in mappings, tuples and lists."""
     if hasattr(batch, "to"):
         # A copy: `to` of Hugging Face's batches changes the batch itself.
         return (batch if isinstance(batch, Tensor) else copy(batch)).to(device)
@@ -95,11 +95,11 @@ def moved(batch: Any, device: torch.device) -> Any:
 
 
 class MovedBatches:
-    """Batches that are brought to a device when their turn comes.
+    """Batches that are moved to a device when they are used.
 
     Args:
-        batches: as long as they may be gone through several times, so may these.
-        device: where they go.
+        batches: if they can be iterated over several times, so can these.
+        device: the device.
     """
 
     def __init__(self, batches: Iterable[Any], device: torch.device) -> None:

@@ -1,4 +1,4 @@
-"""Example inputs of a model: how they are given, calls that change nothing, other calls alike."""
+"""Example inputs of a model: their forms, calls without side effects, and variants of calls."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Examples:
     args: tuple[Any, ...]
     kwargs: Mapping[str, Any]
     note: str = ""
-    """How they differ from what was given, for reasons and errors."""
+    """Difference from the given inputs, for reasons and errors."""
 
     def converted(self, dtype: torch.dtype) -> Examples:
         """Return the same examples with floating-point tensors of another type."""
@@ -49,9 +49,9 @@ class Examples:
         """Return the outputs of two calls in a row, as users make them.
 
         Args:
-            model: unchanged afterwards; the second call sees what the first one has written.
-            mode: `torch.no_grad` or `torch.inference_mode`; torch's fused attention is as it is
-                set.
+            model: unchanged afterwards; the second call sees the writes of the first one.
+            mode: `torch.no_grad` or `torch.inference_mode`; torch's fused attention keeps its
+                setting.
         """
         fused = torch.backends.mha.get_fastpath_enabled()
         calls = [mapped([self.args, dict(self.kwargs)], torch.clone) for _ in range(2)]
@@ -62,7 +62,7 @@ class Examples:
 
 @contextmanager
 def kept_buffers(model: nn.Module) -> Iterator[None]:
-    """Put the same buffers back with their values; the forward may put others in their places."""
+    """Restore the buffer objects and their values; a forward may replace buffers."""
     slots = [(module._buffers, name) for module in model.modules() for name in module._buffers]
     kept = [(slot, name, slot[name], mapped(slot[name], torch.clone)) for slot, name in slots]
     try:
@@ -85,10 +85,10 @@ def as_call(
             arguments, such as a tokenizer returns.
         model: if its forward does not take these keyword arguments but a single one, the mapping
             is that one, as for sentence-transformers.
-        name: what the inputs are called in errors.
+        name: name of the inputs in errors.
 
     Raises:
-        InputError: something else.
+        InputError: the inputs have another type.
     """
     if isinstance(example_inputs, Tensor):
         return Examples((example_inputs,), {})
@@ -117,7 +117,7 @@ def as_calls(model: nn.Module, first: object, others: Sequence[object]) -> tuple
 
 
 def _plain(value: Any) -> Any:
-    """Return a mapping as a dict, with those in it; torch.export takes no others."""
+    """Convert mappings, nested ones too, to dicts; torch.export takes no others."""
     if isinstance(value, dict | UserDict):
         return {key: _plain(item) for key, item in value.items()}
     return value
@@ -171,14 +171,14 @@ def _attributes(value: object) -> list[object]:
 
 
 def with_masks(model: nn.Module, examples: Examples) -> Examples | None:
-    """Return example inputs with the masks that a Hugging Face model takes and they leave out.
+    """Add the masks that a Hugging Face model takes to example inputs without them.
 
-    Some models set vectors to zero by their mask between a norm and what would take it up, and
-    only if they are given one. The masks hide nothing, and there are at least two rows, as such
-    code leaves single ones alone.
+    Some models set vectors to zero by their mask between a norm and its reader, and only if a mask
+    is given. The masks hide nothing, and there are at least two rows, because such code skips the
+    mask for a single row.
 
     Returns:
-        None where there is nothing to add, or the model does not take it.
+        None if there is nothing to add, or the model does not take it.
     """
     parameters = parameters_of(model)
     given = dict(zip(parameters, examples.args, strict=False)) | dict(examples.kwargs)
@@ -195,7 +195,7 @@ def with_masks(model: nn.Module, examples: Examples) -> Examples | None:
     masked = Examples((), twice)
     try:
         masked.call(model)
-    except Exception:  # whatever a model raises that wants another mask
+    except Exception:  # the model may raise anything if it needs another mask
         return None
     return masked
 
@@ -215,8 +215,9 @@ def with_other_numbers(example: Examples) -> list[Examples]:
     """Return a call with other numbers in its arguments.
 
     In the graph of torch.export a number of the arguments is a constant, and 0 may be neutral
-    there. What holds for other numbers, too, does not depend on it. All numbers grow at once, and
-    shrink, and each grows alone where there are few. True and False choose a branch and stay.
+    there. A property that holds for other numbers, too, does not depend on it. All numbers grow at
+    once, and shrink, and if there are few each also grows alone. True and False select branches and
+    stay.
     """
     numbers: list[int | float] = []
     example.changed(numbers.append, int | float)
@@ -241,7 +242,7 @@ def with_other_numbers(example: Examples) -> list[Examples]:
 
 
 _FEW: Final = 4
-"""Most numbers that are also changed one by one."""
+"""Maximum number of numbers that are also changed one by one."""
 
 
 def with_other_defaults(model: nn.Module, example: Examples) -> list[Examples]:
@@ -280,8 +281,8 @@ def with_other_sizes(example: Examples) -> list[Examples]:
 
 
 def taken(model: nn.Module, examples: Iterable[Examples]) -> Iterator[Examples]:
-    """Yield those calls that a model takes."""
+    """Yield those calls that the model accepts."""
     for example in examples:
-        with suppress(Exception):  # whatever a model raises that takes no such arguments
+        with suppress(Exception):  # the model may raise anything if it rejects such arguments
             example.call(model)
             yield example

@@ -1,9 +1,9 @@
-"""Finding the norms of a model: for surgery, diagnosis and monitors alike.
+"""Search for the norms of a model, for surgery, diagnosis and monitors.
 
-A module is a norm by its class, by `declare_norm`, by its name, or because it has no parameters
-but γ and β and computes one (`powernorm.inspection.reading`). Calls of
+A module is a norm by its class, by `declare_norm`, by its name, or because its only parameters are
+γ and β and it computes one (`powernorm.inspection.reading`). Calls of
 `torch.nn.functional.layer_norm` and similar functions in a forward are found in its bytecode, and
-with example inputs also behind helpers (`powernorm.inspection.functional`).
+with example inputs also inside helpers (`powernorm.inspection.functional`).
 """
 
 from __future__ import annotations
@@ -95,19 +95,19 @@ class FoundNorm:
     slots: tuple[Slot, ...]
     reading: Reading | None
     reason: str = ""
-    """Why the norm cannot be swapped, if there is no reading; of one with a gate, why no other verb
-    than a swap can take it."""
+    """Why the norm cannot be swapped, if there is no reading; for a norm with a gate, why swap is
+    the only verb for it."""
     function: str = ""
     """Name of the function of `torch.nn.functional` that the forward of `module` calls, or ""."""
     gated: tuple[Reading | None, Gate] | None = None
-    """Reading of the norm inside a norm with a gate, None if it stays, and the gate. Then the whole
+    """Reading of the norm inside a norm with a gate, None if it stays, and the gate. The whole then
     has no reading."""
     call: FunctionCall | None = None
-    """A call that running the model has shown."""
+    """A call that a run of the model has shown."""
 
     @property
     def to_swap(self) -> Reading | None:
-        """Reading of the norm that a swap replaces: the norm itself, or the one beside a gate."""
+        """Reading of the norm that a swap replaces: the norm itself, or the one next to a gate."""
         return self.reading if self.gated is None else self.gated[0]
 
     @property
@@ -140,7 +140,7 @@ class FoundNorm:
 
     @property
     def inner(self) -> tuple[str, nn.Module]:
-        """Name and module that compute: for a wrapper around a BatchNorm1d, the one inside."""
+        """Name and module that compute; for a wrapper around a BatchNorm1d, the inner one."""
         if wrapped_batch_norm(self.module) is None:
             return self.names[0], self.module
         attribute, wrapped = next(self.module.named_children())
@@ -157,16 +157,16 @@ def find_norms(model: nn.Module, example_inputs: object = None) -> tuple[FoundNo
 
     Modules inside a norm are not listed. Functions called in a forward are listed as norms that
     cannot be swapped, under names such as `encoder.norm_call0` for each call, or `encoder.forward`
-    where only a module's own code was read.
+    if only a module's code was read.
 
     Args:
         model: any module, also on the meta device; nothing in it is changed.
         example_inputs: as in `powernorm.fold`. The model runs once, in evaluation, and calls of
-            functional norms are seen wherever they are made. None runs nothing: calls behind a
-            helper function are not seen then. Arithmetic that computes a norm is never seen.
+            functional norms are seen wherever they are made. None runs nothing, and calls inside a
+            helper function are not seen. Arithmetic that computes a norm is never seen.
 
     Raises:
-        InputError: it is no module, or TorchScript, or fails on the example inputs.
+        InputError: the model is not a module, is TorchScript, or fails on the example inputs.
     """
     check_model(model)
     calls: Mapping[nn.Module, tuple[FunctionCall, ...]] = {}
@@ -215,7 +215,7 @@ def _norms_below(
     name: str = "",
     slot: Slot | None = None,
 ) -> Iterator[tuple[str, nn.Module, Slot | None, _Called]]:
-    """Yield name, module, slot and what a forward calls, if it is no module, of each norm."""
+    """Yield each norm's name, module, slot, and the called function if it is no module."""
     if isinstance(module, torch.jit.ScriptModule):
         for part, inner in module.named_modules(prefix=name):
             if _NORM_NAME.search(inner.original_name):
@@ -274,10 +274,10 @@ def looks_like_norm(module: nn.Module) -> bool:
     if declared(module) is not None or wrapped_batch_norm(module) is not None:
         return True
     if type(module).__module__.startswith("torch.nn.utils"):
-        return False  # a parametrization, as of torch's weight_norm
+        return False  # a parametrization, such as torch's weight_norm
     if _NORM_NAME.search(type(module).__name__) is None:
         return computes_norm(module)
-    # If a norm of this library is inside, also one without γ and β, that one is the norm.
+    # If a norm of this library is inside, even without γ and β, that one is the norm.
     parts = [part for child in module.children() for part in child.modules()]
     return not any(
         isinstance(part, Norm) or any(True for _ in part.parameters(False)) for part in parts
@@ -287,7 +287,7 @@ def looks_like_norm(module: nn.Module) -> bool:
 def _is_conditional(module: nn.Module) -> bool:
     """Return whether a module is named a norm, takes a condition, and has weights for it.
 
-    Such as the adaptive LayerNorm of diffusion models.
+    An example is the adaptive LayerNorm of diffusion models.
     """
     if _CONDITIONAL.search(type(module).__name__) is None or looks_like_norm(module):
         return False
@@ -323,14 +323,14 @@ def _function_in(forward: FunctionType) -> str:
 
 
 def _elsewhere(slots: list[Slot]) -> str:
-    """Return a reason if a library is known to give the norm other inputs than tokens, or ""."""
+    """Return a reason if a known library gives the norm inputs other than tokens, or ""."""
     if any((type(slot.parent).__name__, slot.attribute) in _OF_POSITIONS for slot in slots):
         return "normalizes the embeddings of relative positions, not the tokens of a stream"
     return ""
 
 
 def _uncalled(module: nn.Module, slots: list[Slot]) -> str:
-    """Return a reason if a wrapper around the norm computes by its parameters alone, or ""."""
+    """Return a reason if a wrapper around the norm only reads its parameters, or ""."""
     size = getattr(module, "num_features", getattr(module, "normalized_shape", None))
     size = size[0] if isinstance(size, tuple) and len(size) == 1 else size
     for slot in slots:
@@ -363,7 +363,7 @@ def _head_norm(name: str) -> str:
     path, _, last = name.lower().rpartition(".")
     words = set(re.split(r"[_\W\d]+", last)) - {""}
     parts = words - _NORM_WORDS
-    # Outside a module that is named an attention, "value_norm" and "key" may mean anything.
+    # Outside a module that is named an attention, "value_norm" and "key" may have other meanings.
     known = _HEAD_PARTS if "att" in path else _QUERY_PARTS
     if parts and parts <= known and ("att" in path or len(words) > len(parts)):
         return OF_HEADS
@@ -384,7 +384,7 @@ def _reads_weight(slot: Slot) -> bool:
 
 
 def _is_of_a_head(model: nn.Module, name: str, num_features: int) -> bool:
-    """Return whether a norm in an attention has the size of a head, and not of what that reads."""
+    """Return whether a norm in an attention has the size of a head, not that of its input."""
     module = model
     for part in name.split(".")[:-1]:
         module = module.get_submodule(part)

@@ -1,7 +1,7 @@
 """Calls of functional norms, such as `F.rms_norm`, seen by running a model on example inputs.
 
-A helper around the function, which a module's own code does not show, makes no difference.
-Arithmetic that computes a norm, `x * x.square().mean(-1, keepdim=True).rsqrt()`, is not seen.
+Calls inside a helper, which a module's own code does not show, are found as well. Arithmetic that
+computes a norm, `x * x.square().mean(-1, keepdim=True).rsqrt()`, is not.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _ARGUMENTS: Final = {
     "batch_norm": ("input", "running_mean", "running_var", "weight", "bias"),
     "instance_norm": ("input", "running_mean", "running_var", "weight", "bias"),
 }
-"""Names of the positional arguments that are read, of the functions in torch.nn.functional and of
+"""Names of the positional arguments that are read, for the functions in torch.nn.functional and
 those in torch."""
 FUNCTIONS: Final[Mapping[Any, str]] = {
     **{getattr(module, name): name for module in (functional, torch) for name in _ARGUMENTS},
@@ -43,14 +43,14 @@ FUNCTIONS: Final[Mapping[Any, str]] = {
 }
 """Names of the functions that compute a norm."""
 CALLS: Final = "_norm_calls"
-"""Attribute of a module whose calls were made modules: all its calls, in their order."""
+"""Attribute of a module whose calls were made modules: all of its calls, in order."""
 _NAME: Final = "norm_call{}"
 _NAME_OF_HEADS: Final = "qk_norm{}"
 """A name by which a norm of queries, keys or values is known."""
 
 
 class _Hidden(threading.local):
-    """Depth of norms that run in this thread, whose own calls of functions do not count."""
+    """Depth of norms that run in this thread, whose own function calls do not count."""
 
     depth = 0
 
@@ -59,7 +59,7 @@ HIDDEN: Final = _Hidden()
 
 
 class Hiding:
-    """A hook that only hides the calls that a norm makes from the modules around it."""
+    """A hook that hides the calls inside a norm from the modules around it."""
 
     def __init__(self, change: int) -> None:
         self._change = change
@@ -73,7 +73,7 @@ class Hiding:
         )
 
     def __call__(self, *_: object) -> None:
-        """Begin or end to hide calls."""
+        """Begin or end hiding calls."""
         HIDDEN.depth += self._change
 
 
@@ -82,13 +82,13 @@ class FunctionCall:
     """One call of a functional norm in the forward of a module."""
 
     name: str
-    """Name of the call, and of the module that may take its place, in the module that calls."""
+    """Name of the call, and of the module that may replace it, within the calling module."""
     function: str
     size: tuple[int, ...]
-    """The shape that is normalized; of `group_norm` the groups and the channels."""
+    """The normalized shape; for `group_norm` the groups and the channels."""
     eps: float | None
     weight: str | None
-    """Name of γ in the module that calls, "" without, None if it is no parameter of that module."""
+    """Name of γ in the calling module, "" without, None if it is no parameter of that module."""
     bias: str | None
     site: str = field(compare=False)
     """File and line."""
@@ -107,18 +107,18 @@ class FunctionCall:
 
 
 class FunctionForward(ReplacedForward):
-    """A forward that records its calls of functional norms, or calls modules in their place.
+    """A forward that records its calls of functional norms, or replaces them by calls of modules.
 
     Args:
-        module: whose forward it is.
-        calls: which of its calls are modules now, in their order; None records them.
+        module: owner of the forward.
+        calls: calls that are modules now, in order; None records them.
     """
 
     def __init__(self, module: nn.Module, calls: tuple[FunctionCall, ...] | None = None) -> None:
         super().__init__(module)
         self.calls = calls
         self.seen: dict[tuple[FunctionCall, ...], None] = {}
-        """Calls of one forward, each that differs."""
+        """Calls of one forward, for each forward that differs."""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         """Run the module's own forward."""
@@ -137,7 +137,7 @@ class FunctionForward(ReplacedForward):
 
 
 class _CallMode(TorchFunctionMode):
-    """Sees the calls of one forward; see `FunctionForward`."""
+    """Intercepts the calls of one forward; see `FunctionForward`."""
 
     def __init__(self, module: nn.Module, calls: tuple[FunctionCall, ...] | None) -> None:
         super().__init__()
@@ -150,7 +150,7 @@ class _CallMode(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Call a function of torch, or the module that is in its place."""
+        """Call a function of torch, or the module that replaces it."""
         del types
         kwargs = kwargs or {}
         if func not in FUNCTIONS or HIDDEN.depth != self._depth:
@@ -190,7 +190,7 @@ class _CallMode(TorchFunctionMode):
         return call
 
     def other(self, what: str, calls: tuple[FunctionCall, ...]) -> InputError:
-        """Return the error for other calls than those of the examples."""
+        """Return the error for calls that differ from those of the examples."""
         return InputError(
             f"{type(self._module).__name__} {what}, where the examples of powernorm.modularize had "
             f"{len(calls)} calls ({', '.join(call.name for call in calls)}): undo, and give "
@@ -210,12 +210,12 @@ def see_calls(
     """Run a model, in evaluation, and return the calls of functional norms in forwards.
 
     Args:
-        model: afterwards as before: mode, buffers and random numbers, too.
+        model: unchanged afterwards, including mode, buffers and random numbers.
         examples: the calls.
-        norms: modules that are norms, whose own calls are left out.
+        norms: modules that are norms, whose own calls are ignored.
 
     Returns:
-        By module the calls of one forward; several if its forwards differ.
+        The calls of one forward by module; several lists if its forwards differ.
 
     Raises:
         InputError: the model fails on an example.
@@ -255,7 +255,7 @@ def _recorded(
     weight, bias = (
         "" if given.get(name) is None else names.get(id(given[name])) for name in ("weight", "bias")
     )
-    # Heads: (batch, length, heads, size), where no map inside reads that size.
+    # Heads: (batch, length, heads, size), if no inner map reads that size.
     widths = {(getattr(child, "in_features", None),) for child in module.children()}
     in_attention = "att" in type(module).__name__.lower()
     is_of_heads = in_attention and x.ndim > 3 and size not in widths
@@ -268,7 +268,7 @@ def _recorded(
 
 
 def _site_in(module: nn.Module) -> str:
-    """Return file and line of the module's code that runs, and of a helper that it calls."""
+    """Return file and line of the module's running code, and of a helper that it calls."""
     frame, helper = inspect.currentframe(), ""
     while frame is not None:
         code, name = frame.f_code, str(frame.f_globals.get("__name__"))

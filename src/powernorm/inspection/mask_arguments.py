@@ -1,7 +1,7 @@
-"""Which argument of which module says what is padding to a norm.
+"""Search for the module arguments that mark padding for a norm.
 
-An owner of a mask is the outermost module above a norm that takes one. Modules of other libraries
-further in that take a mask of their own are owners too. In a model with an encoder and a decoder
+The owner of a mask is the outermost module above a norm that takes one. Modules of other libraries
+further inside that take their own mask are owners too. In a model with an encoder and a decoder
 owners are searched within each, so that their masks do not mix.
 """
 
@@ -27,7 +27,7 @@ from powernorm.integrations.library_masks import (
 )
 
 Meaning = Literal["keep", "padding", "lengths"]
-"""What a mask marks with 1 or True; or that it is the number of valid positions of each row."""
+"""Positions that a mask marks with 1 or True; or `lengths`, the number of valid ones per row."""
 
 _MEANINGS: Final[Mapping[str, Meaning]] = {
     "attention_mask": "keep",
@@ -42,7 +42,7 @@ _MORE_MEANINGS: Final[Mapping[str, Meaning | None]] = {
     "lengths": "lengths",
     **dict.fromkeys(("src_mask", "tgt_mask", "key_mask", "x_mask", "mask_pad", "masks", "mask")),
 }
-"""Names in users' models and in further libraries; None may be either way round."""
+"""Names in users' models and in further libraries; None may have either meaning."""
 _LENGTHS: Final = re.compile(
     r"(?!tgt|target|label|text|out|dec|y|o|max|min|num)[a-z_]*(lengths?|lens?)"
 )
@@ -59,24 +59,24 @@ _DATA: Final = (
 _TOKENS: Final = "input_ids"
 _IMAGES: Final = "pixel_values"
 _OTHER_DATA: Final = {_IMAGES, "input_features", "input_values"}
-"""Inputs of a tower for images or audio beside a text model, whose mask is not the tower's."""
+"""Inputs of a tower for images or audio next to a text model, whose mask is not the tower's."""
 
 _declared: dict[tuple[type[nn.Module] | None, str], Meaning] = {}
 """Users' declarations by class (None is any) and name."""
 
 
 def declare_mask(name: str, meaning: Meaning, cls: type[nn.Module] | None = None) -> None:
-    """Declare what an argument of models says about padding, if its name does not show it.
+    """Declare how an argument of models marks padding, if its name does not show it.
 
     From then on, in this process, `powernorm.swap` passes it to the norms, and diagnosis and
-    monitors leave out the positions that it marks. Declare before the swap.
+    monitors leave out padding. Declare before the swap.
 
     Args:
-        name: of an argument of the model's `forward`, or of a module's inside.
+        name: name of an argument of the `forward` of the model, or of a module in it.
         meaning: `keep`, 1 or True is a valid position, as in Hugging Face's attention_mask;
             `padding`, True is padding, as in torch's src_key_padding_mask; `lengths`, the number of
             valid positions at the start of each sequence, (batch,).
-        cls: class of the modules with such an argument, with its subclasses; None means all.
+        cls: class of the modules with such an argument, including subclasses; None means all.
 
     Raises:
         InputError: the name is not one of an argument, the meaning does not exist, or `cls` is not
@@ -103,20 +103,20 @@ def declare_mask(name: str, meaning: Meaning, cls: type[nn.Module] | None = None
 
 
 def declared_meaning(module: nn.Module, name: str) -> Meaning | None:
-    """Return what a user has declared about an argument of a module, or None."""
+    """Return the meaning that a user has declared for an argument of a module, or None."""
     keys = ((cls, name) for cls in (*type(module).__mro__, None))
     return next((_declared[key] for key in keys if key in _declared), None)
 
 
 @dataclass(frozen=True)
 class MaskArgument:
-    """An argument of a module's forward that says which positions are padding."""
+    """An argument of a module's forward that marks padding."""
 
     name: str
     position: int | None
     """Index among the positional arguments; None if it is keyword-only."""
     meaning: Meaning | None
-    """None until values show which way round it is."""
+    """None until values show its meaning."""
     data_name: str = ""
     """Name of the forward's first argument, in a user's model."""
 
@@ -125,14 +125,14 @@ class MaskArgument:
         value = kwargs.get(self.name)
         if value is None and self.position is not None and self.position < len(args):
             value = args[self.position]
-        # One length for all rows says nothing of padding.
+        # One length for all rows shows no padding.
         return None if self.meaning == "lengths" and isinstance(value, int) else value
 
     def data(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor | None:
         """Return the data of a call that its mask belongs to, or None.
 
-        These are tokens (batch, length) or vectors (batch, length, features); a nested tensor,
-        which holds no padding, is none of them.
+        These are tokens (batch, length) or vectors (batch, length, features); not a nested tensor,
+        which has no padding.
         """
         names = (self.data_name, *_DATA)
         candidates = [*args[:1], *(kwargs.get(name) for name in names if name != self.name)]
@@ -141,7 +141,7 @@ class MaskArgument:
 
 
 NO_MASK: Final = MaskArgument("", None, "keep")
-"""The argument of a module that has to hide the mask of the model around it."""
+"""The argument of a module that must hide the mask of the model around it."""
 
 
 def _mask_argument(module: nn.Module, side: Side | None = None) -> MaskArgument | None:
@@ -149,7 +149,7 @@ def _mask_argument(module: nn.Module, side: Side | None = None) -> MaskArgument 
 
     Args:
         module: any module.
-        side: which of torch's two masks is meant if the module is in a decoder.
+        side: side that selects one of torch's two masks, if the module is in a decoder.
     """
     parameters = parameters_of(module)
     names = list(parameters)
@@ -165,13 +165,13 @@ def _mask_argument(module: nn.Module, side: Side | None = None) -> MaskArgument 
         return None
     positional = parameters[name].kind is not inspect.Parameter.KEYWORD_ONLY
     position = names.index(name) if positional else None
-    # The first argument of another library's part may be other data.
+    # The first argument of another library's submodule may be other data.
     first = "" if library_of(module) in HANDS_ON else names[0]
     return MaskArgument(name, position, meanings[name], first)
 
 
 def meanings_of(module: nn.Module, names: Sequence[str]) -> dict[str, Meaning | None]:
-    """Return the arguments that may give the mask, the likeliest first, and what they mean."""
+    """Return the arguments that may be the mask, the most likely first, with their meanings."""
     library = library_of(module)
     known: dict[str, Meaning | None] = dict(_MEANINGS)
     if library == "x_transformers":
@@ -196,7 +196,7 @@ def _has_two_sides(names: Sequence[str]) -> bool:
 
 
 def _two_sided_argument(module: nn.Module) -> MaskArgument | None:
-    """Return the first argument for padding of a module that takes the masks of two sides."""
+    """Return the first padding argument of a module that takes the masks of two sides."""
     names = list(parameters_of(module))
     name = next((name for name in ("attention_mask", _SOURCE, "src_mask") if name in names), None)
     if name is None or not _has_two_sides(names):
@@ -223,7 +223,7 @@ class Takers(NamedTuple):
     """The modules that take the mask of a norm."""
 
     found: Sequence[tuple[str, MaskArgument]]
-    """Dotted names, outermost first, and the arguments by which they take it."""
+    """Dotted names, outermost first, and the arguments that are the masks."""
     side: Side | None = None
     """Stack that the norm is in."""
     is_sure: bool = True
@@ -233,13 +233,13 @@ class Takers(NamedTuple):
 def takers_of(
     modules: Mapping[str, nn.Module], norm_name: str, sides: Mapping[str, Side]
 ) -> Takers:
-    """Return the owners of a norm's mask, or the module that warns of one that does not reach it.
+    """Return the owners of a norm's mask, or the module that warns if none reaches it.
 
-    That is the outermost module above which takes the masks of two sides, else the model. A norm of
-    images has none.
+    The latter is the outermost module above that takes the masks of two sides, else the model. A
+    norm of images has none.
 
     Args:
-        modules: those of the model by dotted name, every name of a shared one.
+        modules: modules of the model by dotted name, including every name of a shared one.
         norm_name: dotted name of the norm.
         sides: the stacks of an encoder-decoder by dotted name.
     """
@@ -294,7 +294,7 @@ def _owners(
 def mask_sources(
     model: nn.Module, norm_names: Sequence[str], sides: Mapping[str, Side]
 ) -> dict[str, str | None]:
-    """Return which argument of which module gives each norm its padding mask.
+    """Return the module argument that gives each norm its padding mask.
 
     Norms of images, which have no padding, are left out.
 
@@ -304,7 +304,7 @@ def mask_sources(
         sides: the stacks of an encoder-decoder by dotted name.
 
     Returns:
-        `argument` of the model itself, or `module.argument`; None where no mask reaches a norm.
+        `argument` of the model itself, or `module.argument`; None if no mask reaches a norm.
     """
     modules = dict(model.named_modules(remove_duplicate=False))
     sources: dict[str, str | None] = {}

@@ -1,4 +1,4 @@
-"""Checks of a swapped model's first batches: is there a mask where padding is?"""
+"""Checks of a swapped model's first batches: whether padding has a mask."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from torch.overrides import TorchFunctionMode
 from powernorm.inspection.selection import Side
 
 LOOKS: Final = 20
-"""Number of calls of which values are read, of each taker; reading them waits for the device."""
+"""Number of calls whose values are read, per module; reading them waits for the device."""
 
 _DECLARE: Final = (
-    "Declare the argument that says what is padding (powernorm.declare_mask) before the swap, or "
-    "give the mask by hand: `with powernorm.padding_mask(mask):`"
+    "Declare the argument that marks padding (powernorm.declare_mask) before the swap, or "
+    "pass the mask yourself: `with powernorm.padding_mask(mask):`"
 )
 
 
@@ -30,7 +30,7 @@ class MaskChecks:
     """Checks of the masks of a model's first calls; each kind of warning is given once.
 
     Args:
-        model: whose `config` may say what is padding.
+        model: its `config` may name the padding token.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -44,7 +44,7 @@ class MaskChecks:
         config = next((config for config in configs if hasattr(config, "pad_token_id")), None)
         pad = getattr(config, "pad_token_id", None)
         self.pad_id = pad if isinstance(pad, int) else _padding_index(model)
-        """The padding token, None if the model does not say."""
+        """The padding token, None if the model does not name it."""
         if isinstance(pad, int):
             self.starts_with_pad = getattr(config, "decoder_start_token_id", None) == pad
             # If one token both ends and pads, it also occurs where nothing is padded.
@@ -53,7 +53,7 @@ class MaskChecks:
             self.only_pads = not any(pad in one for one in lists)
 
     def may_look(self, key: str) -> bool:
-        """Count a look at values, which waits for the device; return whether it is a first one."""
+        """Count a read of values, which waits for the device; return if it is among the first."""
         self._looks[key] = self._looks.get(key, 0) + 1
         return self._looks[key] <= LOOKS
 
@@ -63,10 +63,10 @@ class MaskChecks:
         """Warn of a call without a mask whose data look padded.
 
         Args:
-            what: says why there is no mask.
+            what: why there is no mask.
             data: tokens (batch, length) or vectors (batch, length, features).
-            side: stack of an encoder-decoder that the module is.
-            advice: says how to give one.
+            side: side of the module in an encoder-decoder.
+            advice: how to pass one.
         """
         if data.is_meta or not self.only_pads or not self.may_look(f"{side} {what}"):
             return
@@ -79,19 +79,19 @@ class MaskChecks:
             )
 
     def look_at_rows(self, label: str, mask: Tensor, data: Tensor, side: Side | None) -> None:
-        """Warn of a mask (batch, length) by which whole rows with data are padding."""
+        """Warn of a mask (batch, length) that marks whole rows with data as padding."""
         if data.is_meta or mask.is_meta or not self.may_look(f"{side} {label}"):
             return
         empty, pads = mask.all(dim=1), self.padding_in(data, side)
         if pads is not None and pads.shape == mask.shape:
-            # Rows of padding alone, which samplers add to fill a batch, are marked correctly.
+            # Rows of padding only, which samplers add to fill a batch, are marked correctly.
             empty &= ~pads.all(dim=1)
         num_empty = int(empty.sum())
         if num_empty:
             what = "all" if num_empty == empty.numel() else f"{num_empty} of {empty.numel()}"
             self.warn(
                 "rows",
-                f"{label} marks {what} rows as nothing but padding: is it the right way round?",
+                f"{label} marks {what} rows as nothing but padding: is it inverted?",
             )
 
     def padding_in(self, data: Tensor, side: Side | None) -> Tensor | None:
@@ -106,18 +106,18 @@ class MaskChecks:
         return _run_from_the_end(pads) | _run_from_the_end(pads.flip(1)).flip(1)
 
     def warn(self, kind: str, message: str) -> None:
-        """Give a warning, once of each kind."""
+        """Give each kind of warning once."""
         if kind not in self._warned:
             self._warned.add(kind)
             warnings.warn(message, MaskWarning, stacklevel=2)
 
 
 class OrderWatch(TorchFunctionMode):
-    """Warns if a model sorts, reverses or flattens its vectors otherwise than its mask.
+    """Warns if a model sorts, reverses or flattens its vectors but not its mask.
 
     Args:
         mask: (batch, length).
-        warn: gives the warning.
+        warn: function that gives the warning.
     """
 
     def __init__(self, mask: Tensor, warn: Callable[[str], None]) -> None:
@@ -128,7 +128,7 @@ class OrderWatch(TorchFunctionMode):
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
     ) -> Any:
-        """Call a function of torch and look at what it does to vectors of this batch."""
+        """Call a function of torch and check its effect on vectors of this batch."""
         del types
         output = func(*args, **(kwargs or {}))
         x = args[0] if args else None
@@ -136,7 +136,7 @@ class OrderWatch(TorchFunctionMode):
             return output
         caller = str(sys._getframe(1).f_globals.get("__name__"))
         if caller.partition(".")[0] in ("torch", "powernorm"):
-            return output  # inside attention or a norm, which give back what they were given
+            return output  # inside attention or a norm, which preserve the order
         sizes = tuple(x.shape[:2])
         if sizes not in (self._sizes, self._sizes[::-1]) or x.dtype == torch.bool:
             return output

@@ -1,10 +1,10 @@
 """Hooks that pass a model's own mask argument to the norms inside it.
 
 They open and close the scope of `powernorm.padding_mask` around the forward of a mask's owner, the
-module that takes it (`mask_arguments.py` says which that is). Swaps share the owners of a model.
+module that takes it (found by `mask_arguments.py`). Swaps share the owners of a model.
 
 The hooks are bound methods of plain objects that refer to modules: they are copied and pickled with
-the model, and a copy's hooks ask the copy's norms.
+the model, and a copy's hooks refer to the copy's norms.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from powernorm.ops.graphs import is_known, is_traced, same_sizes, shape_of
 from powernorm.ops.torch_private import in_backward
 
 _WATCHED: Final = 2
-"""Number of calls with padding in which functions of torch are looked at."""
+"""Number of calls with padding in which functions of torch are watched."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,13 +53,13 @@ class MaskUse:
 
     owner: MaskOwner
     side: Side | None
-    """Stack that the norms are in."""
+    """Side that the norms are in."""
     parents: tuple[nn.Module, ...]
     """Modules that hold the norms; the norms may change."""
     observed: bool = False
     """Whether this is an observer, which needs the mask in evaluation and for any norm."""
     evaluated: bool = False
-    """Whether the mask is needed in evaluation too, by others than observers."""
+    """Whether the mask is needed in evaluation for other reasons than observers."""
     root: nn.Module | None = None
     """Model in which the owner was searched."""
 
@@ -67,7 +67,7 @@ class MaskUse:
         self.owner.uses.append(self)
 
     def release(self) -> None:
-        """Stop needing the owner, for example after an undo."""
+        """Release the owner, for example after an undo."""
         self.owner.uses = [use for use in self.owner.uses if use is not self]
         if not self.owner.uses:
             self.owner.remove()
@@ -78,10 +78,10 @@ class MaskOwner:
 
     Args:
         reader: reads the argument by which a module takes the mask; the module gets the hooks. If
-            the argument has no name and `only_warns` is set, it takes none: its hook warns of
+            the argument has no name and `only_warns` is set, there is none, and the hook warns of
             inputs that look padded.
         reach: the module, or the part of it whose norms the mask is for.
-        only_warns: whether it is not known which norms below the mask is for.
+        only_warns: whether it is unknown for which norms the mask is meant.
     """
 
     def __init__(self, reader: MaskReader, reach: nn.Module, only_warns: bool) -> None:
@@ -94,7 +94,7 @@ class MaskOwner:
         self.uses: list[MaskUse] = []
         self.length_first = takes_length_first(module)
         self.turns_round = turns_round(module)
-        # A user's model may turn its vectors round anywhere.
+        # A user's model may transpose its vectors anywhere.
         self.is_own = library_of(module) not in HANDS_ON
         self.parts = parts_with_rules(reach)
         self.is_exact = not (self.is_own or self.parts)
@@ -104,8 +104,8 @@ class MaskOwner:
         self._watches: list[OrderWatch] = []
         self._num_watched = 0
         self.undecided = ""  # the error of a norm that would need this call's mask
-        # What eager calls have shown of the order of dimensions, for those where sizes do not show
-        # it: of the data, and of the norms' inputs.
+        # The order of dimensions of the data, and of the norms' inputs, as eager calls have shown
+        # it, for calls whose sizes do not show it.
         self._length_first_at: dict[object, bool] = {}
         # Pickled handles, unlike their numbers, keep later hooks of another process from
         # replacing these.
@@ -126,13 +126,13 @@ class MaskOwner:
 
     @property
     def side(self) -> Side | None:
-        """Stack of an encoder-decoder that the module is, if a use says so."""
+        """Side of the module in an encoder-decoder, if a use has one."""
         return next((use.side for use in self.uses if use.side is not None), None)
 
     def look(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Warn of inputs that look padded where no mask is taken; runs before the forward."""
+        """Warn of inputs that look padded if no mask is taken; runs before the forward."""
         del module
-        # With a scope around, the user or a larger model has given the mask.
+        # In an outer scope the user or a larger model has given the mask.
         scope = innermost_scope(observing=self.is_observed)
         if is_traced() or in_backward() or scope is not None or not self.is_read():
             return
@@ -151,10 +151,10 @@ class MaskOwner:
             mask = self._read(given, data)
         outer, around = self._outer(given is not None and mask is None)
         if mask is not None and getattr(given, "ndim", 0) == 4 and outer and outer[0].source:
-            # What attention may see need not hide all padding; the model's mask does.
+            # A mask for attention need not hide all padding; the model's mask does.
             mask = None if same_sizes(shape_of(outer[0].mask), shape_of(mask)) else mask
         warns = given is not None and (self.only_warns or self.undecided)
-        # Autograd may run a checkpointed part again, without the scopes around it.
+        # Autograd may repeat a checkpointed part without the outer scopes.
         if is_read and not (is_traced() or warns or in_backward()):
             self._check(given, mask, data, outer)
             if given is None and not outer:
@@ -176,7 +176,7 @@ class MaskOwner:
             self._watches.pop().__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def _watch_order(self, mask: Tensor) -> None:
-        """Look at the first calls with padding for what changes the order of positions."""
+        """Watch the first calls with padding for changes of the positions' order."""
         if mask.ndim != 2 or not self.is_own or is_traced() or mask.is_meta:
             return
         if self._num_watched >= _WATCHED or not self.checks.may_look(f"order {self.label}"):
@@ -185,8 +185,8 @@ class MaskOwner:
             return
         self._num_watched += 1
         warning = (
-            f"{self._class} {{}}, and the mask from {self.label} does not follow: hand the norms "
-            "behind that masks of their inputs by `with powernorm.padding_mask(mask):` inside the "
+            f"{self._class} {{}}, and the mask from {self.label} does not follow: give the norms "
+            "after that masks of their inputs by `with powernorm.padding_mask(mask):` inside the "
             "model"
         )
         kind = f"order {self.label}"
@@ -206,21 +206,21 @@ class MaskOwner:
 
     @property
     def is_needed(self) -> bool:
-        """Whether there is a norm to pass masks to, or something that needs them besides."""
+        """Whether some norm or other use needs masks."""
         return any(self._norms()) or any(use.evaluated for use in self.uses)
 
     @property
     def is_only_observed(self) -> bool:
-        """Whether only observers need the owner: then the norms below must not see the mask."""
+        """Whether only observers need the owner: then the norms must not see the mask."""
         return all(use.observed for use in self.uses)
 
     @property
     def is_observed(self) -> bool:
-        """Whether the norms below are observed."""
+        """Whether the norms are observed."""
         return any(use.observed for use in self.uses)
 
     def _norms(self) -> Iterable[Norm]:
-        """Return the norms below that need masks."""
+        """Return the inner norms that need masks."""
         return (part for part in self.reach.modules() if isinstance(part, Norm) and part.reads_mask)
 
     def _trains(self) -> bool:
@@ -236,12 +236,12 @@ class MaskOwner:
         try:
             mask = self.reader.read(call)
         except UndecidedError as error:
-            # The modules inside may be given masks that say it.
-            self.undecided = error.args[0]  # compiled by torch 2.11, which str is not
+            # The modules inside may be given masks that show it.
+            self.undecided = error.args[0]  # code compiled by torch 2.11 supports this, but not str
             return None
         if mask is None or mask.ndim == 1 or data is None or self.parts:
             return mask
-        # With a cache the mask also covers the positions before the input; nobody trains with one.
+        # With a cache the mask also covers positions before the input; training uses no cache.
         sizes, shape = shape_of(mask), shape_of(data)
         if self.is_own and (same_sizes(sizes, shape[1::-1]) or self._trains()):
             return mask
@@ -249,7 +249,7 @@ class MaskOwner:
         return mask[:, -data.shape[1 - batch_dim] :] if longer else mask
 
     def _laid_out(self, mask: Tensor, data: Tensor | None) -> ScopedMask:
-        """Return the mask in the layout of the norms' inputs, as far as that is known."""
+        """Return the mask in the layout of the norms' inputs, as far as it is known."""
         first = self.length_first
         if data is not None and mask.ndim == 2 and self.is_own:
             first = self._is_length_first(data, mask)
@@ -261,7 +261,7 @@ class MaskOwner:
         """Return the mask for an input of that shape (without the features), or None."""
         wanted = shape[::-1] if batch_dim else shape
         fits = same_sizes(shape_of(mask), wanted)
-        # Where a tracer leaves it open, the graph will hold for the sizes that fit.
+        # If a tracer leaves the sizes open, the graph will hold for the sizes that fit.
         may_fit = fits if self.parts else fits is not False
         if mask.ndim == 2 and len(shape) == 2:
             is_other = same_sizes(wanted[:1], shape_of(mask)[:1]) is False
@@ -300,7 +300,7 @@ class MaskOwner:
         return int(self._length_first_at.get(norm, bool(batch_dim)))
 
     def _is_length_first(self, data: Tensor, value: object) -> bool:
-        """Return whether data are (length, batch, …), by lengths (batch,) or a mask of theirs."""
+        """Return whether data are (length, batch, …), by their lengths (batch,) or mask."""
         known = self.length_first and data.ndim == 3
         if not isinstance(value, Tensor) or value.ndim not in ((1, 2) if self.is_own else (1,)):
             return known
@@ -312,7 +312,7 @@ class MaskOwner:
         return turned
 
     def warn_unmasked(self, norm: object) -> None:
-        """Warn of a norm that no mask reaches although one was given around it."""
+        """Warn of a norm that no mask reaches although an outer module was given one."""
         if self.undecided:
             raise InputError(self.undecided)
         if torch.compiler.is_compiling():
@@ -321,15 +321,15 @@ class MaskOwner:
         self.checks.warn(
             f"unmasked {name}",
             f"{name} got no padding mask, although {self.label} was given: padding counts in its "
-            "statistics, unless it is given a mask by hand, by its argument padding_mask or by "
-            "`with powernorm.padding_mask(mask):`, or left out of the swap by `where=`",
+            "statistics, unless you pass it a mask, by its argument padding_mask or by "
+            "`with powernorm.padding_mask(mask):`, or leave it out of the swap with `where=`",
         )
 
     def _outer(self, unreadable: bool) -> tuple[tuple[ScopedMask, ...], MaskSource | None]:
-        """Return the masks of the surrounding scope that are meant for the norms in here.
+        """Return the masks of the surrounding scope that are meant for the inner norms.
 
         Returns:
-            Masks; and the model around that was given one if none of its masks is meant.
+            Masks; and the outer model that was given one if none of its masks is meant.
         """
         scope = innermost_scope(observing=self.is_only_observed)
         if scope is not None and scope.opener is None:
@@ -338,11 +338,11 @@ class MaskOwner:
             return (), None
         masks, opener = scope.masks, scope.opener
         source = masks[0].source if masks else scope.given
-        # A side, like a tower, has data besides those of a module around.
+        # A side, like a tower, has data that an outer module does not have.
         if not isinstance(source, MaskOwner) or self.side or is_tower(self.module, source.module):
             source = None
-        # The scope of a surrounding model is for other data, unless it was opened for norms in
-        # here too, or this module was given a mask and is a part of that model.
+        # The scope of an outer model is for other data, unless it was opened for inner norms too,
+        # or this module was given a mask and is a part of that model.
         inside = set(self.reach.modules())
         meant = any(parent in inside for use in opener.uses for parent in use.parents)
         if not meant and unreadable:
@@ -366,10 +366,10 @@ class MaskOwner:
                     f"unreadable {what}",
                     f"{what} as a {type(given).__name__}{shape}, which cannot be read as a padding "
                     f"mask (batch, length){because}: padding counts in the statistics of the "
-                    "swapped norms, unless they are given a mask by hand: `with "
+                    "swapped norms, unless you pass them a mask: `with "
                     "powernorm.padding_mask(mask):`",
                 )
-        # Vectors of another length than the mask may have it in another place.
+        # Vectors of another length than the mask may have other positions.
         elif data is not None and not (self.parts and data.ndim == 3):
             if mask is not None and mask.ndim == 1:
                 data, mask = data[None], mask[None]
@@ -384,7 +384,7 @@ class MaskOwner:
     def _look_for_masks(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], data: Tensor | None
     ) -> bool:
-        """Warn of another argument than this that looks like a mask; return whether there is."""
+        """Warn of another argument that looks like a mask; return whether there is one."""
         if not self.is_own or not self.checks.may_look(f"like {self.label}"):
             return False
         name = like_a_mask(named_values(self.module, args, kwargs), data)
@@ -395,8 +395,8 @@ class MaskOwner:
                 how = f"make it an argument of {cls} and declare that (powernorm.declare_mask)"
             self.checks.warn(
                 f"unused {name}",
-                f"{name} of {cls} looks as if it said what is padding, and no norm is given it. If "
-                f"it does, {how} before the swap, or give the mask by hand: `with "
+                f"{name} of {cls} looks like a padding mask, and no norm gets it. If "
+                f"it is one, {how} before the swap, or pass the mask yourself: `with "
                 "powernorm.padding_mask(mask):`",
             )
         return bool(name)
@@ -408,7 +408,7 @@ class MaskOwner:
 
 
 def _is_turned(sizes: Sequence[int], shape: Sequence[int]) -> bool | None:
-    """Return whether sizes are in the other order than a shape's, None if that does not show."""
+    """Return whether sizes are in the reverse order of a shape's, None if that is unclear."""
     straight = same_sizes(sizes, shape[: len(sizes)])
     crossed = same_sizes(sizes, shape[::-1][: len(sizes)])
     return None if straight is crossed else crossed is True or straight is False
@@ -450,8 +450,8 @@ def masked_norms(model: nn.Module) -> dict[str, list[str]]:
     """Return the norms that a swap passes the model's own mask to.
 
     Returns:
-        Their dotted names by that of the module that was swapped: owners of masks were searched
-        in there alone. It is "" for the model, and for one around it.
+        Their dotted names by that of the swapped module, within which owners of masks were
+        searched. It is "" for the model, and for one around it.
     """
     names: dict[nn.Module | None, str] = {one: name for name, one in model.named_modules()}
     roots: dict[nn.Module, str] = {}
@@ -477,10 +477,10 @@ def attach_mask_owners(
     """Put hooks on the owners of the masks that these norms need.
 
     Args:
-        model: with the norms in place.
+        model: the model with the norms in place.
         norm_names: dotted names, every name of a shared one.
         sides: the stacks of an encoder-decoder by dotted name.
-        observed: offer the mask to observers also where no norm trains.
+        observed: offer the mask to observers even if no norm trains.
         evaluated: offer the mask in evaluation too.
 
     Returns:
@@ -495,7 +495,7 @@ def attach_mask_owners(
             parents[modules[norm_name.rpartition(".")[0]]] = None
     checks = MaskChecks(model)
     uses: list[MaskUse] = []
-    # A model that takes no mask is looked at before an owner on it opens its scope.
+    # A model that takes no mask is checked before an owner on it opens its scope.
     in_order = sorted(needs.items(), key=lambda need: need[0][1].name != "")
     for (name, argument), (takers, parents) in in_order:
         module, outer, warns = modules[name], modules[name.rpartition(".")[0]], not takers.is_sure
@@ -519,7 +519,7 @@ def _owner(
 
 
 def how_read(model: nn.Module, source: str) -> str:
-    """Return how the argument that a `mask_sources` names is read, for people."""
+    """Return how the argument of a `mask_sources` entry is read, as text."""
     path, _, name = source.rpartition(".")
     module = model.get_submodule(path)
     reader = next((o.reader for o in _owners_on(module) if o.argument.name == name), None)

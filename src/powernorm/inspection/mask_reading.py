@@ -1,8 +1,9 @@
-"""Reading masks: the form by their values, the direction by their name and what a batch shows.
+"""Reading of masks: their form from the values, their meaning from the name and from batches.
 
-The form shows in each value: bool, 1 and 0, numbers that are added to scores, lengths. The
-direction does not: names say it in libraries that are known, elsewhere a name is a guess that the
-first batches have to bear out. A name that says nothing needs a batch that shows it.
+The form shows in each value: bool, 1 and 0, numbers that are added to scores, lengths. The meaning,
+whether 1 marks padding or valid positions, does not. In known libraries the name shows it;
+elsewhere a name is a guess that the first batches have to confirm. Without a meaningful name a
+batch has to show it.
 """
 
 from __future__ import annotations
@@ -27,15 +28,15 @@ from powernorm.norms.masks import padding_after
 from powernorm.ops.graphs import is_traced, same_sizes, shape_of
 
 _HIDES: Final = -1e3
-"""At most this, added to a score, hides a position: it is 0 after any softmax."""
+"""A score of at most this, when added, hides a position: it is 0 after any softmax."""
 
 _READINGS: Final[tuple[Meaning, ...]] = ("keep", "padding")
 
 _NO_MASKS: Final = frozenset({"token_type_ids", "segment_ids", "labels", "targets", "y"})
-"""Names of what may have a mask's values and is none."""
+"""Names of arguments that may look like masks and are none."""
 
 _Shape = Literal["mask", "attention", "other"]
-"""Kind of a value by its shape: a mask of the data, perhaps one of pairs of positions, neither."""
+"""Kind of a value by its shape: a mask of the data, perhaps one of position pairs, or neither."""
 
 
 class UndecidedError(InputError):
@@ -43,13 +44,13 @@ class UndecidedError(InputError):
 
 
 def padding_of(value: Tensor, meaning: Meaning, batch_size: Any = None) -> Tensor | None:
-    """Return a mask's padding, (batch, length) or (length,) bool; None if its shape is no mask's.
+    """Return a mask's padding, (batch, length) or (length,) bool; None if the shape does not fit.
 
     Args:
         value: bool, 1 and 0 of any dtype, or floats that are added to scores: at most -1000 at
             padding, whatever the meaning. (length,), (batch, length), (batch, 1, length),
             (batch, length, 1), (batch, 1, 1, length); or (batch or 1, heads or 1, queries, keys)
-            for what attention may see, where a key is padding if no query may see it.
+            as an attention mask, in which a key is padding if no query may attend to it.
         meaning: `keep` or `padding`.
         batch_size: number of sequences, to which one mask for all is repeated.
     """
@@ -59,7 +60,7 @@ def padding_of(value: Tensor, meaning: Meaning, batch_size: Any = None) -> Tenso
     padding = value == 0 if meaning == "keep" else value != 0
     if value.is_floating_point():
         added = value <= _HIDES
-        if meaning == "keep":  # without a 1, zeros are scores to which nothing is added
+        if meaning == "keep":  # without a 1, zeros are scores that hide nothing
             padding = torch.where((value > 0).any(), padding, added)
         else:
             padding = added | (value > 0)
@@ -68,7 +69,7 @@ def padding_of(value: Tensor, meaning: Meaning, batch_size: Any = None) -> Tenso
     padding = padding.flatten(1, 2).all(dim=1)
     if batch_size is None or same_sizes(shape_of(padding)[:1], (batch_size,)) is not False:
         return padding
-    # Another first dimension than 1 counts windows or similar, not sequences.
+    # If the first dimension is not 1, it counts windows or similar, not sequences.
     return padding.expand(batch_size, -1) if same_sizes(shape_of(padding)[:1], (1,)) else None
 
 
@@ -83,7 +84,7 @@ def _without_heads(value: Tensor) -> Tensor:
 
 
 class MaskCall(NamedTuple):
-    """A value of a mask's argument in a call, and what is around it."""
+    """A value of a mask's argument in a call, with its context."""
 
     value: Any
     data: Tensor | None
@@ -91,22 +92,22 @@ class MaskCall(NamedTuple):
     batch_dim: int
     """Dimension of the data that counts the sequences."""
     around: Sequence[Tensor]
-    """Masks of the model around."""
+    """Masks of the outer model."""
     side: Side | None
-    """Stack of an encoder-decoder that the module is."""
+    """Side of the module in an encoder-decoder."""
 
     def padding(self, meaning: Meaning) -> Tensor | None:
-        """Return the positions of padding if the mask has that meaning."""
+        """Return the padded positions if the mask has that meaning."""
         sequences = None if self.data is None else shape_of(self.data)[self.batch_dim]
         return padding_of(self.value, meaning, sequences)
 
 
 class MaskReader:
-    """Reader of one argument of a module, with what the first batches have shown of it.
+    """Reader of one argument of a module, with the evidence of the first batches.
 
     Args:
         module: the module that takes the argument.
-        argument: says what is padding.
+        argument: the argument that marks padding.
         checks: gives the warnings, and knows the padding token.
     """
 
@@ -117,9 +118,9 @@ class MaskReader:
         self.meaning = argument.meaning
         """Meaning of 1 and True; None until a batch has shown it."""
         self.misfit = ""
-        """Why lengths were found to count something else than positions."""
+        """Why lengths were found to count something other than positions."""
         self.is_attention = False
-        """Whether the last value may say which positions see which, if it is no mask of padding."""
+        """Whether the last value may be an attention mask, if it is no padding mask."""
         self.label = f"{argument.name} of {type(module).__name__}"
         """Description of the argument for messages."""
         self._by_library = library_of(module) in HANDS_ON
@@ -131,11 +132,11 @@ class MaskReader:
         """Return the value of a call as a mask (batch, length), True = padding.
 
         Returns:
-            None if the value is no mask, or no padding has shown which way round it is.
+            None if the value is no mask, or no padding has shown its meaning.
 
         Raises:
-            InputError: the batch contradicts the name, or what earlier batches have shown.
-            UndecidedError: the values are no mask's, or do not show what is padding.
+            InputError: the batch contradicts the name or earlier batches.
+            UndecidedError: the values are no mask's, or do not show which positions are padding.
         """
         if self.argument.meaning == "lengths":
             return self._of_lengths(call)
@@ -150,9 +151,9 @@ class MaskReader:
         if is_traced():
             if self.meaning is None:
                 raise UndecidedError(
-                    f"which way round {self.label} is has not been seen, and compiled code cannot "
-                    f"look: {self._declare}, or train on a batch with padding before torch.compile "
-                    "or an export"
+                    f"{self.label} may mark padding or valid positions, and compiled code cannot "
+                    f"check which: {self._declare}, or train on a batch with padding before "
+                    "torch.compile or an export"
                 )
         else:
             self.meaning = self._said or self.meaning
@@ -168,8 +169,8 @@ class MaskReader:
         if meaning == "lengths":
             return "the number of valid positions of each row, or its share of the longest"
         if meaning is None:
-            return "which way round it is, the first batches have to show"
-        how = "by its name, which the first batches have to bear out"
+            return "its meaning has to be shown by the first batches"
+        how = "by its name, which the first batches have to confirm"
         if self._is_trusted:
             how = "as its library or a declaration says"
         elif self._is_borne_out or self.argument.meaning is None:
@@ -177,10 +178,10 @@ class MaskReader:
         return f"1 or True is {'padding' if meaning == 'padding' else 'valid'}, {how}"
 
     def _shape(self, value: Tensor, data: Tensor | None) -> _Shape:
-        """Return what a value's shape shows, and remember it."""
+        """Return and remember the kind of a value by its shape."""
         if self.argument.meaning is not None:
             return _shape_by_name(value, data)
-        if value.ndim == 4:  # one batch does not show which way round pairs of bools are
+        if value.ndim == 4:  # one batch does not show the meaning of pairs of bools
             return "mask" if value.is_floating_point() else "other"
         if data is None or value.ndim != 2:
             return "other"
@@ -200,18 +201,18 @@ class MaskReader:
         if not is_traced() and not any(torch.equal(one(value), value) for one in triangles):
             self.checks.warn(
                 f"square {self.argument.name}",
-                f"{self.label} has as many rows as columns and may say what is padding or what "
-                f"attention may see: no norm was given it. C{self._declare[1:]}, or begin "
+                f"{self.label} has as many rows as columns and may be a padding mask or an "
+                f"attention mask: no norm was given it. C{self._declare[1:]}, or begin "
                 "with a batch of another length",
             )
         return "attention"
 
     def _check_values(self, value: Tensor) -> None:
-        """Refuse a value with other numbers than a mask's."""
+        """Refuse a value with numbers that are not a mask's."""
         if value.dtype == torch.bool:
             return
         if self._by_library and (value.ndim == 4 or not value.is_floating_point()):
-            return  # biases may be beside what hides; segments are numbered from 1
+            return  # biases may accompany masked scores; segments are numbered from 1
         marks = (value == 0) | (value == 1)
         is_mask = marks.all()
         if value.is_floating_point():
@@ -221,12 +222,12 @@ class MaskReader:
             raise UndecidedError(
                 f"{self.label} holds {', '.join([*dict.fromkeys(others)][:3])}: a mask is "
                 "bool, or 1 and 0, or floats that are added to scores, 0 and at most -1000. Pass "
-                "such a mask; if this is something else, as the labels of a batch (x, y), call the "
-                "model without it (`forward=` of what takes batches says how)"
+                "such a mask; if this is something else, such as labels of a batch (x, y), call "
+                "the model without it (see `forward=` of the function that takes batches)"
             )
 
     def _settle(self, call: MaskCall) -> None:
-        """Find the meaning from this call if need be, or compare it with what the call shows."""
+        """Find the meaning from this call if necessary, or compare it with this call's evidence."""
         if self._is_borne_out:
             return
         with torch.no_grad():
@@ -240,11 +241,11 @@ class MaskReader:
                     f"{self.label} marked {meant} in earlier batches and {shown} in this one: "
                     f"{self._declare}"
                 )
-            how = "as its name says" if self._said is None else "as declared"
+            how = "by its name" if self._said is None else "as declared"
             raise InputError(
-                f"{self.label} is the wrong way round: 1 or True of the mask "
-                f"{tuple(call.value.shape)} marks {meant} {how}, and {shown} by what the batch "
-                f"holds. Pass it the other way round, or, if the model means it so, {self._declare}"
+                f"{self.label} is inverted: 1 or True of the mask {tuple(call.value.shape)} marks "
+                f"{meant} {how}, but {shown} according to the batch. Invert it, or, if the model "
+                f"means it so, {self._declare}"
             )
         self.meaning = found
         self._is_borne_out = self.argument.meaning is not None
@@ -265,12 +266,12 @@ class MaskReader:
                 same = _that_alone(torch.equal(mask, one) for one in hidden)
                 if same is not None:
                     return same
-        # The longest sequence has no padding: read the wrong way round it would be nothing else.
+        # The longest sequence has no padding: with the wrong meaning it would be padding only.
         found = _that_alone(not bool(one.all(dim=1).any()) for one in hidden)
         return self._by_place(hidden) if found is None and self.argument.meaning is None else found
 
     def _by_data(self, hidden: Sequence[Tensor], call: MaskCall) -> Meaning | None:
-        """Return the reading by which padding holds padding tokens, zeros, or always the same."""
+        """Return the meaning by which padding holds padding tokens, zeros, or always the same."""
         data, sizes = call.data, hidden[0].shape
         if data is not None and data.ndim > 1 and (call.batch_dim or data.shape[:2] != sizes):
             data = data.transpose(0, 1)
@@ -288,19 +289,19 @@ class MaskReader:
         return _that_alone(len(one) > 1 and bool((one == one[0]).all()) for one in tokens)
 
     def _by_place(self, hidden: Sequence[Tensor]) -> Meaning | None:
-        """Return the reading by which all padding is on one side."""
+        """Return the meaning by which all padding is on one side."""
         found = _that_alone(map(_is_on_one_side, hidden))
         if found is not None or self.meaning is not None:
             return found
-        if _is_on_one_side(hidden[0]):  # both are
+        if _is_on_one_side(hidden[0]):  # with both meanings
             raise UndecidedError(
-                f"{self.label} may mark padding or what is no padding, this batch does not show "
+                f"{self.label} may mark padding or valid positions, and this batch does not show "
                 f"which: {self._declare}"
             )
         self.checks.warn(
             f"scattered {self.argument.name}",
             f"{self.label} marks positions in the middle of sequences and is not read as padding: "
-            f"if it says what is padding, {self._declare}",
+            f"if it marks padding, {self._declare}",
         )
         return None
 
@@ -313,7 +314,7 @@ class MaskReader:
 
     @property
     def _is_trusted(self) -> bool:
-        """Whether the meaning is known or declared: only padding tokens speak against it."""
+        """Whether the meaning is known or declared: only padding tokens can contradict it."""
         return self._by_library or self._said is not None
 
     def _of_lengths(self, call: MaskCall) -> Tensor | None:
@@ -336,7 +337,7 @@ class MaskReader:
                 )
             if low < 0:
                 self.misfit = f"one of them is {low:g}"
-            elif high > length:  # counts samples, say, where the input is of frames
+            elif high > length:  # counts samples, for example, for an input of frames
                 self.misfit = f"they go up to {high:g}, and the input has {length} positions"
         if self.misfit:
             return None
@@ -351,7 +352,7 @@ class MaskReader:
 
 
 def _that_alone(holds: Iterable[bool]) -> Meaning | None:
-    """Return the one of the readings for which something holds, None if not of one alone."""
+    """Return the only meaning for which something holds, None if there is not exactly one."""
     found = [meaning for meaning, one in zip(_READINGS, holds, strict=True) if one]
     return found[0] if len(found) == 1 else None
 
@@ -361,30 +362,30 @@ def _marked(meaning: Meaning | None) -> str:
 
 
 def _shape_by_name(value: Tensor, data: Tensor | None) -> _Shape:
-    """Return what the value of an argument that says what is padding is by its shape."""
+    """Return the kind of a padding argument's value by its shape."""
     if value.ndim in (1, 4) or data is None:
         return "mask"
     if value.ndim != 2:
         return "other"
-    # Another length than that of the data is an error of the norm that gets it.
+    # A length other than that of the data is an error of the norm that gets it.
     sizes = shape_of(data)[:2]
     is_clear = same_sizes(sizes[:1], sizes[1:]) is not True
     return "attention" if is_clear and _is_of_pairs(value, sizes[1:]) else "mask"
 
 
 def _is_of_pairs(value: Tensor, sizes: Sequence[Any]) -> bool:
-    """Return whether a value has as many rows as columns, and so many as the data have of one."""
+    """Return whether a value has as many rows as columns, and as many as the data's length."""
     shape = shape_of(value)
     is_square = bool(same_sizes(shape[:1], shape[1:]))
     return is_square and any(same_sizes(shape[:1], (size,)) is not False for size in sizes)
 
 
 def like_a_mask(values: Mapping[str, object], data: Tensor | None) -> str:
-    """Return the name of a value that looks as if it said where padding is, or "".
+    """Return the name of a value that looks like a padding mask, or "".
 
     Args:
-        values: of a call's arguments, by name.
-        data: of the call, (batch, length, …).
+        values: values of a call's arguments, by name.
+        data: data of the call, (batch, length, …).
     """
     for name, value in values.items():
         if isinstance(value, Mapping):
@@ -397,7 +398,7 @@ def like_a_mask(values: Mapping[str, object], data: Tensor | None) -> str:
 
 
 def is_like_a_mask(name: str, value: object, data: Tensor | None) -> bool:
-    """Return whether a value of a call looks as if it said where padding is."""
+    """Return whether a value of a call looks like a padding mask."""
     if not isinstance(value, Tensor) or value.is_meta or data is None or name in _NO_MASKS:
         return False
     batch, length = data.shape[:2]

@@ -1,4 +1,4 @@
-"""The modules of a model by name, and those among them with batch statistics."""
+"""The modules of a model by name, and the layers with batch statistics among them."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from powernorm.norms import BatchStatisticsNorm
 from powernorm.norms.arguments import check_model
 
 _COMPILED: Final = "_orig_mod"
-"""Name under which `torch.compile` keeps the module that it wraps."""
+"""Name under which `torch.compile` keeps the wrapped module."""
 _OF_MODULES: Final = frozenset(vars(nn.Module()))
 _LEVELS: Final = 2
 """Levels of lists, tuples and dicts in which modules are searched."""
 
 
 def name_without_compile(name: str) -> str:
-    """Return a module's dotted name as it is without `torch.compile`."""
+    """Return a module's dotted name without the parts added by `torch.compile`."""
     return ".".join(part for part in name.split(".") if part != _COMPILED)
 
 
 def modules_by_name(model: nn.Module) -> dict[str, nn.Module]:
-    """Return all modules, each once, by the names that they have without `torch.compile`.
+    """Return all modules, each once, by their names without `torch.compile`.
 
-    For a compiled wrapper the module inside it is returned, which is the one that hooks see.
+    For a compiled wrapper the inner module is returned, which is the one that hooks see.
     """
     return {name_without_compile(name): module for name, module in model.named_modules()}
 
@@ -53,7 +53,7 @@ def check_not_compiled(model: nn.Module, purpose: str) -> None:
     if is_compiled(model):
         raise InputError(
             f"{type(model).__name__} is compiled already, and compiled code ignores hooks that "
-            f"come later: attach {purpose} to the model before torch.compile"
+            f"are added later: attach {purpose} to the model before torch.compile"
         )
 
 
@@ -106,7 +106,7 @@ def choose_layers(
     Args:
         model: any module.
         names: globs over the names of modules; None means all layers.
-        purpose: what the layers are needed for, for the messages ("to calibrate").
+        purpose: purpose of the layers, for the messages ("to calibrate").
 
     Raises:
         InputError: no model, no globs, a model without such a layer, or a glob that matches none.
@@ -163,12 +163,12 @@ def listed(names: Iterable[str], most: int = 8) -> str:
 
 
 class ReplacedForward:
-    """A forward of one module in front of its own, with the signature of that.
+    """A forward that runs in front of a module's own, with its signature.
 
     Subclasses define `__call__`.
 
     Args:
-        module: gets it as an attribute.
+        module: module that gets it as an attribute.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -183,7 +183,7 @@ class ReplacedForward:
         return type(self.module).forward(self.module, *args, **kwargs)
 
     def remove(self) -> None:
-        """Put the module's own forward back, unless another one is in front now."""
+        """Restore the module's own forward, unless another one is in front now."""
         if self.module.__dict__.get("forward") is self:
             del self.module.__dict__["forward"]
             if self._replaced is not None:
@@ -201,9 +201,9 @@ class ReplacedForward:
 def held_outside(model: nn.Module) -> dict[nn.Module, str]:
     """Return the modules that plain attributes of modules refer to, with a reason to keep each.
 
-    Seen are attributes themselves, lists, tuples and dicts in two levels, and functions that close
-    over a module or are a method of one. A forward may call the module through these, whatever
-    takes its place among the modules.
+    Covered are attributes themselves, lists, tuples and dicts to two levels, and functions that
+    close over a module or are a method of one. A forward may call the module through these, even
+    after another one has taken its place among the modules.
     """
     found: dict[nn.Module, str] = {}
     for parent in model.modules():

@@ -32,8 +32,8 @@ class NormCall:
     Attributes:
         name: name of the norm, as given to `observe`.
         module: the norm.
-        x: what the norm normalizes, (..., C): features last, the residual added; of a nested
-            tensor its tokens in a row, of a distributed one those of this process.
+        x: input of the norm, (..., C): features last, the residual added; for a nested tensor its
+            tokens, for a distributed one those of this process.
         padding_mask: `x.shape[:-1]` bool, True = padding; None if there is none.
         mask_fits: whether the masks of the scopes around the call, if any, fit the input; if not,
             all positions count as tokens.
@@ -65,9 +65,9 @@ def observe(
     hooks: run them uncompiled (`powernorm.norms.preserved_state`).
 
     Args:
-        norms: of this or any library, by a name; they are not changed.
+        norms: norms of this or any library, by name; they are not changed.
         on_input: receives each call before it runs, on the norm's device.
-        on_output: receives the name and what the norm returned, after each call; None if the call
+        on_output: receives the name and the norm's output, after each call; None if the call
             raised.
         feature_dims: dimension of the features in the inputs of other libraries' norms, by name;
             the last by default.
@@ -165,7 +165,7 @@ def arguments_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> list[Any]:
 
 
 def tokens_last(x: Tensor, dim: int) -> Tensor:
-    """Return a tensor with the features last, itself where it does not have the dimension."""
+    """Return a tensor with the features last; unchanged if it lacks the dimension."""
     return features_last(x, dim) if has_dim(x, dim) else x
 
 
@@ -192,7 +192,7 @@ class ObserverHook:
         return type(self), ()
 
     def __call__(self, module: nn.Module, *call: Any) -> Any:
-        """Return what the observer makes of the arguments or the output, None if it does not."""
+        """Return the observer's new arguments or output, None to change nothing."""
         observer = self._observer
         if observer is None or not (self._wanted() and module.training):
             return None

@@ -1,9 +1,9 @@
-"""What a norm computes: by its class, by a user's declaration, or by a trial run.
+"""Computation of a norm: by its class, by a user's declaration, or by a trial run.
 
 Classes of other libraries are not trusted by name: `powernorm.inspection.trials` runs copies and
-compares them with LayerNorm, RMSNorm and BatchNorm. This tells `γ = 1 + weight` from `γ = weight`,
-and recognizes a norm over channels or with a gate as something else. `declare_norm` covers what a
-trial cannot show.
+compares them with LayerNorm, RMSNorm and BatchNorm. This distinguishes `γ = 1 + weight` from `γ =
+weight`, and a norm over channels or with a gate from one over tokens. `declare_norm` is for norms
+that a trial cannot recognize.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ CHANNELS: Final = 1
 
 @dataclass(frozen=True)
 class Reading:
-    """What a norm computes: `y = (offset + weight) ⊙ x̂ + bias`, x̂ by its kind."""
+    """Computation of a norm: `y = (offset + weight) ⊙ x̂ + bias`, with x̂ by its kind."""
 
     kind: Kind
     num_features: int
@@ -92,7 +92,7 @@ def declare_norm(
         cls: a class of modules with γ as `weight` (or `gamma`, `scale`), β as `bias` (or `beta`,
             `shift`), or without; and the number of features as the size of γ or as
             `normalized_shape` or `num_features`.
-        kind: what it computes: `layer`, LayerNorm; `rms`, RMSNorm; `batch`, BatchNorm with or
+        kind: computation: `layer`, LayerNorm; `rms`, RMSNorm; `batch`, BatchNorm with or
             without running statistics; `channel`, another norm of a convolutional network.
         feature_dim: the dimension of its input that holds the features.
 
@@ -143,7 +143,7 @@ def computes_norm(module: nn.Module) -> bool:
 
 
 def kind_without_parameters(module: nn.Module) -> Kind | None:
-    """Return what a norm without γ and β computes over the last dimension, of any size, or None."""
+    """Return the kind of a norm without γ and β over the last dimension, of any size, or None."""
     if any(True for _ in (*module.parameters(), *module.buffers())):
         return None
     computed = token_norm(module, "", "", 8)
@@ -153,7 +153,7 @@ def kind_without_parameters(module: nn.Module) -> Kind | None:
 def wrapped_batch_norm(module: nn.Module) -> nn.BatchNorm1d | None:
     """Return the BatchNorm1d in a wrapper that feeds it (batch, features, length), as PatchTST's.
 
-    None if the module is no such wrapper: twins are tried out in training and evaluation.
+    None if the module is not such a wrapper, by trials of copies in training and evaluation.
     """
     children = list(module.children())
     if (
@@ -169,7 +169,7 @@ def wrapped_batch_norm(module: nn.Module) -> nn.BatchNorm1d | None:
 
 
 def read_norm(module: nn.Module) -> Reading | str:
-    """Return what a norm computes, or the reason why it cannot be replaced by one over tokens."""
+    """Return a norm's computation, or why it cannot be replaced by a norm over tokens."""
     if isinstance(module, Norm):
         weight, bias = map(module.affine_part._parameters.get, ("weight", "bias"))
         size, dim = module.num_features, module.feature_dim
@@ -201,7 +201,7 @@ def _read_declared(module: nn.Module, kind: Kind, feature_dim: int) -> Reading |
 
 
 def _read_channel_norm(norm: nn.Module) -> Reading | str:
-    """Return what a norm of torch with the features in the second dimension computes."""
+    """Return the computation of a norm of torch with the features in the second dimension."""
     if isinstance(norm, nn.modules.lazy.LazyModuleMixin):
         return "has not seen an input yet: its number of features is not known"
     if does_more_than_torch(norm):
@@ -220,7 +220,7 @@ def _read_channel_norm(norm: nn.Module) -> Reading | str:
 
 
 def _read_torch_norm(norm: Any, kind: Kind, size: int, dim: int) -> Reading:
-    # torch evaluates by them whatever `track_running_stats` says.
+    # torch evaluates by running statistics whatever `track_running_stats` is.
     statistics = norm if kind == "batch" and norm.running_mean is not None else None
     weight, bias = map(norm._parameters.get, ("weight", "bias"))
     return Reading(kind, size, weight, bias, 0.0, norm.eps, statistics, dim)
@@ -249,7 +249,7 @@ def _read_token_norm(module: nn.Module) -> Reading | str:
 
 
 def read_gated(module: nn.Module) -> tuple[Reading, Gate] | None:
-    """Return what the norm inside a norm with a gate computes, and the gate; None if it is none."""
+    """Return the reading of the norm inside a norm with a gate, and the gate, or None."""
     if len(other_inputs(module)) != 1:
         return None
     scale = _parameter_name(module, SCALES)

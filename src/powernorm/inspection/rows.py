@@ -1,4 +1,4 @@
-"""Rows of plans and reports, one per norm, and how they are printed."""
+"""Rows of plans and reports, one per norm, and their formatting as text."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from typing import Any, Final, Literal
 Action = Literal["swap", "insert", "modularize", "fold", "calibrate", "match", "remove", "keep"]
 
 WIDTH: Final = 80
-"""Characters of a printed line, where nothing else is asked for."""
+"""Default number of characters per line."""
 
 _FIRST: Final = ("name", "kind", "action", "into", "mask")
-"""Columns that matter more than a reason, which matters more than the measures."""
+"""Columns that are more important than a reason, which is more important than the measures."""
 
 _BELOW: Final = ("into", "reason")
-"""Columns that are wrapped below their row where the line has no room for them."""
+"""Columns that are wrapped below their row if the line has no room for them."""
 
 _BESIDE_NAME: Final = 26
-"""Characters that a name leaves for other columns before it is broken into lines."""
+"""Characters of other columns that a name leaves before it is broken into lines."""
 
 PERCENT: Final = {"percent": True}
-"""Metadata of a field that is a fraction and is printed in percent."""
+"""Metadata of a field that is a fraction and printed in percent."""
 
 _SHOWN: Final = 2
 """Number of names in a printed cell; `to_dict` returns all."""
@@ -30,16 +30,16 @@ _SHOWN: Final = 2
 
 @dataclass(frozen=True, kw_only=True)
 class NormRow:
-    """What is, or was, done with one norm of a model; measures are fields of subclasses.
+    """Planned or past change of one norm of a model; subclasses add fields for measures.
 
     Attributes:
         name: first dotted name of the norm in the model.
-        kind: what the norm computes: `layer`, `rms`, `batch`, `channel`, `conditional` (γ and β are
+        kind: the norm's computation: `layer`, `rms`, `batch`, `channel`, `conditional` (γ and β are
             computed from a second input) or `unknown` for norms of other libraries, else its short
             name.
-        action: what is done with the norm.
-        into: what replaces or absorbs the norm: the short name of a new norm, `multiply-add` if
-            one per feature is left, the parameters that it is folded into.
+        action: action on the norm.
+        into: replacement of the norm: the short name of a new norm, `multiply-add` if
+            one per feature is left, or the parameters that it is folded into.
         mask: the argument, of the model or a module in it, that gives the norm's padding mask.
         reason: why the request could not be met, or not fully.
     """
@@ -57,21 +57,21 @@ class NormRow:
 
 
 class NormTable:
-    """What plans and reports have in common: one row a norm."""
+    """Base class of plans and reports: a table with one row per norm."""
 
     rows: Sequence[NormRow]
 
     def to_rows(self) -> list[dict[str, Any]]:
-        """Return the table as dictionaries, one a norm."""
+        """Return the table as dictionaries, one per norm."""
         return [row.to_dict() for row in self.rows]
 
     def to_text(self, width: int | None = WIDTH) -> str:
-        """Return the table as text, and below it what concerns all rows.
+        """Return the table as text, followed by notes on all rows.
 
         Args:
-            width: characters of a line, at least 40. The columns that fit are shown, the most
+            width: characters per line, at least 40. The columns that fit are shown, the most
                 important first; long reasons are wrapped below their rows. None shows all columns,
-                one line a row.
+                one line per row.
         """
         notes = [line for note in self._notes() for line in _wrapped(note, width, "", "  ")]
         columns = None if width is None else self._columns()
@@ -97,8 +97,8 @@ def format_rows(
 
     Args:
         rows: rows of one class.
-        columns: which fields, the most important first; None means all. Columns that are empty in
-            every row are left out, and the reason is the last one.
+        columns: names of fields, the most important first; None means all. Columns that are empty
+            in every row are left out, and the reason is the last one.
         width: as for `NormTable.to_text`.
 
     >>> row = NormRow(name="norm", kind="bn", action="fold", into=("head.weight",), reason="tied")
@@ -163,7 +163,7 @@ def _table(columns: dict[str, list[str]], width: int | None) -> str:
 
 
 def _line(cells: Sequence[str], widths: Sequence[int]) -> list[str]:
-    """Return a row, in several lines where its name is wider than its column."""
+    """Return a row, in several lines if its name is wider than its column."""
     name, *others = cells
     parts = [name[start : start + widths[0]] for start in range(0, len(name) or 1, widths[0])]
     whole = [cell.ljust(width) for cell, width in zip([parts[0], *others], widths, strict=True)]
@@ -171,7 +171,7 @@ def _line(cells: Sequence[str], widths: Sequence[int]) -> list[str]:
 
 
 def _wrapped(text: str, width: int | None, first: str = "", others: str = "  ") -> list[str]:
-    """Return a sentence in lines that are no wider, unless a single word is."""
+    """Break a sentence into lines of at most this width, unless a single word is longer."""
     if width is None:
         return [first + text]
     return textwrap.wrap(

@@ -15,7 +15,7 @@ from powernorm.errors import InputError
 from powernorm.inspection.finder import FoundNorm
 
 Role = Literal["attention", "feed-forward", "final", "embedding", "other"]
-"""What a norm belongs to: a sub-layer (before or after it), the end of a stack, embeddings."""
+"""Part of a model that a norm belongs to: a sub-layer, the end of a stack, or embeddings."""
 
 Side = Literal["encoder", "decoder"]
 
@@ -37,11 +37,11 @@ class Where:
         types: classes, or globs over the name of the norm's class.
         roles: attention, feed-forward, final, embedding, other.
         side: encoder or decoder, of a model that has both.
-        lowest: norms inside the layers with index below this, of each side (Wang et al. 2022,
+        lowest: norms inside the layers with index below this, on each side (Wang et al. 2022,
             Fig. 3), ≥ 1.
 
     Raises:
-        InputError: a role, side or number that does not exist.
+        InputError: there is no such role, side or number.
     """
 
     names: str | Sequence[str] | None = None
@@ -196,7 +196,7 @@ def _by_default(sites: Sequence[Site]) -> Sequence[Site]:
 
 
 def inventory(sites: Sequence[Site]) -> str:
-    """Return a sentence that says which norms a model has."""
+    """Return a sentence that lists the norms of a model."""
     if not sites:
         return (
             "the model has no norms at all, but may call functions behind helpers: "
@@ -229,7 +229,7 @@ def _check_question(where: Callable[[str, nn.Module], bool]) -> None:
 
 
 def _several(value: Any) -> Sequence[Any]:
-    """Return what was given as one or several, none for None."""
+    """Return one value or several as a sequence, which is empty for None."""
     if value is None:
         return ()
     return value if isinstance(value, Sequence) and not isinstance(value, str) else (value,)
@@ -238,7 +238,7 @@ def _several(value: Any) -> Sequence[Any]:
 def _site(model: nn.Module, norm: FoundNorm, sides: dict[str, Side]) -> Site:
     name = norm.names[0]
     path = name.split(".") if name else []  # the model may be a norm itself
-    modules = [model]  # each holds what is at the same place of the path
+    modules = [model]  # each is the parent of the same part of the path
     for attribute in path:
         child = getattr(modules[-1], attribute, None)
         # The call of a function is a step, too, and no module.
@@ -272,7 +272,7 @@ def _is_stack(module: nn.Module) -> bool:
 
 
 def _sublayer_types(module: nn.Module) -> Sequence[str] | None:
-    # x-transformers numbers sub-layers, and says in `layer_types` what each of them is.
+    # x-transformers numbers sub-layers, and lists their kinds in `layer_types`.
     foreign = type(module).__module__.startswith("x_transformers")
     return getattr(module, "layer_types", None) if foreign else None
 
@@ -282,7 +282,7 @@ def _role_in_layer(rest: Sequence[str], last: str, parent: nn.Module) -> Role:
     path = ".".join(rest).lower()
     neighbors = tuple(parent._modules)
     if last.startswith("post_attention") and "." not in path:
-        # In Llama the norm stands after the attention and before the feed-forward network. In
+        # In Llama the norm comes after the attention and before the feed-forward network. In
         # Gemma 2, which has another norm before that network, it belongs to the attention.
         own = any(name.startswith("pre_f") for name in neighbors)
         return "attention" if own else "feed-forward"

@@ -1,7 +1,7 @@
-"""Trial runs: twins of other libraries' norms, on random inputs, compared with what they may be.
+"""Trial runs of other libraries' norms on random inputs, compared with known computations.
 
-A twin is a copy on the CPU with random parameters and buffers and without hooks, so that a trial
-changes nothing, also shows γ = 1 + weight, and works for a model on the meta device.
+They use a twin: a copy on the CPU with random parameters and buffers and without hooks, so that a
+trial changes nothing, also shows γ = 1 + weight, and works for a model on the meta device.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ _LAYOUTS: Final = (((2, 3), LAST), ((2, 3, 4), 1), ((2, 3), 1))
 _SEQUENCES: Final = ((2, 3), (1, 3), (1, 1), (5,), (1,), (1030, 1))
 """Inputs of norms over the batch, without the features, which are last.
 
-Single sequences and positions show rules for them, many sequences show ghost batches.
+Single sequences and positions show special cases, many sequences show ghost batches.
 """
 _IMAGES: Final = ((2, 9), (1, 9), (1, 1), (1030, 1))
-"""The same for images, whose positions are in a square or cube."""
+"""The same for images, whose positions form a square or cube."""
 _HOOKS: Final = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 
@@ -86,13 +86,13 @@ def twin_of(module: nn.Module, *, training: bool = False) -> nn.Module:
 
 
 def _output(module: nn.Module, *inputs: Tensor, forward: Callable[..., Any] | None = None) -> Any:
-    """Return what a forward, by default the module's, returns, or the exception that it raises."""
+    """Return the output of a forward, by default the module's, or the exception that it raises."""
     forward = type(module).forward if forward is None else forward
     with torch.no_grad(), torch.random.fork_rng(devices=[]), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
             return forward(module, *inputs)
-        except Exception as error:  # whatever a foreign forward raises, the input is not for it
+        except Exception as error:  # if a foreign forward raises anything, the input does not fit
             return error
 
 
@@ -102,7 +102,7 @@ def token_norm(
     """Return kind, offset of γ and dimension of the features of a norm over a token's features.
 
     Args:
-        module: has no tensors but γ and β.
+        module: a module with no tensors but γ and β.
         weight: name of γ, "" if there is none.
         bias: name of β, "" if there is none.
         num_features: C.
@@ -136,7 +136,7 @@ def token_norm(
 
 
 class Gate(NamedTuple):
-    """A gate beside a norm."""
+    """A gate next to a norm."""
 
     place: Literal["before", "after"]
     activation: Activation
@@ -148,7 +148,7 @@ def gated_norm(
     """Return kind, offset of γ and gate of a norm with a gate as its second input, or None.
 
     Args:
-        module: has no tensors but γ.
+        module: a module with no tensors but γ.
         weight: name of γ, "" if there is none.
         num_features: C.
     """
@@ -191,11 +191,11 @@ def _computes_as(
     reference: Callable[[nn.Module, Tensor], Tensor],
     inputs: Sequence[Tensor],
 ) -> bool:
-    """Return whether a module computes what a reference computes of its twin, in both modes.
+    """Return whether a module's twin computes the same as a reference on it, in both modes.
 
-    Outputs and buffers are compared. The first input has to be taken; others that the module
-    refuses are left out. One that the reference alone refuses, such as a single value in training,
-    shows a rule of the module's.
+    Outputs and buffers are compared. The module has to accept the first input; others that it
+    rejects are skipped. If only the reference rejects one, such as a single value in training, the
+    module has a special case.
     """
     for training in (False, True):
         for number, x in enumerate(inputs):
@@ -239,7 +239,7 @@ def torch_class(norm: nn.Module) -> type[nn.Module]:
 
 
 def turns_batch_norm_round(module: nn.Module, inner: nn.BatchNorm1d) -> bool:
-    """Return whether a module computes its BatchNorm1d over the last dimension, and only that."""
+    """Return whether a module only applies its BatchNorm1d over the last dimension."""
 
     def reference(twin: nn.Module, x: Tensor) -> Tensor:
         (norm,) = twin.children()
@@ -251,7 +251,7 @@ def turns_batch_norm_round(module: nn.Module, inner: nn.BatchNorm1d) -> bool:
 
 
 def calls(module: nn.Module, attribute: str, num_features: int) -> bool:
-    """Return whether a module's forward calls its part, as far as trial runs show.
+    """Return whether a module's forward calls a submodule, as far as trial runs show.
 
     Returns:
         False if the module ran on a trial input and did not call it; True also if none ran.
@@ -272,5 +272,5 @@ def calls(module: nn.Module, attribute: str, num_features: int) -> bool:
 def _random(*sizes: int) -> Tensor:
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(*sizes, generator=generator, device="cpu", dtype=torch.float32) * 2 + 1
-    x.view(-1)[0] = 200  # shows a clamp: x̂ is near √n, the most that it can be among n values
+    x.view(-1)[0] = 200  # shows a clamp: x̂ is near √n, the maximum among n values
     return x

@@ -1,4 +1,4 @@
 """Integrations with Hugging Face, Lightning and ONNX.
 
-Each module needs its extra, but `library_masks`, which holds facts alone.
+Each module needs its extra, except `library_masks`, which holds facts only.
 """

@@ -1,4 +1,4 @@
-"""Classes of transformers by their names in a `config.json` that anyone may have written."""
+"""Classes of transformers by their names in an untrusted `config.json`."""
 
 import json
 from collections.abc import Iterator
@@ -13,14 +13,14 @@ from powernorm.surgery.saving.records import KEY
 
 
 def model_class(name: object, model_type: object) -> Any:
-    """Return the model class of transformers that a name stands for; None for any other name.
+    """Return the model class of transformers with a name; None for any other name.
 
-    No attribute of transformers is looked up but those on its own lists: the classes that its Auto
+    Only attributes of transformers on its own lists are looked up: the classes that its Auto
     classes choose from, and those of the family of models that `model_type` names.
 
     Args:
-        name: of the class, as `architectures` in a configuration has it.
-        model_type: of the same configuration.
+        name: name of the class, as in `architectures` of a configuration.
+        model_type: model type of the same configuration.
 
     Raises:
         ModuleNotFoundError: transformers is missing.
@@ -38,12 +38,12 @@ def model_class(name: object, model_type: object) -> Any:
 
 
 def config_of(model: nn.Module) -> dict[str, Any]:
-    """Return the configuration of a Hugging Face model as it writes it."""
+    """Return the configuration of a Hugging Face model in its stored form."""
     config: Any = model.config
     described: dict[str, Any] = json.loads(config.to_json_string())
     described.pop(KEY, None)
     described.pop("architectures", None)
-    # A class of one's own may have the name of one of transformers.
+    # A user-defined class may have the name of one of transformers.
     if model_class(type(model).__name__, config.model_type) is type(model):
         described["architectures"] = [type(model).__name__]
     described["dtype"] = str(cast(Any, model).dtype).removeprefix("torch.")
@@ -63,7 +63,7 @@ def _auto_names() -> set[str]:
 
 
 def _family(model_type: object) -> Any:
-    """Return the package of transformers that has a type of models; None for an unknown type."""
+    """Return transformers' package of a model type; None for an unknown type."""
     from transformers import CONFIG_MAPPING
 
     if not isinstance(model_type, str) or model_type not in CONFIG_MAPPING:
@@ -73,7 +73,7 @@ def _family(model_type: object) -> Any:
 
 @contextmanager
 def loading_quietly() -> Iterator[None]:
-    """In the block, let transformers show no bars and no reports: we say what is missing."""
+    """Hide bars and reports of transformers in the block: powernorm reports missing weights."""
     from transformers.utils import logging as untyped
 
     logging: Any = untyped

@@ -21,7 +21,7 @@ _REQUIRED: Final = re.compile(r"([\w.-]+)[^;]*(?:;.*\bextra == [\"'](\w+)[\"'])?
 
 
 class Requirement(NamedTuple):
-    """A package that a distribution asks for, with an extra or without."""
+    """A package that a distribution requires, with an extra or without."""
 
     distribution: str
     extra: str | None
@@ -34,7 +34,7 @@ def plugins(group: str) -> EntryPoints:
 
 
 def checkout() -> Path | None:
-    """Return the folder of the sources if powernorm runs out of a checkout; None if installed."""
+    """Return the folder of the sources if powernorm runs from a checkout; None if installed."""
     root = Path(__file__).resolve().parents[3]
     is_checkout = (root / "pyproject.toml").is_file() and (root / "src" / "powernorm").is_dir()
     return root if is_checkout else None
@@ -48,22 +48,22 @@ def install_command(distribution: str = "powernorm", extra: str | None = None) -
     root = checkout()
     if root is not None and (root / FOLDERS[distribution]).is_dir():
         return f"pip install -e {shlex.quote(str(root / FOLDERS[distribution]) + end)}"
-    # No index has the distributions, and what has their names there is something else.
+    # The distributions are in no index, where their names belong to other projects.
     folder = FOLDERS[distribution] if distribution == "powernorm" else f"./{FOLDERS[distribution]}"
     return f"`pip install {shlex.quote(folder + end)}` in powernorm's source tree"
 
 
 def requirement_of(package: str) -> Requirement | None:
-    """Return which distribution asks for a package, ours or one with commands; None if none does.
+    """Return the distribution that requires a package, ours or one with commands; None if none.
 
-    Packages are told by their import names, which are those of their distributions here.
+    Packages are identified by their import names, which are those of their distributions here.
     """
     names = {"powernorm": None}
     names |= dict.fromkeys(one.dist.name for one in plugins(COMMANDS) if one.dist is not None)
     for name in names:
         try:
             lines = requires(name) or []
-        except PackageNotFoundError:  # its sources alone are on the path
+        except PackageNotFoundError:  # only its sources are on the path
             continue
         for line in lines:
             found = _REQUIRED.match(line)
@@ -77,11 +77,11 @@ class MissingPackageError(ModuleNotFoundError):
 
 
 def explained(error: ModuleNotFoundError, what: str) -> MissingPackageError | None:
-    """Return the error that names what to install for a missing package; None if nothing brings it.
+    """Return the error with the command that installs a missing package; None if there is none.
 
     Args:
-        error: as Python raised it.
-        what: subject of the error message: what needs the package.
+        error: error as Python raised it.
+        what: subject of the error message: the feature that needs the package.
     """
     if isinstance(error, MissingPackageError):
         return error
@@ -95,10 +95,10 @@ def explained(error: ModuleNotFoundError, what: str) -> MissingPackageError | No
 
 @contextmanager
 def needed_for(what: str) -> Iterator[None]:
-    """In the block, raise an error that names what to install if an imported package is missing.
+    """Raise an error with the install command if an import in the block needs a missing package.
 
     Args:
-        what: subject of the error message: what needs the package.
+        what: subject of the error message: the feature that needs the package.
 
     Raises:
         MissingPackageError: a package of an extra is missing.

@@ -1,4 +1,4 @@
-"""Folding models in Hugging Face folders: load with the head, make examples, write the result."""
+"""Folding of models in Hugging Face folders: loading with the head, examples, writing."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from powernorm.surgery import FoldReport
 _OF_TORCH: Final = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
 _WEIGHTS: Final = (*_OF_TORCH, ".h5", ".msgpack", ".onnx", ".gguf", ".ot", ".tflite", ".mlmodel")
 _PARTS: Final = "modules.json"
-"""Of sentence-transformers: what follows the model, such as a pooling, each in a folder."""
+"""List of sentence-transformers' modules after the model, such as a pooling, one folder each."""
 _CONFIGS: Final = ("config.json", "generation_config.json")
 _LENGTH: Final = 8
 _IMAGE_SIZE: Final = 224
@@ -29,13 +29,13 @@ def load_whole(path: Path) -> nn.Module:
     """Load the model of a folder with its head; nothing is downloaded.
 
     Args:
-        path: what `save_pretrained` or `powernorm.save` wrote.
+        path: folder that `save_pretrained` or `powernorm.save` wrote.
 
     Returns:
-        The model in evaluation mode, its weights in the type that they were stored in.
+        The model in evaluation mode, its weights in their stored type.
 
     Raises:
-        InputError: it cannot be loaded, or weights of it are missing.
+        InputError: it cannot be loaded, or some weights are missing.
         ModuleNotFoundError: transformers is missing.
     """
     model, missing = load_model(path, with_head=True)
@@ -47,13 +47,13 @@ def load_whole(path: Path) -> nn.Module:
 
 
 def example_inputs(model: nn.Module) -> dict[str, Tensor]:
-    """Return inputs that a model of texts or of images takes, with random values.
+    """Return random inputs that a model of texts or of images takes.
 
     Args:
-        model: of transformers.
+        model: a model of transformers.
 
     Raises:
-        InputError: it takes something else.
+        InputError: the model takes other inputs.
     """
     config: Any = model.config
     generator = torch.Generator().manual_seed(0)
@@ -69,8 +69,8 @@ def example_inputs(model: nn.Module) -> dict[str, Tensor]:
         shape = (2, getattr(config, "num_channels", 3), height, width)
         return {name: torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")}
     raise InputError(
-        f"{type(model).__name__} takes {name or 'inputs of its own'}, and examples are made of "
-        "texts and images alone: fold it in Python, powernorm.fold(model, example_inputs)"
+        f"{type(model).__name__} takes {name or 'other inputs'}, and examples can be made of "
+        "texts and images only: fold it in Python, powernorm.fold(model, example_inputs)"
     )
 
 
@@ -78,14 +78,14 @@ def write_folded(report: FoldReport, source: Path, out: Path, *, flash_norm: boo
     """Write a folded model, with the tokenizer and other small files of its folder.
 
     Args:
-        report: of a fold.
+        report: report of a fold.
         source: the folder that the model was loaded from.
-        out: a folder of its own.
-        flash_norm: write the keys by which loaders leave out the weights of RMSNorms; see
+        out: an empty folder.
+        flash_norm: write the keys by which loaders skip the weights of RMSNorms; see
             `flash_norm_keys`.
 
     Returns:
-        How to load it.
+        Name of the function that loads it.
 
     Raises:
         InputError: the folder cannot be written, or the keys would not be true.
@@ -100,15 +100,15 @@ def write_folded(report: FoldReport, source: Path, out: Path, *, flash_norm: boo
 
 
 def flash_norm_keys(model: nn.Module) -> list[str]:
-    """Return the keys of a configuration that say which RMSNorms have lost their weights.
+    """Return the configuration keys that declare which RMSNorms have no weights.
 
-    By FlashNorm (Graef et al., 2407.09577) an RMSNorm's weights go into the linear maps behind it.
-    The checkpoints of the paper's authors and nano-vllm's loader have `flash_norm`: the norms of
-    all layers have weights of 1, those of queries and keys aside. The loaders that are proposed for
+    With FlashNorm (Graef et al., 2407.09577) an RMSNorm's weights go into the linear maps behind
+    it. The checkpoints of the paper's authors and nano-vllm's loader have `flash_norm`: the norms
+    of all layers have weights of 1, except those of queries and keys. The proposed loaders of
     vLLM and transformers read `flashnorm_folded`: the last norm has, too.
 
     Args:
-        model: of transformers, folded with `keep="statistics"`.
+        model: a model of transformers, folded with `keep="statistics"`.
 
     Raises:
         InputError: there is no RMSNorm, or one in a layer has other weights than 1.
@@ -124,7 +124,7 @@ def flash_norm_keys(model: nn.Module) -> list[str]:
     if not norms or in_layers:
         why = f"{named_first(in_layers)} has weights other than 1" if norms else "no norm is one"
         raise InputError(
-            f"flash_norm is said of models whose RMSNorms have weights of 1, and {why}: leave it "
+            f"flash_norm is for models whose RMSNorms have weights of 1, and {why}: leave it "
             'out, or fold with keep="statistics"'
         )
     return ["flash_norm"] if left else ["flash_norm", "flashnorm_folded"]
@@ -133,10 +133,10 @@ def flash_norm_keys(model: nn.Module) -> list[str]:
 def copy_companions(source: Path, out: Path) -> None:
     """Copy the tokenizer and other small files of a model's folder into another one.
 
-    The parts that sentence-transformers puts behind the model go along, too.
+    The modules that sentence-transformers adds after the model are copied, too.
 
     Raises:
-        InputError: the list of these parts cannot be read, or a link is where a file goes.
+        InputError: the list of these modules cannot be read, or a link is in a file's place.
     """
     files = list(filter(_goes_along, source.iterdir()))
     check_own(*(out / file.name for file in files))
@@ -147,7 +147,7 @@ def copy_companions(source: Path, out: Path) -> None:
 
 
 def _following_parts(source: Path) -> list[str]:
-    """Return the names of the folders that a list of parts has in a model's folder."""
+    """Return the folder names of the modules in a model's folder, from their list."""
     if not (source / _PARTS).is_file():
         return []
     listed = read_json(source / _PARTS, "take it from the model's own folder")
@@ -158,6 +158,6 @@ def _following_parts(source: Path) -> list[str]:
 
 
 def _goes_along(file: Path) -> bool:
-    """Return whether a file of a model's folder holds neither weights nor what is written anew."""
+    """Return whether a file of a model's folder holds no weights and is not rewritten."""
     others = file.name in _CONFIGS or file.name.endswith(".index.json")
     return file.is_file() and file.suffix not in _WEIGHTS and not others

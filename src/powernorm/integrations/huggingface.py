@@ -88,7 +88,7 @@ class PenaltyTrainerMixin(_Base):
         num_items_in_batch: Tensor | int | None = None,
     ) -> Any:
         """Return the Trainer's loss plus the penalty; arguments and result are the Trainer's."""
-        # The Trainer takes the labels out of the inputs where it smooths them.
+        # The Trainer removes the labels from the inputs if it smooths them.
         own_inputs = dict(inputs)
         adds = model.training and bool(penalized_layers(model))
         divides = adds and self._is_divided(model, inputs, num_items_in_batch)
@@ -129,22 +129,22 @@ class PenaltyTrainerMixin(_Base):
     def _process_tokens(
         self, inputs: Mapping[str, Any], num_items: Tensor | int | None, divides: bool
     ) -> int | Tensor:
-        """Return the tokens that this process's loss, as the Trainer scales it, is divided by."""
+        """Return the number of tokens that this process's scaled loss is divided by."""
         if divides and num_items is None:
             raise InputError(
-                "the loss is said to be divided by the tokens of the whole update, but the Trainer "
-                "could not count them: give the batches 'labels', or set "
+                "the loss is declared to be divided by the tokens of the whole update, but the "
+                "Trainer could not count them: give the batches 'labels', or set "
                 "loss_is_scaled_for_ga = False in your Trainer if it is a mean of the micro-batch"
             )
         tokens = num_items if divides else check_num_tokens(self.count_loss_tokens(inputs))
         assert tokens is not None
         multiplies = self._tells_items(num_items) and self.args.average_tokens_across_devices
         num_copies = self.accelerator.num_processes // self.get_tp_size() if multiplies else 1
-        # The Trainer multiplies the loss by num_copies, whichever tokens it is the mean of.
+        # The Trainer multiplies the loss by num_copies, whatever tokens it averages over.
         return tokens if num_copies == 1 else torch.as_tensor(tokens) / num_copies
 
     def _tells_items(self, num_items: Tensor | int | None) -> bool:
-        """Return whether the model or the loss function gets the number of items."""
+        """Return whether the model or the loss function receives the number of items."""
         takes = self.model_accepts_loss_kwargs or self.compute_loss_func is not None
         return takes and num_items is not None
 
@@ -165,10 +165,10 @@ class PenaltyTrainerMixin(_Base):
             with preserved_state(model, ()):
                 once = self._loss_of(model, inputs, num_items)
                 twice = self._loss_of(model, inputs, 2 * num_items)
-            # All processes reach the same answer, also those whose batch has no label.
+            # All processes get the same answer, including those whose batch has no label.
             pairs = self.accelerator.gather(torch.stack([once, twice]).float())
             self._divides = _follows(cast(Tensor, pairs).view(-1, 2))
-        # Without a loss nothing depends on the answer, so the Trainer's assumption will do.
+        # Without a loss the answer does not matter, so use the Trainer's assumption.
         return self._divides is not False
 
     def _loss_of(self, model: nn.Module, inputs: dict[str, Any], num_items: Tensor | int) -> Tensor:
@@ -180,10 +180,10 @@ def _follows(losses: Tensor) -> bool | None:
     """Return whether a loss halves when the number of items doubles.
 
     Args:
-        losses: (processes, 2), with the number and with twice the number.
+        losses: (processes, 2), for the number and for twice the number.
 
     Returns:
-        None where no loss is a finite number other than 0.
+        None if no loss is a finite number other than 0.
 
     Raises:
         InputError: the loss neither halves nor stays the same.
@@ -193,12 +193,12 @@ def _follows(losses: Tensor) -> bool | None:
         return None
     ratios = usable[:, 1] / usable[:, 0]
     for answer, expected in ((True, 0.5), (False, 1.0)):
-        # Part of a loss, such as the load balance of experts, may not be divided.
+        # A part of a loss, such as the load balance of experts, may not be divided.
         if bool((ratios - expected).abs().max() < 0.1):
             return answer
     raise InputError(
-        f"with twice the num_items_in_batch the loss is {ratios[0].item():.3g} times as large, so "
-        "that it cannot be told whether it is divided by that number or is a mean over the "
+        f"with twice the num_items_in_batch the loss is {ratios[0].item():.3g} times as large, "
+        "which does not show whether it is divided by that number or is a mean over the "
         "micro-batch: set loss_is_scaled_for_ga in your Trainer, to True or False"
     )
 
@@ -220,9 +220,9 @@ class NormCallback(TrainerCallback):
     Each checkpoint of a model with norms of this library, of Hugging Face or any other, is a folder
     that `powernorm.load` reads.
 
-    The Trainer does not notify callbacks of an exception in `train()`: if the failed step was to be
-    logged, the hooks keep measuring until the next `train()` or `detach()`. In float16 training
-    PowerNorm and MABN follow the Trainer's GradScaler from its start on
+    The Trainer does not notify callbacks of an exception in `train()`: if the failed step was due
+    for logging, the hooks keep measuring until the next `train()` or `detach()`. In float16
+    training PowerNorm and MABN follow the Trainer's GradScaler from its start on
     (`powernorm.set_loss_scale`).
 
     Args:
@@ -310,7 +310,7 @@ class NormCallback(TrainerCallback):
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Note in the checkpoint which norms the model has, where the Trainer wrote none of it."""
+        """Record the model's norms in the checkpoint, if the Trainer's files do not."""
         del control, kwargs
         folder = Path(args.output_dir or "") / f"checkpoint-{state.global_step}"
         if state.is_world_process_zero and isinstance(self._trainer.model, nn.Module):
@@ -350,18 +350,18 @@ class CalibrateCallback(TrainerCallback):
 
     `trainer.add_callback(CalibrateCallback(trainer))` measures them on training batches
     (`powernorm.calibrate`) at every step at which the Trainer evaluates or saves, before it does,
-    and at the end of the training, unless the best checkpoint is loaded then. So a checkpoint is
-    chosen by what it evaluates to with its own statistics, and has them. Norms whose running
-    statistics are part of the trained function are left as they are.
+    and at the end of the training, unless the best checkpoint is loaded then. A checkpoint is
+    therefore chosen by its evaluation with its own statistics, and contains them. Norms whose
+    running statistics are part of the trained function are not changed.
 
     The batches are the same every time: the first of the Trainer's loader, drawn when they are
-    first needed, without moving torch's random numbers, and kept on the CPU.
+    first needed, without advancing torch's random numbers, and kept on the CPU.
 
     Args:
         trainer: the Trainer whose model is calibrated.
         num_batches: training batches of each process; a few dozen suffice.
-        forward: runs the model on a batch, as of `calibrate`; None calls `model(**batch)`.
-        way: as of `calibrate`; `one_pass` is cheaper for deep models.
+        forward: runs the model on a batch, as in `calibrate`; None calls `model(**batch)`.
+        way: as in `calibrate`; `one_pass` is cheaper for deep models.
 
     Raises:
         InputError: no Trainer, no such number or function; a model without batch statistics
@@ -413,7 +413,7 @@ class CalibrateCallback(TrainerCallback):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Calibrate, unless the model is that of a checkpoint by now."""
+        """Calibrate, unless the model is now that of a checkpoint."""
         del control, kwargs
         if not (args.load_best_model_at_end and state.best_model_checkpoint):
             self._calibrate(state)
@@ -429,7 +429,7 @@ class CalibrateCallback(TrainerCallback):
         if not self._batches:
             with torch.random.fork_rng(devices=[]):
                 loader = self._trainer.get_train_dataloader()
-                # Past accelerate's own iterator, which would count it as the training's.
+                # Bypass accelerate's iterator, which would count the batches as the training's.
                 is_torchs = isinstance(loader, DataLoader)
                 iterator = DataLoader.__iter__(loader) if is_torchs else iter(loader)
                 self._batches = list(itertools.islice(iterator, self._num_batches))
@@ -448,7 +448,7 @@ def _check_trainer(trainer: object, name: str) -> None:
 
 
 class ReportingRun(Protocol):
-    """What `RunCallback` needs of the run of a comparison."""
+    """Interface of a comparison's run that `RunCallback` uses."""
 
     @property
     def should_stop(self) -> bool:
@@ -457,15 +457,15 @@ class ReportingRun(Protocol):
 
     @property
     def is_resumed(self) -> bool:
-        """Whether there is a checkpoint that the run goes on from."""
+        """Whether the run resumes from a checkpoint."""
         ...
 
     def path(self, name: str) -> Path:
-        """Return the path of a folder of your own in the run's folder."""
+        """Return the path of a user's folder in the run's folder."""
         ...
 
     def track(self, **things: Any) -> None:
-        """Keep the state of objects."""
+        """Save the state of objects in checkpoints."""
         ...
 
     def checkpoint(self, step: int | None = None) -> None:
@@ -480,9 +480,9 @@ class ReportingRun(Protocol):
 class RunCallback(TrainerCallback):
     """Callback that connects a Trainer with the run of a comparison.
 
-    What the Trainer logs goes to the run's metrics.csv: `loss` as `train_loss`, `eval_loss` as
+    The Trainer's log goes to the run's metrics.csv: `loss` as `train_loss`, `eval_loss` as
     `valid_loss`, other numbers of an evaluation by their own names. The Trainer writes its own
-    checkpoints, in its `output_dir`; the run notes the step of each, so that `--resume` goes on
+    checkpoints, in its `output_dir`; the run records the step of each, so that `--resume` continues
     from it. When a scheduler asks the run to stop, the Trainer saves and ends::
 
         callback = RunCallback(run)
@@ -490,9 +490,9 @@ class RunCallback(TrainerCallback):
         trainer.train(resume_from_checkpoint=callback.last_checkpoint)
 
     Args:
-        run: the run; `output_dir` of the Trainer has to be `run.path("trainer")`, or another place
+        run: the run; `output_dir` of the Trainer has to be `run.path("trainer")`, or another folder
             in the run's folder.
-        folder: name of that place.
+        folder: name of that folder.
     """
 
     def __init__(self, run: ReportingRun, folder: str = "trainer") -> None:
@@ -503,11 +503,11 @@ class RunCallback(TrainerCallback):
 
     @property
     def last_checkpoint(self) -> str | None:
-        """The Trainer's checkpoint to go on from; None for a run that begins."""
+        """The Trainer's checkpoint to resume from; None for a new run."""
         if not self._run.is_resumed:
             return None
         found = {_step_of(path): path for path in self._folder.glob("checkpoint-*")}
-        # The Trainer may have deleted that of the run's step to make room for the next one.
+        # The Trainer may have deleted the checkpoint of the run's step to free space for the next.
         step = self._step if self._step in found else max(found, default=None)
         return None if step is None else str(found[step])
 
@@ -516,13 +516,13 @@ class RunCallback(TrainerCallback):
         return {"step": self._step}
 
     def load_state_dict(self, state: Mapping[str, int]) -> None:
-        """Take that step back."""
+        """Restore that step."""
         self._step = state["step"]
 
     def on_step_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Save and stop when the run has to."""
+        """Save and stop if the run asks for it."""
         del args, state, kwargs
         if self._run.should_stop:
             control.should_save = control.should_training_stop = True
@@ -530,7 +530,7 @@ class RunCallback(TrainerCallback):
     def on_save(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Note that there is a checkpoint of this step."""
+        """Record that there is a checkpoint of this step."""
         del args, control, kwargs
         self._step = state.global_step
         self._run.checkpoint(state.global_step)
@@ -543,7 +543,7 @@ class RunCallback(TrainerCallback):
         logs: dict[str, Any] | None = None,
         **kwargs: Any,
     ) -> None:
-        """Pass on what is logged."""
+        """Pass the Trainer's log on to the run."""
         del args, control, kwargs
         values = {_COLUMNS.get(name, name.removeprefix("eval_")): v for name, v in _told(logs)}
         if values:
@@ -561,7 +561,7 @@ _UNTOLD: Final = (
     "per_second",
     "model_prep",
 )
-"""Parts of the names of what the Trainer logs about itself."""
+"""Parts of the names of values that the Trainer logs about itself."""
 
 
 def _told(logs: Mapping[str, Any] | None) -> list[tuple[str, float]]:

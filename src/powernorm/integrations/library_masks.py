@@ -2,11 +2,11 @@
 
 Libraries whose models pass their mask on to the modules inside; classes that take the mask of
 another module; classes that change the number of positions between their mask and their norms: by
-strides and pooling, by padding to a window, by tokens in front or behind, by several tokens for a
-position. A rule for such a class gives the mask for an input of so many positions, or None if the
-class makes no input of that length.
+strides and pooling, by padding to a window, by tokens in front or behind, by several tokens per
+position. A rule for such a class gives the mask for an input with a number of positions, or None if
+the class makes no input of that length.
 
-This module needs torch alone: `powernorm.inspection` imports it whether or not the libraries are
+This module needs only torch: `powernorm.inspection` imports it whether or not the libraries are
 installed.
 """
 
@@ -64,9 +64,9 @@ def turns_round(module: nn.Module) -> bool:
 
 
 def hands_on(owner: nn.Module, module: nn.Module) -> bool:
-    """Return whether a module inside an owner is given the owner's mask, as far as can be known.
+    """Return whether a module inside an owner is given the owner's mask, as far as is known.
 
-    A user's own model may prepend a token to the input and pass a longer mask.
+    A user-defined model may prepend a token to the input and pass a longer mask.
     """
     # A class with a rule gives the masks of all norms inside, at any depth.
     is_ruled = hasattr(module, _REDUCES) or type(owner).__name__ in _RULES
@@ -76,7 +76,7 @@ def hands_on(owner: nn.Module, module: nn.Module) -> bool:
 
 
 def lengthens(module: nn.Module) -> bool:
-    """Return whether a module's mask is its owner's, lengthened by what is prepended to the input.
+    """Return whether a module's mask is its owner's, lengthened for prepended positions.
 
     x-transformers' stacks get such a mask. Their attention modules take a mask too, but hold norms
     of other shapes.
@@ -98,13 +98,13 @@ def _rule(part: nn.Module) -> MaskRule | None:
     return rule if type(part).__module__.startswith("transformers.") else None
 
 
-# A convolution's number of outputs for that many inputs; of valid ones too, if only what comes from
-# whole windows of input counts.
+# Number of outputs of a convolution for a number of inputs; for valid ones too, if only outputs of
+# whole windows of input count.
 _Step = Callable[[Any], Any]
 
 
 def _after(steps: Iterable[_Step], padding: Tensor, length: int) -> Tensor | None:
-    """Return the mask after the first of the steps that leaves that many positions."""
+    """Return the mask after the first of the steps that gives that many positions."""
     size, lengths = padding.shape[1], (~padding).sum(1)
     for step in steps:
         size, lengths = step(size), step(lengths)
@@ -141,13 +141,13 @@ def _moonshine(part: Any, padding: Tensor, length: int, norm: object) -> Tensor 
     positions = part._get_feat_extract_output_lengths(padding.shape[1])
     if mask is None or not is_known(length == positions):
         return mask
-    # Its attention counts a window as valid if its first sample is.
+    # Its attention treats a window as valid if its first sample is.
     return padding[:, :: math.prod(stride for _, stride in sizes)][:, :length]
 
 
 def _subsampled(part: Any, padding: Tensor, length: int, norm: object) -> Tensor | None:
     del norm
-    if is_traced():  # the part computes with tensors, whose values are not known
+    if is_traced():  # the part computes with tensors, whose values are unknown
         if is_known(length == padding.shape[1]):
             return None
     elif length != int(
@@ -198,7 +198,7 @@ def _padded_to(window: str, part: Any, padding: Tensor, length: int, norm: objec
 def _patches_behind(part: Any, padding: Tensor, length: int, norm: object) -> Tensor | None:
     if not part.config.visual_embed:
         return None
-    if norm is part.norm:  # of the patches alone, of which there may be as many as tokens
+    if norm is part.norm:  # it has only the patches, perhaps as many as tokens
         return padding.new_zeros(padding.shape[0], length)
     patches = (part.config.input_size // part.config.patch_size) ** 2 + 1
     if not is_known(length == padding.shape[1] + patches):

@@ -39,7 +39,7 @@ with needed_for("powernorm.integrations.lightning"):
 __all__ = ["CalibrateCallback", "LossScaleFollower", "NormCallback", "NumTokens", "PenaltyCallback"]
 
 NumTokens = Callable[[Any], int | Tensor]
-"""Function that returns the number of tokens that the loss of a batch is the mean of."""
+"""Function that returns the number of tokens over which the loss of a batch is averaged."""
 
 
 class PenaltyCallback(pl.Callback):
@@ -82,7 +82,7 @@ class PenaltyCallback(pl.Callback):
             )
         if reduction == "token_sum" and num_tokens is not None:
             raise InputError(
-                "reduction='token_sum' has no use for num_tokens: leave it out, or pass "
+                "reduction='token_sum' does not use num_tokens: leave it out, or pass "
                 "reduction='mean' if the loss is a mean over tokens"
             )
         if not isinstance(num_tokens, str):
@@ -96,7 +96,7 @@ class PenaltyCallback(pl.Callback):
         del trainer
         if not pl_module.automatic_optimization:
             raise InputError(
-                f"{type(pl_module).__name__} optimizes manually, where no callback knows which "
+                f"{type(pl_module).__name__} optimizes manually, so no callback can know which "
                 "loss the penalty belongs to: leave out PenaltyCallback and add "
                 "powernorm.penalty(model, …) to the loss"
             )
@@ -168,9 +168,9 @@ class NormCallback(pl.Callback):
         model: the model to observe, attached at once and until `detach`, over several trainings:
             needed if it is compiled before `fit`, because compiled code ignores later hooks. None
             observes the whole LightningModule from the start of each training to its end.
-        on_rows: also called with all that was observed: a row of `NORMS_COLUMNS` for each norm.
-        loss_scale: the loss of the backward divided by the loss whose gradients are to be logged,
-            such as the number of processes where each has its part of a sum over all and the
+        on_rows: also called with all observations: a row of `NORMS_COLUMNS` for each norm.
+        loss_scale: the loss of the backward divided by the loss whose gradients are logged,
+            for example the number of processes if each has its part of a sum over all and the
             gradients are averaged.
 
     Raises:
@@ -260,7 +260,7 @@ class NormCallback(pl.Callback):
     def _stop(self) -> None:
         if self._model is None or self._monitor is None:
             self.detach()
-        else:  # by now it may be compiled, which would prevent attaching again
+        else:  # it may be compiled now, which would prevent attaching again
             self._monitor.cancel_step()
             self._update = None
 
@@ -269,16 +269,16 @@ class CalibrateCallback(pl.Callback):
     """Callback that re-estimates running statistics before each validation and each checkpoint.
 
     It measures them on the last training batches (`powernorm.calibrate`): before a validation, at
-    the end of an epoch and so of the training, and before a checkpoint of any other step. So a
-    checkpoint is chosen by what it evaluates to with its own statistics, and has them. Norms whose
-    running statistics are part of the trained function are left as they are. The batches are kept
-    on the device.
+    the end of an epoch and so of the training, and before a checkpoint of any other step. A
+    checkpoint is therefore chosen by its evaluation with its own statistics, and contains them.
+    Norms whose running statistics are part of the trained function are not changed. The batches are
+    kept on the device.
 
     Args:
         num_batches: training batches of each process; a few dozen suffice.
-        forward: `forward(module, batch)` runs the model on a batch of the training; None calls
+        forward: `forward(module, batch)` runs the model on a training batch; None calls
             the module as `calibrate` calls a model.
-        way: as of `calibrate`; `one_pass` is cheaper for deep models.
+        way: as in `calibrate`; `one_pass` is cheaper for deep models.
 
     Raises:
         InputError: no such number or function; a module without batch statistics (raised when
@@ -325,7 +325,7 @@ class CalibrateCallback(pl.Callback):
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
     ) -> None:
-        """Calibrate, and replace the state that Lightning has taken already."""
+        """Calibrate, and replace the state that Lightning has collected already."""
         if self._calibrate(trainer, pl_module):
             checkpoint["state_dict"] = trainer.strategy.lightning_module_state_dict()
 
@@ -344,7 +344,7 @@ class CalibrateCallback(pl.Callback):
 
 
 class LossScaleFollower(pl.Callback):
-    """Callback that tells PowerNorm and MABN by what factor the loss is multiplied.
+    """Callback that sets the factor of the loss for PowerNorm and MABN.
 
     Their moving averages of the gradient (ν) are in units of the loss, and a GradScaler changes
     these (`powernorm.set_loss_scale`). The gradients of W processes are averaged: each has W times

@@ -1,4 +1,4 @@
-"""Models by the names that commands take: `module:name` and folders."""
+"""Models by the names that commands accept: `module:name` and folders."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from powernorm.surgery.saving.storage import read_config
 
 Kind = Literal["pretrained", "own", "run"]
 _OF_A_RUN: Final = "vocabulary_size"
-"""Key of a configuration by which the model of a run is built."""
+"""Configuration key that says how the model of a run is built."""
 
 
 class ModelWithBatches(NamedTuple):
-    """A model, and batches as it takes them: tensors, tuples or mappings of keyword arguments."""
+    """A model, and batches in its format: tensors, tuples or mappings of keyword arguments."""
 
     model: nn.Module
     batches: Sequence[Any]
@@ -38,11 +38,11 @@ class ModelSource:
 
     Attributes:
         kind: a Hugging Face folder, a user's model with its batches, or a run of `compare`.
-        name: as it was given.
-        model: in evaluation mode, on the CPU.
-        example_inputs: of its forward, random but for a user's model.
-        settings: of a run.
-        own_batches: of a user's model.
+        name: name as it was given.
+        model: the model in evaluation mode, on the CPU.
+        example_inputs: inputs of its forward, random except for a user's model.
+        settings: settings of a run.
+        own_batches: batches of a user's model.
     """
 
     kind: Kind
@@ -67,7 +67,7 @@ def open_source(source: str) -> ModelSource:
             checkpoints of comparisons.
 
     Raises:
-        InputError: the model cannot be loaded, or nothing here can open the folder.
+        InputError: the model cannot be loaded, or no installed package can open the folder.
     """
     if is_named(source):
         return own_source(source, model_by_name(source))
@@ -79,7 +79,7 @@ def open_source(source: str) -> ModelSource:
     for opener in plugins(MODELS):
         return cast(ModelSource, opener.load()(source))
     raise InputError(
-        f"{source} is no folder of a Hugging Face model, and the runs of comparisons are opened by "
+        f"{source} is not a folder of a Hugging Face model, and runs of comparisons are opened by "
         f"{LABORATORY}, which is not installed: {install_command(LABORATORY)}"
     )
 
@@ -90,10 +90,10 @@ def own_source(name: str, found: ModelWithBatches) -> ModelSource:
 
 
 def check_folder(path: Path) -> None:
-    """Raise an InputError for a path that names no model, or one that only its user builds.
+    """Raise an InputError for a path without a model, or with one that only its user can build.
 
     Raises:
-        InputError: nothing is there, or a model that `powernorm.save` wrote without its class.
+        InputError: the path does not exist, or `powernorm.save` wrote the model without its class.
     """
     if not path.exists():
         raise InputError(
@@ -104,16 +104,16 @@ def check_folder(path: Path) -> None:
         return
     if not (path / CONFIG_FILE).is_file() or _OF_A_RUN not in read_config(path):
         raise InputError(
-            f"{path} does not say how its model was built: give module:name of a function that "
+            f"{path} does not record how its model was built: give module:name of a function that "
             f"returns (powernorm.load({str(path)!r}, the built model), batches)"
         )
 
 
 def model_by_name(name: str) -> ModelWithBatches:
-    """Return what `module:name` names, or what the function of that name returns.
+    """Return the model of `module:name`, or the result of the function with that name.
 
     Raises:
-        InputError: it cannot be imported, fails, or is something else.
+        InputError: it cannot be imported, fails, or has another type.
     """
     found = imported(name)
     if callable(found) and not isinstance(found, nn.Module):
@@ -142,11 +142,11 @@ def diagnose_own(
 
 
 def check_own(source: str, given: Mapping[str, object]) -> None:
-    """Raise an InputError for options that a model with batches of its own does not take.
+    """Raise an InputError for options that a user's model with batches does not take.
 
     Args:
         source: the model, as it was given.
-        given: values by option; None where an option is left out.
+        given: values by option; None if an option is not given.
 
     Raises:
         InputError: one is given.
@@ -154,7 +154,7 @@ def check_own(source: str, given: Mapping[str, object]) -> None:
     for option, value in given.items():
         if value is not None:
             raise InputError(
-                f"{source} has batches of its own, and no score is known: leave out {option}"
+                f"{source} has its own batches, and no score is known: leave out {option}"
             )
 
 
@@ -162,15 +162,15 @@ def checked_pair(found: Any, name: str) -> ModelWithBatches:
     """Return a model with batches.
 
     Args:
-        found: what a user's function gave.
-        name: of it, for the error.
+        found: result of a user's function.
+        name: name of the function, for the error.
 
     Raises:
-        InputError: it is something else.
+        InputError: it has another type.
     """
     message = (
         f"{name} gives a {type(found).__name__}, expected (model, batches): the module, and a list "
-        "of at least two batches as it takes them"
+        "of at least two batches in its format"
     )
     if not isinstance(found, tuple) or len(found) != 2 or not isinstance(found[0], nn.Module):
         raise InputError(message)

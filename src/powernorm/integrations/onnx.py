@@ -30,18 +30,18 @@ def export(
 ) -> ONNXProgram:
     """Return a model as ONNX: `export(model, x).save("model.onnx")`.
 
-    Fold the model first if it has static norms (`powernorm.fold`): then none of them is left. Other
-    norms of this library become the operators of ONNX that they consist of. A Hugging Face model
+    Fold the model first if it has static norms (`powernorm.fold`), so that none of them is left.
+    Other norms of this library become the ONNX operators that they consist of. A Hugging Face model
     is written without its cache of keys and values.
 
     Args:
-        model: in evaluation mode.
+        model: a model in evaluation mode.
         example_inputs: a tensor, a tuple of positional arguments or a dict of keyword arguments.
         dynamic_shapes: dimensions that may vary, as `torch.export.export` takes them, or by their
             names in the graph, such as `{"x": {0: "batch"}}`: of names for the same size the first
             counts. None fixes all to those of the example.
-        input_names: of the graph; by default the arguments' own.
-        output_names: of the graph; by default those of the operators that compute them.
+        input_names: names of the graph's inputs; by default the arguments' own.
+        output_names: names of the graph's outputs; by default those of their operators.
 
     Raises:
         InputError: the model or one of its norms is in training mode, torch.export cannot trace it,
@@ -58,7 +58,7 @@ def export(
         try:
             free = _pytree.tree_map_only(str, lambda _: torch.export.Dim.AUTO, dynamic_shapes)
             traced = torch.export.export(model, call.args, dict(call.kwargs), dynamic_shapes=free)
-        except Exception as error:  # whatever the model or the tracer raises
+        except Exception as error:  # the model or the tracer may raise anything
             raise InputError(
                 f"torch.export cannot trace {type(model).__name__} on the example inputs: "
                 f"{reason_of(error)}"
@@ -73,7 +73,7 @@ def export(
                 output_names=output_names,
                 dynamic_shapes=dynamic_shapes,
             )
-        except Exception as error:  # the exporter's own, and whatever it meets
+        except Exception as error:  # errors of the exporter, and others inside it
             raise InputError(
                 f"torch cannot turn {type(model).__name__} into ONNX: "
                 f"{reason_of(error.__cause__ or error)}"
@@ -86,8 +86,8 @@ def largest_error(program: ONNXProgram, model: nn.Module, example_inputs: object
     """Return the largest relative difference between onnxruntime's and torch's outputs.
 
     It is the largest difference over all floating-point output tensors, each relative to its
-    largest magnitude, and infinite where only one of the two holds NaN or infinity. About 1e-6 is
-    rounding in float32.
+    largest magnitude, and infinite if only one of the two holds NaN or infinity. Rounding in
+    float32 gives about 1e-6.
 
     Args:
         program: the result of `export`.
@@ -112,7 +112,7 @@ def largest_difference(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> flo
 
     Args:
         found: output tensors.
-        wanted: those that they should be.
+        wanted: expected tensors.
     """
     errors = [
         _relative_error(one, other)
@@ -148,7 +148,7 @@ def _module_of(node: torch.fx.Node) -> str:
 
 @contextmanager
 def _without_caches(model: nn.Module) -> Iterator[None]:
-    """Let the models of transformers in it put out no cache, which is no tensor."""
+    """Let inner models of transformers return no cache, which is not a tensor."""
     found: list[Any] = [getattr(module, "config", None) for module in model.modules()]
     caching = [config for config in found if getattr(config, "use_cache", None) is True]
     try:

@@ -88,19 +88,19 @@ def _is_changed(path: Path) -> bool:
         return True
     try:
         return bool(read_config(path).get(KEY))
-    except InputError:  # transformers says what is wrong with it
+    except InputError:  # transformers reports what is wrong with it
         return False
 
 
 def is_configuration(path: Path) -> bool:
-    """Return whether a path is meant as a Hugging Face configuration, or as a folder with one."""
+    """Return whether a path is a Hugging Face configuration, or a folder with one."""
     return path.name == _CONFIG or (path / _CONFIG).is_file()
 
 
 def build_from_config(path: Path) -> nn.Module:
     """Build the architecture of a configuration on the meta device, without memory for weights.
 
-    What powernorm has changed in the model, by the key `powernorm`, is changed in it too.
+    Changes of the model by powernorm, under the key `powernorm`, are applied too.
 
     Args:
         path: a config.json, or the folder that holds it.
@@ -114,7 +114,7 @@ def build_from_config(path: Path) -> nn.Module:
     described = read_json(file, "give the config.json of a Hugging Face model")
     if not isinstance(described, dict) or _TYPE not in described:
         raise InputError(
-            f"{file} has no model_type, so it is no Hugging Face configuration: give "
+            f"{file} has no model_type, so it is not a Hugging Face configuration: give "
             "module:name of the model"
         )
     with needed_for(_WHAT):
@@ -150,14 +150,14 @@ def load_pretrained(path: Path, *, with_head: bool = False) -> Pretrained:
 
 
 def load_model(path: Path, *, with_head: bool) -> tuple[Any, tuple[str, ...]]:
-    """Load a model as `load_pretrained`, without a tokenizer.
+    """Load a model as in `load_pretrained`, without a tokenizer.
 
-    Of a folder whose configuration has the key `powernorm` it is the model that was swapped or
-    folded, always with its head: the padding mask may reach the norms through it.
+    If the folder's configuration has the key `powernorm`, this is the swapped or
+    folded model, always with its head, through which the padding mask may reach the norms.
 
     Returns:
-        The model in evaluation mode, its weights in the type that they were stored in, and the
-        names of those that the folder does not have.
+        The model in evaluation mode, its weights in their stored type, and the names of
+        the missing weights.
 
     Raises:
         InputError: it cannot be loaded.
@@ -181,7 +181,7 @@ def load_model(path: Path, *, with_head: bool) -> tuple[Any, tuple[str, ...]]:
 
 
 def check_reads_text(model: Any, path: Path) -> None:
-    """Raise an InputError unless a model's batches can be made of a text.
+    """Raise an InputError unless a model takes text.
 
     Raises:
         InputError: it takes sounds, images or series.
@@ -189,18 +189,18 @@ def check_reads_text(model: Any, path: Path) -> None:
     takes = getattr(model, "main_input_name", "input_ids")
     if takes != "input_ids":
         raise InputError(
-            f"{path} holds a {type(model).__name__}, which takes {takes}, no text: give "
-            "module:name of (model, batches), with batches such as it was trained on"
+            f"{path} holds a {type(model).__name__}, which takes {takes}, not text: give "
+            "module:name of (model, batches), with batches like those of its training"
         )
 
 
 def named_first(missing: Sequence[str]) -> str:
-    """Return the first names of weights that are missing."""
+    """Return the first names of missing weights as text."""
     return f"{', '.join(missing[:3])}{' and others' if len(missing) > 3 else ''}"
 
 
 def load_tokenizer(path: Path) -> Any:
-    """Load the tokenizer in a folder, which then can pad; nothing is downloaded.
+    """Load the tokenizer of a folder and make it able to pad; nothing is downloaded.
 
     Raises:
         InputError: there is none, or it cannot be loaded.
@@ -210,7 +210,7 @@ def load_tokenizer(path: Path) -> Any:
         from transformers import AutoTokenizer
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
-        # Without its files transformers makes one that knows nothing but marks.
+        # Without its files transformers creates one that knows only special tokens.
         files = {"tokenizer.json", *tokenizer.vocab_files_names.values()}
         words = tokenizer.get_vocab().keys() - {*tokenizer.all_special_tokens}
     except Exception as error:  # a damaged folder may raise anything
@@ -223,14 +223,14 @@ def load_tokenizer(path: Path) -> Any:
             f"({', '.join(sorted(files))})"
         )
     if tokenizer.pad_token is None:
-        # GPT-2 and similar models have no padding token; any token does, as the mask hides it.
+        # GPT-2 and similar models have no padding token; any token works, as the mask hides it.
         anything = tokenizer.eos_token or tokenizer.unk_token
         tokenizer.pad_token = anything or tokenizer.convert_ids_to_tokens(0)
     return tokenizer
 
 
 def _class_with_head(path: Path) -> Any:
-    """Return the class that a folder's configuration names, None if that is none that is known."""
+    """Return the known class that a folder's configuration names, else None."""
     described = read_json(path / _CONFIG, "give a folder with a Hugging Face model")
     if not isinstance(described, dict):
         return None
@@ -258,7 +258,7 @@ def diagnose_pretrained(
         num_batches: largest number of batches in each pass, ≥ 2.
         batch_size: number of texts in a batch.
         length: largest number of tokens of a text.
-        device: where it runs; see `powernorm.diagnose`.
+        device: device to run on; see `powernorm.diagnose`.
         on_progress: see `powernorm.diagnose`.
 
     Raises:
@@ -279,7 +279,7 @@ def diagnose_pretrained(
     notes = list(report.notes)
     if found.missing:
         notes.append(
-            f"the folder has no weights for {named_first(found.missing)}: random ones stand there"
+            f"the folder has no weights for {named_first(found.missing)}: random ones replace them"
         )
     name = f"{type(found.model).__name__} in {path.resolve().name}"
     return replace(report, model=name, notes=tuple(notes))

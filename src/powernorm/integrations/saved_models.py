@@ -32,14 +32,14 @@ from powernorm.surgery.saving.storage import (
 )
 
 _RENAMED: Final = (
-    "transformers may have renamed or left out what it wrote: save the model by powernorm.save"
+    "transformers may have renamed or omitted some weights: save the model with powernorm.save"
 )
 _HEADLESS: Final = (
-    "the model was saved with a head: build the given one without what that has not, such as "
+    "the model was saved with a head: build the given one without modules that it lacks, such as "
     "add_pooling_layer=False, or leave it out"
 )
 _OF_THE_WAY: Final = (KEY, "architectures", "dtype", "transformers_version", "_name_or_path")
-"""Keys of a configuration that say how it came here, not what is computed."""
+"""Keys of a configuration about its origin, which do not affect the computation."""
 _ATTENTION: Final = (
     "eager",
     "sdpa",
@@ -49,7 +49,7 @@ _ATTENTION: Final = (
 )
 _GENERATION: Final = "generation_config"
 _TRAITS: Final = "traits"
-"""Beside the record: settings of torch's modules in a model without a configuration."""
+"""Key of the settings of torch's modules in a model without a configuration."""
 _STOCK: Final = "model.safetensors"
 _INDEX: Final = "model.safetensors.index.json"
 
@@ -61,32 +61,33 @@ def save(
     config: Mapping[str, Any] | None = None,
     stock: bool = False,
 ) -> None:
-    """Write a model that was swapped or folded, so that `powernorm.load` builds it again.
+    """Write a swapped or folded model, so that `powernorm.load` can rebuild it.
 
-    The folder gets `powernorm.safetensors` (parameters, statistics, what was changed where, and a
-    checksum) and `config.json`, with the same record under the key `powernorm`. The weights have no
-    name that other libraries look for: `from_pretrained` of this folder ends in an error instead of
-    a model with other norms. Nothing is pickled. Hooks are not written, but for the padding mask's.
+    The folder gets `powernorm.safetensors` (parameters, statistics, the record of all changes, and
+    a checksum) and `config.json`, with the same record under the key `powernorm`. The weights have
+    no name that other libraries look for, so `from_pretrained` of this folder ends in an error
+    instead of a model with other norms. Nothing is pickled. Hooks are not written, except the
+    padding mask's.
 
     Args:
-        model: of Hugging Face or any other, in any mode; in `DistributedDataParallel` or
-            `torch.compile` the model inside is written.
-        folder: made where there is none; what `powernorm.save` wrote there before is replaced.
+        model: a model of Hugging Face or any other, in any mode; within `DistributedDataParallel`
+            or `torch.compile` the inner model is written.
+        folder: created if missing; an earlier model of `powernorm.save` in it is replaced.
         config: entries of `config.json`, JSON; by default the configuration of a Hugging Face
             model, and nothing for others.
         stock: write a checkpoint of the original architecture instead, `model.safetensors`, for a
-            model of Hugging Face whose norms are such as its own classes can hold: this library's
+            Hugging Face model whose own classes can hold its norms: this library's
             `ln` and `rms` in place of LayerNorm and RMSNorm, or static norms, folded or not, in
-            place of a BatchNorm of torch; or LayerNorms and RMSNorms of its own whose weights were
-            folded (`keep="statistics"`). Static norms that are not folded fit in the place of
+            place of a BatchNorm of torch; or its LayerNorms and RMSNorms with folded weights
+            (`keep="statistics"`). Static norms that are not folded fit in the place of
             RMSNorm, and those that center (`match-centered`, `freeze` and `taper` of `powernorm
-            remove`) in that of LayerNorm: there the configuration gets an eps so large that the
-            class divides by a constant. It is loaded and compared.
+            remove`) in that of LayerNorm: the configuration then gets an eps so large that the
+            class divides by a constant. The checkpoint is loaded and compared.
 
     Raises:
         InputError: the folder cannot be written or holds other weights, the model holds no norm of
-            this library, or has what cannot be saved (adapters of PEFT, quantized or distributed
-            tensors); with `stock`, what does not fit and what to do.
+            this library, or parts that cannot be saved (adapters of PEFT, quantized or distributed
+            tensors); with `stock`, norms that do not fit, with a fix.
 
     >>> import tempfile
     >>> def build():
@@ -114,20 +115,20 @@ def save(
 
 
 def load(folder: str | Path, model: nn.Module | None = None) -> nn.Module:
-    """Load a model that `powernorm.save` wrote, its norms, what was folded and its masks included.
+    """Load a model of `powernorm.save`, including its norms, folded weights and masks.
 
-    Also reads what the Trainer or `save_pretrained` of Hugging Face wrote of a swapped model: its
-    `config.json` has the key `powernorm` too, which `from_pretrained` does not look at. Of such a
+    This also reads a swapped model that the Trainer or `save_pretrained` of Hugging Face wrote: its
+    `config.json` has the key `powernorm` too, which `from_pretrained` ignores. For such a
     folder the model below the head, which `AutoModel` builds, can be given as well.
 
     Args:
         folder: the folder.
         model: a model of the original architecture, which is changed in place; its weights do not
-            matter, and its norms may be swapped or not. A Hugging Face model is built by its
-            `config.json` if it is left out.
+            matter, and its norms may be swapped or not. A Hugging Face model is built from its
+            `config.json` by default.
 
     Returns:
-        The model, in evaluation mode and on the CPU, or where the given one is.
+        The model, in evaluation mode and on the CPU, or on the device of the given one.
 
     Raises:
         InputError: a file is missing or damaged, the model has to be given, or is of another
@@ -136,7 +137,7 @@ def load(folder: str | Path, model: nn.Module | None = None) -> nn.Module:
     """
     path = _path_of(folder)
     if not path.is_dir():
-        raise InputError(f"{path} is no folder: give one that powernorm.save wrote")
+        raise InputError(f"{path} is not a folder: give one that powernorm.save wrote")
     if model is not None:
         check_model(model)
         _check_unwrapped(model)
@@ -155,8 +156,8 @@ def _load(path: Path, model: nn.Module | None) -> nn.Module:
     config = read_config(path)
     if not config.get(KEY):
         raise InputError(
-            f"{path} holds no {MODEL_FILE}, and its config.json has no key {KEY!r}: it is no model "
-            "that powernorm has changed"
+            f"{path} holds no {MODEL_FILE}, and its config.json has no key {KEY!r}: it is not a "
+            "model that powernorm has changed"
         )
     if model is None:
         generation = path / "generation_config.json"
@@ -166,14 +167,14 @@ def _load(path: Path, model: nn.Module | None) -> nn.Module:
 
 
 def note_modules(model: nn.Module, folder: Path) -> None:
-    """Write the key `powernorm` into `config.json` beside weights that another library wrote.
+    """Write the key `powernorm` into the `config.json` of weights that another library wrote.
 
     Args:
-        model: whose weights the folder holds.
-        folder: nothing is written where it is missing or has the key.
+        model: model whose weights the folder holds.
+        folder: nothing is written if it is missing or has the key.
 
     Raises:
-        InputError: `config.json` is damaged, or the model has a norm that cannot be built again.
+        InputError: `config.json` is damaged, or the model has a norm that cannot be rebuilt.
     """
     record = ModelRecord.of(_unwrapped(model))
     if not folder.is_dir() or record.is_empty:
@@ -187,11 +188,11 @@ def note_modules(model: nn.Module, folder: Path) -> None:
 
 
 def place_modules(model: nn.Module, folder: Path, config: Mapping[str, Any]) -> None:
-    """Put what was swapped or folded into a model of the architecture, without values.
+    """Apply the recorded swaps and folds to a model of the architecture, without values.
 
     Args:
-        model: built by the configuration, on any device, the meta device too.
-        folder: of the configuration.
+        model: built from the configuration, on any device, including the meta device.
+        folder: folder of the configuration.
         config: `config.json`; without the key `powernorm` nothing changes.
 
     Raises:
@@ -205,7 +206,7 @@ def _path_of(folder: object) -> Path:
     """Return a folder's path.
 
     Raises:
-        InputError: it is none that this system could have.
+        InputError: the path is invalid on this system.
     """
     try:
         path = Path(folder)  # type: ignore[arg-type]
@@ -216,12 +217,12 @@ def _path_of(folder: object) -> Path:
 
 
 def _check_unwrapped(model: nn.Module) -> None:
-    """Raise an InputError if something was built around a model that is to be changed."""
+    """Raise an InputError if a model that is to be changed is wrapped."""
     inner = _unwrapped(model)
     if inner is not model:
         raise InputError(
-            f"the model is in a {type(model).__name__}, which would not see what is loaded: give "
-            "the model inside, and wrap it afterwards"
+            f"the model is in a {type(model).__name__}, which would not see the loaded weights: "
+            "give the inner model, and wrap it afterwards"
         )
 
 
@@ -237,7 +238,7 @@ def _unwrapped(model: nn.Module) -> nn.Module:
 
 
 def _check_parts(model: nn.Module) -> None:
-    """Raise an InputError if a part of the model could not be built again."""
+    """Raise an InputError if a part of the model could not be rebuilt."""
     for name, module in model.named_modules():
         if "_orig_mod" in module._modules:
             raise InputError(
@@ -254,7 +255,7 @@ def _check_parts(model: nn.Module) -> None:
 
 
 def _check_configuration(model: nn.Module, config: Mapping[str, Any], path: Path) -> None:
-    """Raise an InputError if a given Hugging Face model is configured otherwise."""
+    """Raise an InputError if a given Hugging Face model has another configuration."""
     if not is_pretrained(model) or "model_type" not in config:
         return
     here, there = (
@@ -270,7 +271,7 @@ def _check_configuration(model: nn.Module, config: Mapping[str, Any], path: Path
 
 
 def _built(path: Path, config: Mapping[str, Any], generation: Any = None) -> nn.Module:
-    """Build a Hugging Face model for values that are read; only a class of transformers itself."""
+    """Build a Hugging Face model for loaded values; only a class of transformers itself."""
     names = config.get("architectures")
     if "model_type" not in config or not isinstance(names, list) or len(names) != 1:
         raise InputError(
@@ -308,7 +309,7 @@ def _built(path: Path, config: Mapping[str, Any], generation: Any = None) -> nn.
 
 
 def _attention_of(config: Mapping[str, Any]) -> Any:
-    """Return the implementation of attention that the model had; none that is fetched for it."""
+    """Return the attention implementation of the model, unless it would have to be downloaded."""
     record = config.get(KEY)
     attention = record.get("attention") if isinstance(record, dict) else None
     each = attention.values() if isinstance(attention, dict) else [attention]
@@ -331,13 +332,13 @@ def _read_stock(path: Path, config: Mapping[str, Any], model: nn.Module) -> Save
     for name, parameter in model.named_parameters(remove_duplicate=False):
         named.setdefault(id(parameter), []).append(name)
     for names in named.values():
-        # Of tied weights only one is in the files, unless folding has untied them.
+        # Files contain only one of tied weights, unless folding has untied them.
         first = next((name for name in names if name in state), None)
         missing = [name for name in names if name not in state]
         if first is not None:
             shared |= dict.fromkeys(missing, first)
             state |= dict.fromkeys(missing, state[first])
-    # Tables that are computed when the model is built, such as sines of positions, are in no file.
+    # Tables that are computed when the model is built, such as sinusoids, are in no file.
     computed = set(getattr(model, "_keys_to_ignore_on_save", None) or ()) - state.keys()
     state |= {name: value for name, value in model.state_dict().items() if name in computed}
     traits = config[KEY].get(_TRAITS, {})
@@ -345,11 +346,11 @@ def _read_stock(path: Path, config: Mapping[str, Any], model: nn.Module) -> Save
 
 
 def _base_in(config: Mapping[str, Any], model: nn.Module) -> str:
-    """Return the name that a given model has in the one that was saved, where that has a head."""
+    """Return the attribute of the saved model with a head that holds the given model."""
     record = config[KEY]
     root = record.get("root") if isinstance(record, dict) else None
     base = str(getattr(model, "base_model_prefix", "")) if is_pretrained(model) else ""
-    # A model with a head of its own has the part under that name.
+    # A given model with a head has the part under that name.
     is_base = bool(base) and base not in model._modules and root != type(model).__name__
     return base if is_base and root in config.get("architectures", ()) else ""
 
@@ -357,13 +358,13 @@ def _base_in(config: Mapping[str, Any], model: nn.Module) -> str:
 def _stock_record(
     path: Path, config: Mapping[str, Any], model: nn.Module, base: str
 ) -> ModelRecord:
-    """Return what was changed in a model, which may be several of its parts.
+    """Return the record of the model's changes, which may be in several of its parts.
 
     Args:
         path: the folder.
         config: its configuration.
-        model: to load into.
-        base: name of the model in the one that was saved; "" where it is that one.
+        model: model to load into.
+        base: attribute of the saved model that holds this model; "" if they are the same.
     """
     values = config[KEY]
     others = values.get("others", []) if isinstance(values, dict) else []
@@ -389,7 +390,7 @@ def _stock_record(
 
 
 def _place_of(record: ModelRecord, model: nn.Module, path: Path) -> str:
-    """Return the dotted name of the part of a model that a record is of."""
+    """Return the dotted name of the part of a model that a record describes."""
     found: list[str] = []
     for name, module in model.named_modules():
         inside = {inner for inner, _ in module.named_modules(remove_duplicate=False)}
@@ -407,7 +408,7 @@ def _stock_tensors(path: Path) -> Mapping[str, Tensor]:
     from safetensors.torch import load_file
 
     files = [_STOCK]
-    # In the order of transformers, which leaves an old index where it wrote one file.
+    # In the order of transformers, which does not delete an old index after writing one file.
     if not (path / _STOCK).is_file() and (path / _INDEX).is_file():
         try:
             index = json.loads((path / _INDEX).read_bytes())
@@ -420,6 +421,6 @@ def _stock_tensors(path: Path) -> Mapping[str, Tensor]:
     try:
         for name in files:
             tensors |= load_file(path / name)
-    except Exception as error:  # whatever a damaged file makes the reader raise
+    except Exception as error:  # a damaged file may raise anything
         raise InputError(f"{path / name} is damaged ({error}): restore it") from error
     return tensors

@@ -1,4 +1,4 @@
-"""Models of this library as folders that transformers alone loads, where its classes fit."""
+"""Models of this library as folders that transformers can load, if its classes fit."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ from powernorm.surgery.saving.stock import constant_eps, stock_state, verify_sto
 _EPS: Final = re.compile(r"(^|_)eps(ilon)?$")
 """Keys of a configuration that hold the eps of its norms, such as `layer_norm_epsilon`."""
 _ROUNDED: Final = {torch.float64: 0.0, torch.float32: 1e-4}
-"""Largest relative error in a wider type than the weights are stored in: γ/D of a norm is rounded
-to theirs once, where the model with it divides in the wider one."""
+"""Largest relative error in a wider type than that of the stored weights: γ/D of a norm is rounded
+to the latter once, while the model with the norm divides in the wider type."""
 _ROUNDED_NARROW: Final = 0.05
 
 
@@ -28,7 +28,7 @@ def check_fits_stock(model: nn.Module) -> None:
     """Raise an InputError unless `save_stock` could write the model; nothing is written.
 
     Args:
-        model: swapped or folded.
+        model: a swapped or folded model.
     """
     _stock_of(model)
 
@@ -40,11 +40,11 @@ def save_stock(model: nn.Module, path: Path) -> None:
     divide by a constant, see `powernorm.surgery.saving.stock`.
 
     Args:
-        model: swapped or folded.
+        model: a swapped or folded model.
         path: the folder.
 
     Raises:
-        InputError: the class has no place for something, or the folder cannot be written.
+        InputError: the class cannot hold a part of the model, or the folder cannot be written.
     """
     stock, original = _stock_of(model)
     given: Any = model
@@ -60,15 +60,15 @@ def save_stock(model: nn.Module, path: Path) -> None:
 
 
 def compare_stock(model: nn.Module, path: Path, example_inputs: object) -> tuple[Errors, ...]:
-    """Return how far what transformers loads from a folder is from a model, in float64 and float32.
+    """Return the errors of the model that transformers loads from a folder, in float64 and float32.
 
     Args:
-        model: of `save_stock`, in evaluation mode.
+        model: the model given to `save_stock`, in evaluation mode.
         path: the folder.
         example_inputs: a tensor, a tuple of positional arguments or a dict of keyword arguments.
 
     Raises:
-        InputError: it is further than rounding explains.
+        InputError: the errors are larger than rounding explains.
     """
     kind = cast(Any, type(model))
 
@@ -83,22 +83,22 @@ def compare_stock(model: nn.Module, path: Path, example_inputs: object) -> tuple
     for item in errors:
         if not item.relative <= max(item.tolerance, rounded):
             raise InputError(
-                f"what transformers loads from {path} is not what was saved ({item}): it cannot be "
-                "used"
+                f"the model that transformers loads from {path} differs from the saved one "
+                f"({item}): it cannot be used"
             )
     return errors
 
 
 def _stock_of(model: nn.Module) -> tuple[Any, nn.Module]:
-    """Return a model of the original class with these weights, and one as it was, without values.
+    """Return a model of the original class with these weights, and the original without values.
 
     Raises:
-        InputError: it is no model of transformers, or its class has no place for something.
+        InputError: it is not a model of transformers, or its class cannot hold a part of it.
     """
     if not is_pretrained(model) or not type(model).__module__.startswith("transformers."):
         raise InputError(
-            f"{type(model).__name__} is no model of transformers, whose own class could load the "
-            "weights: leave out stock=True"
+            f"{type(model).__name__} is no model of transformers, whose own class could load "
+            "the weights: leave out stock=True"
         )
     kind, given = cast(Any, type(model)), cast(Any, model)
     config = type(given.config).from_dict(config_of(model))

@@ -30,22 +30,22 @@ def penalized_layers(model: nn.Module) -> list[RegularizedBatchNorm]:
 def process_penalty(
     model: nn.Module, reduction: Reduction, num_tokens: int | Tensor | None
 ) -> Tensor | None:
-    """Return what a process adds to its own loss so that an update includes the penalty once.
+    """Return the term that a process adds to its loss so that an update has the penalty once.
 
     A data-parallel trainer averages gradients over W processes. Layers that share statistics have
     one common penalty P. Each process computes it, and the exchange of the statistics sums its
     gradient over the processes: each adds P/W to a loss that is a sum over its tokens, and
-    P/(tokens of all processes) to one that is a mean over its tokens. Layers with statistics of
-    their own add their own penalty to their own loss, as in one process.
+    P/(tokens of all processes) to one that is a mean over its tokens. If layers do not share
+    statistics, each process adds its own penalty to its own loss, as in one process.
 
     Args:
         model: after a training-mode forward.
-        reduction: of the loss of this process.
+        reduction: reduction of this process's loss.
         num_tokens: number of tokens of this process that its mean is taken over; None for
             `token_sum`.
 
     Returns:
-        0-d; None where no RegularizedBatchNorm trains.
+        0-d; None if no RegularizedBatchNorm is in training mode.
 
     Raises:
         InputError: as in `powernorm.penalty`, or layers of several process groups.
@@ -81,7 +81,7 @@ def loss_scale(scaler: Any, device: torch.device) -> float | Tensor:
         device: device of the loss.
 
     Returns:
-        0-d; 1.0 without a scaler that is enabled.
+        0-d; 1.0 without an enabled scaler.
     """
     if scaler is None or not scaler.is_enabled():
         return 1.0
@@ -92,7 +92,7 @@ def loss_scale(scaler: Any, device: torch.device) -> float | Tensor:
 def log_entries(rows: Iterable[NormRow]) -> dict[str, float]:
     """Return a monitor's rows as `norm/<layer>/<quantity>`, finite values only.
 
-    Loggers and their plots cannot show other values; other cells count what was not finite.
+    Loggers and their plots cannot show other values; other cells count non-finite values.
     """
     return {
         f"norm/{row['layer']}/{quantity}": float(value)

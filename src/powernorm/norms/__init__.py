@@ -78,7 +78,7 @@ __all__ = [
     "training_step",
 ]
 
-# `torch.load(file, weights_only=True)` builds these classes, which run no code of the file. The
-# model's other classes have to be named by whoever loads it.
+# `torch.load(file, weights_only=True)` may build these classes, which run no code from the file.
+# The caller has to name the model's other classes.
 _LAYERS = [one for one in globals().values() if isinstance(one, type) and issubclass(one, Norm)]
 add_safe_globals([*_LAYERS, CallRecords, Pending])

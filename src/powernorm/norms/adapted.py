@@ -47,7 +47,7 @@ class AdaptedNorm(Norm):
         InputError: in the forward: the module does not return a tensor of x's shape.
     """
 
-    takes_local = False  # what the module computes over is not known
+    takes_local = False  # the module may compute over several tokens
 
     def __init__(
         self,
@@ -145,8 +145,8 @@ class AdaptedNorm(Norm):
         shift, scale = y[0], y[1] - y[0]
         if not torch.allclose(y[2:], scale * others + shift, rtol=1e-4, atol=1e-4):
             raise InputError(
-                f"{self.class_name} says that it is static, but in evaluation it is no affine map "
-                "per feature: take is_static out of it"
+                f"{self.class_name} declares itself static, but in evaluation it is no affine map "
+                "per feature: remove is_static from it"
             )
         return scale, shift
 
@@ -188,7 +188,7 @@ def _takes_mask(layer: nn.Module) -> bool:
 def _begins_as_affine(layer: nn.Module, num_features: int) -> bool:
     """Return whether a new module has γ and β, or one of them, by names, shapes and values.
 
-    A `weight` that begins as 0 may stand for γ - 1.
+    A `weight` that begins as 0 may be γ - 1.
     """
     starts = {"weight": 1.0, "bias": 0.0}
     own = {name: layer._parameters.get(name) for name in starts}

@@ -15,7 +15,7 @@ Variant = Literal["paper", "released"]
 Start = Literal["average", "torch"]
 """How running statistics start."""
 TokenKind = Literal["ln", "rms"]
-"""Which norm of a token."""
+"""Kind of per-token norm."""
 
 
 def check_number(
@@ -57,8 +57,8 @@ def check_tracking(track_running_stats: bool) -> None:
     if check_flag("track_running_stats", track_running_stats):
         return
     raise InputError(
-        "track_running_stats is False, by which evaluation would depend on what else is in the "
-        "batch: leave it out, or take torch.nn.BatchNorm1d(track_running_stats=False)"
+        "track_running_stats is False, so evaluation would depend on the other inputs in the "
+        "batch: omit it, or use torch.nn.BatchNorm1d(track_running_stats=False)"
     )
 
 
@@ -134,7 +134,7 @@ def check_model(model: object, name: str = "model") -> None:
 def check_function(name: str, value: object) -> None:
     """Raise an InputError unless this is None or can be called."""
     if value is not None and not callable(value):
-        raise InputError(f"{name} is {shown(value)}, expected a function, or None to do without")
+        raise InputError(f"{name} is {shown(value)}, expected a function or None")
 
 
 def shown(value: object) -> str:

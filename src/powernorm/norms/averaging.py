@@ -1,9 +1,9 @@
-"""Re-estimation of running statistics by torch's `update_bn`, which follows weight averaging.
+"""Support for torch's `update_bn`, which re-estimates running statistics after weight averaging.
 
 It looks for torch's own batch norms among a model's modules, resets them, sets their momentum to
-None for the plain average, and runs the model over the data. Deriving from torch's class would let
-it find ours, but `SyncBatchNorm.convert_sync_batchnorm` and others too, which replace what they
-find. So a layer shows it, and nobody else, a stand-in beside itself.
+None for the plain average, and runs the model over the data. If our layers derived from torch's
+class, `SyncBatchNorm.convert_sync_batchnorm` and others would find and replace them too. So a layer
+shows `update_bn`, and no other caller, a stand-in module beside itself.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ITERATORS: Final = ("modules", "named_modules")
 
 
 class _UpdatedBatchNorm(nn.BatchNorm1d.__base__):  # type: ignore[misc,name-defined]
-    """What `update_bn` handles in a layer's place; it has no parameters, buffers or children."""
+    """Stand-in module that `update_bn` sees; it has no parameters, buffers or children."""
 
     layer: BatchStatisticsNorm
     _is_running: bool = False
@@ -40,7 +40,7 @@ class _UpdatedBatchNorm(nn.BatchNorm1d.__base__):  # type: ignore[misc,name-defi
 
     @property
     def momentum(self) -> float | None:
-        """The layer's momentum; it is set twice, to None at the start, and back at the end."""
+        """The layer's momentum; `update_bn` sets it to None at the start, and back at the end."""
         return self.layer.momentum
 
     @momentum.setter
@@ -51,12 +51,12 @@ class _UpdatedBatchNorm(nn.BatchNorm1d.__base__):  # type: ignore[misc,name-defi
 
 
 def stand_in_for(layer: BatchStatisticsNorm) -> nn.Module:
-    """Return what `update_bn` takes for a batch norm of torch, and so re-estimates the layer."""
+    """Return a stand-in that `update_bn` takes for torch's batch norm, to re-estimate the layer."""
     return _UpdatedBatchNorm(layer)
 
 
 def is_update_bn_asking() -> bool:
-    """Return whether the modules are iterated over by `update_bn` itself."""
+    """Return whether `update_bn` itself iterates over the modules."""
     if torch.compiler.is_compiling():
         return False
     frame: FrameType | None = sys._getframe(1)

@@ -74,9 +74,9 @@ class Norm(nn.Module):
     takes_local: bool = True
     """Whether the layer gets the local tokens of a distributed tensor, not the tensor itself."""
     registered_as: str = ""
-    """Short name that a user's own layer was built by."""
+    """Short name of a user-defined layer, under which it was built."""
     built_with: Mapping[str, Any] = MappingProxyType({})
-    """Options that a user's own layer was built with."""
+    """Options with which a user-defined layer was built."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -116,7 +116,7 @@ class Norm(nn.Module):
     def normalize_dense(
         self, x: Tensor, padding_mask: Tensor | None, residual: Tensor | None
     ) -> Normalized:
-        """Normalize over `feature_dim` what is neither nested nor distributed."""
+        """Normalize over `feature_dim` an input that is neither nested nor distributed."""
         dim = self.feature_dim
         if not (self.checks_itself and dim == LAST):
             self.check_input(x, padding_mask, residual)
@@ -131,11 +131,11 @@ class Norm(nn.Module):
         self.check_input(x, None)
         check_beside_nested(self.class_name, x, mask, residual)
         others = None if residual is None else packed_tokens(residual)
-        with padding_mask(None):  # a mask around is for padded tensors
+        with padding_mask(None):  # an outer mask is for padded tensors
             result = self.normalize_dense(packed_tokens(x), None, others)
         return _wrapped(result, partial(nested_like, x=x))
 
-    # Compiled code would take the state of the norm itself: such a call is a break in the graph.
+    # Compiled code cannot replace the norm's own state, so such a call is a graph break.
     @disable_dynamo
     def _normalize_sharded(
         self, x: Tensor, mask: Tensor | None, residual: Tensor | None
@@ -149,7 +149,7 @@ class Norm(nn.Module):
             mask = current_padding_mask(features_last(x, dim), self)
         others = None if residual is None else local_values(cast("DTensor", residual))
         local = local_values(x), local_mask(mask, x, dim), others
-        with local_state(self, x), padding_mask(None):  # the mask around is for all tokens
+        with local_state(self, x), padding_mask(None):  # the outer mask is for all tokens
             result = self.normalize_dense(*local)
         return _wrapped(result, partial(sharded_like, x=x))
 
@@ -274,7 +274,7 @@ class AffineNorm(Norm):
     """A norm with learned γ (`weight`) and β (`bias`), each (C,), or neither."""
 
     _prepared: Prepared | None = None
-    """The last training call as its backend has prepared it for the next ones."""
+    """The last training call as its backend prepared it, for the next calls."""
 
     weight: nn.Parameter | None
     bias: nn.Parameter | None
@@ -302,7 +302,7 @@ class AffineNorm(Norm):
             self.register_parameter("bias", None)
 
     def gamma_and_beta(self) -> tuple[Tensor | None, Tensor | None]:
-        """Return what the layer scales and shifts by; computed tensors, if pruned or parametrized.
+        """Return γ and β, or None; computed tensors if they are pruned or parametrized.
 
         Looked up directly where they are parameters: reading an attribute of a module takes as
         long as updating it.
@@ -324,14 +324,14 @@ class AffineNorm(Norm):
         settings: tuple[Any, ...] | None,
         carrier: Tensor | None = None,
     ) -> Any:
-        """Return the result of the prepared call, None if this call is another one.
+        """Return the result of the prepared call, None if this call differs from it.
 
         Args:
             x: (..., C).
             mask: its padding mask.
-            settings: what the call depends on besides tensors given here; None for one that cannot
-                be prepared.
-            carrier: of a norm whose statistics are updated in the backward.
+            settings: everything that the call depends on besides the tensors given here; None if it
+                cannot be prepared.
+            carrier: carrier of a norm whose statistics are updated in the backward.
         """
         call = self._prepared
         if call is None:

@@ -56,7 +56,7 @@ from powernorm.ops.torch_private import (
 
 AVERAGE: Final = Average()
 _FAR: Final = 2.0
-"""Factor between variances of a batch and running ones beyond which an evaluation is far off."""
+"""Ratio of a batch's variance to the running one beyond which an evaluation warns."""
 _ENOUGH, _MOST = 32, 4096
 """Numbers of tokens between which a batch's variance is compared."""
 _COUNTERS: Final = ("num_batches_tracked", OPTIONAL_BUFFER)
@@ -84,9 +84,10 @@ class BatchStatisticsNorm(StatefulNorm):
         track_running_stats: True; False is refused.
         start: `average`: running statistics start as the plain average of the first 1/momentum
             batches, the k-th of which has the weight max(1/k, momentum). `torch`: they start at 0
-            and 1, as in torch.nn.BatchNorm1d, which count for long where momentum is small: 0.95¹⁰⁰
-            of a start at 1 is 0.006, beside which the variance of embeddings may be small. None
-            means `average`, and `torch` in the released variants.
+            and 1, as in torch.nn.BatchNorm1d, which stay noticeable for long if momentum is small:
+            after 100 steps at 0.05 a start of 1 still adds 0.006, and the variance of embeddings
+            may be small compared with that. None means `average`, and `torch` in the released
+            variants.
         variant: `paper` or `released`.
         groups: GroupScaling with this many groups before the norm; None leaves it out.
         sync: take statistics over all processes of the group. With False under
@@ -108,16 +109,17 @@ class BatchStatisticsNorm(StatefulNorm):
     variant: Variant = "paper"
     _start: Start | None = "torch"  # of the class: for layers that were pickled without one
     trains_by_average: bool = False
-    """Whether training normalizes by running statistics, so that they must not become slow."""
+    """Whether training normalizes by running statistics, which must then follow the weights."""
     trains_by_batch: bool = False
-    """Whether training uses the batch's statistics alone, so that running ones may be taken anew by
-    `torch.optim.swa_utils.update_bn`. Those that training reads are part of what was trained."""
+    """Whether training uses only the batch's statistics, so that `torch.optim.swa_utils.update_bn`
+    may re-estimate the running ones. Statistics that training reads are part of the trained
+    model."""
     is_reestimated: bool = False
     """Whether `update_bn` is running."""
     _is_unproven: bool | None = None
-    """Whether the layer has trained and not evaluated since; None before it has trained."""
+    """Whether the layer has trained and not evaluated since; None before its first training."""
     _has_warned_of_evaluation: ClassVar[bool] = False
-    """Whether a layer has warned since another one began to train: once for a model."""
+    """Whether a layer has warned since another one began to train, to warn once per model."""
 
     running_mean: Tensor
     running_var: Tensor
@@ -175,7 +177,7 @@ class BatchStatisticsNorm(StatefulNorm):
             raise InputError(
                 f"momentum is None, expected a number in (0, 1]: {self.class_name} normalizes by "
                 "its running average in training, which has to follow the weights, and the plain "
-                "average of all batches does so less and less"
+                "average of all batches changes ever more slowly"
             )
         self._momentum = None if momentum is None else check_share("momentum", momentum)
 
@@ -200,14 +202,14 @@ class BatchStatisticsNorm(StatefulNorm):
 
     @property
     def trains_by_running_stats(self) -> bool:
-        """Whether the weights have been trained with what the running statistics normalize.
+        """Whether the weights have been trained with inputs normalized by running statistics.
 
-        Then these are part of the trained function, and re-estimating them changes it.
+        These are then part of the trained function, and re-estimating them changes it.
         """
         return False
 
     def token_moments(self, x: Tensor, padding_mask: Tensor | None = None) -> Moments:
-        """Return the moments of what the layer normalizes, over this process's valid tokens.
+        """Return the moments of the layer's normalized input over this process's valid tokens.
 
         Args:
             x: the layer's input with the features last, (..., C).
@@ -222,7 +224,7 @@ class BatchStatisticsNorm(StatefulNorm):
         return scale_groups(tokens_of(x), self.groups or 0, self.eps)[0].reshape(x.shape)
 
     def see_inputs(self, x: Tensor, mask: Tensor | None, residual: Tensor | None) -> SeenInputs:
-        """Check the arguments of a forward and return what to normalize by."""
+        """Check the arguments of a forward and return the values that it normalizes by."""
         seen = super().see_inputs(x, mask, residual)
         if torch.compiler.is_compiling():
             return seen
@@ -235,9 +237,9 @@ class BatchStatisticsNorm(StatefulNorm):
         return seen
 
     def compare_with_batch(self, x: Tensor, mask: Tensor | None) -> None:
-        """Warn if an evaluation is by statistics that are far from its batch's, once.
+        """Warn once if the running statistics of an evaluation are far from its batch's.
 
-        Of the layers of a model one warns.
+        Only one of a model's layers warns.
         """
         tokens = x.numel() // self.num_features
         if tokens < _ENOUGH:
@@ -259,8 +261,8 @@ class BatchStatisticsNorm(StatefulNorm):
             remedy = "train for more steps"
         warnings.warn(
             f"a {self.class_name} evaluates after {steps} steps by running "
-            f"statistics that are off by a factor of {gap:.1f} in the middle one of its features "
-            f"from the variance of the batch: {remedy}",
+            f"statistics that differ from the variance of the batch by a factor of {gap:.1f} in "
+            f"its median feature: {remedy}",
             stacklevel=2,
         )
 
@@ -277,7 +279,7 @@ class BatchStatisticsNorm(StatefulNorm):
     def normalize(self, x: Tensor, mask: Tensor | None, residual: Tensor | None, /) -> Normalized:
         """Normalize (..., C) by the batch's statistics and update the running ones.
 
-        In evaluation by the running statistics.
+        In evaluation normalize by the running statistics.
         """
         if not self.training:
             return self.evaluate(x, mask, residual)
@@ -298,8 +300,8 @@ class BatchStatisticsNorm(StatefulNorm):
         Args:
             x: (..., C).
             residual: added to x first.
-            seen: what `see_inputs` has given.
-            prepares: may the call be kept prepared?
+            seen: result of `see_inputs`.
+            prepares: whether the call may be kept as a prepared call.
         """
         update = self._update_within(seen)
         *mean, var = seen.state
@@ -331,8 +333,8 @@ class BatchStatisticsNorm(StatefulNorm):
     def call_settings(self) -> tuple[Any, ...] | None:
         """Return what a training call depends on besides its tensors; see `run_prepared`.
 
-        Buffers may be replaced, and their memory too. None where statistics are of several batches
-        or processes, or padding is hidden.
+        Buffers may be replaced, and their memory too. None if statistics cover several batches or
+        processes, or padding is hidden.
         """
         if self._held is not None or self.variant != "paper" or self.group_name:
             return None
@@ -391,7 +393,7 @@ class BatchStatisticsNorm(StatefulNorm):
         functions_for(sums).update_running_stats(self.current_update(), sums)
 
     def current_update(self) -> Update:
-        """Return the update of the buffers that the layer has now, made anew where one is not."""
+        """Return the update of the layer's current buffers, building a new one if one changed."""
         update, known, made_of = self._update, self._update_of, self._update_sources()
         if update is None or not all(map(_is, known, made_of)):
             update = self._new_update(self._updated_buffers(), self.update_momentum)
@@ -400,7 +402,7 @@ class BatchStatisticsNorm(StatefulNorm):
         return update
 
     def _update_sources(self) -> tuple[object, ...]:
-        """Return all that an update is made of, each of which may be another at the next step."""
+        """Return everything that an update is made of, any of which may change between steps."""
         return (self._momentum, self._start, self.variant, *self._buffers.values())
 
     @property
@@ -428,10 +430,10 @@ class BatchStatisticsNorm(StatefulNorm):
         return None if seen.is_repeated else self.current_update()
 
     def update_after(self, output: BatchNormOutput, seen: SeenInputs) -> None:
-        """Update the running statistics in the forward, behind the op.
+        """Update the running statistics in the forward, after the op.
 
-        By its statistics, which hold for all processes: in compiled code and with several
-        processes.
+        It uses the op's statistics, which are those of all processes, in compiled code and with
+        several processes.
         """
         has_tokens, sums = output.has_tokens, output.sums
         assert sums is not None
@@ -446,8 +448,8 @@ class BatchStatisticsNorm(StatefulNorm):
                 return
             has_tokens = output.statistics[-1, 0] > 0
         elif seen.is_repeated:
-            # A selective checkpoint may give what it has saved of the first run. It counts the
-            # operators of both runs, so that this one is hidden and those of the update are not.
+            # A selective checkpoint may return results that it saved in the first run. It counts
+            # the operators of both runs, so this one is hidden and those of the update are not.
             with without_modes():
                 has_tokens = torch.zeros_like(has_tokens)
         if self.is_holding:
@@ -471,10 +473,7 @@ class BatchStatisticsNorm(StatefulNorm):
         return var if self.floor else unbiased(var, count)
 
     def adopt_keys(self, state_dict: dict[str, Tensor], prefix: str) -> None:
-        """Rename, in place, the keys of a released layer's checkpoint.
-
-        Those of its batch statistics go.
-        """
+        """Rename the keys of a released layer's checkpoint in place, and drop batch statistics."""
         if not self.centered:
             return
         for name in ("batch_mean", "batch_var"):
@@ -489,7 +488,7 @@ class BatchStatisticsNorm(StatefulNorm):
         prefix: str = "",
         remove_duplicate: bool = True,
     ) -> Iterator[tuple[str, nn.Module]]:
-        """Return the modules of the layer as any module does; for `update_bn` its stand-in too."""
+        """Return the layer's modules as any module does; for `update_bn` its stand-in too."""
         modules: Iterator[tuple[str, nn.Module]]
         modules = super().named_modules(memo, prefix, remove_duplicate)
         if not is_update_bn_asking() or not self.trains_by_batch or self.is_frozen:
@@ -514,7 +513,7 @@ _is: Final = operator.is_
 
 
 def _is_plain(x: Tensor) -> bool:
-    """Return whether values can be read here: nothing traces, transforms or captures the call."""
+    """Return whether values can be read: nothing traces, transforms or captures the call."""
     return (
         type(x) is Tensor
         and not x.is_meta

@@ -1,7 +1,7 @@
 """Buffers of the norms with batch statistics: their types, and their keys in state dicts.
 
-One of them, `OPTIONAL_BUFFER`, is in a state dict only if it is not 0: then a norm's keys are those
-of torch's BatchNorm, so that each loads the other's.
+One of them, `OPTIONAL_BUFFER`, is in a state dict only if it is not 0. A norm's keys are then those
+of torch's BatchNorm, so that each can load the other's.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ _NARROW: Final = (torch.float16, torch.bfloat16)
 
 
 def settle_count(norm: StatefulNorm) -> None:
-    """Give the optional buffer a value and say whether loaders that go by buffers expect it.
+    """Give the optional buffer a value and decide whether loaders that list buffers expect it.
 
-    Those that fill a model on the meta device key by key, as Hugging Face's, leave there what is in
-    no file, or give it any value if it is not persistent. Others, as Lightning's for FSDP2, want a
-    key for each persistent buffer.
+    Loaders that fill a model on the meta device key by key, such as Hugging Face's, leave missing
+    keys on that device, or fill them with any value if they are not persistent. Others, such as
+    Lightning's for FSDP2, require a key for each persistent buffer.
     """
     count, tracked = norm.num_nonfinite_batches, norm.num_batches_tracked
     if count.is_meta and not tracked.is_meta:
@@ -42,7 +42,7 @@ def settle_count(norm: StatefulNorm) -> None:
 
 @contextmanager
 def converted_buffers(norm: StatefulNorm) -> Iterator[None]:
-    """Let tensors be moved or cast in the block; afterwards no buffer is narrower than float32.
+    """Let tensors be moved or cast in the block, but keep buffers at least as wide as float32.
 
     An average with momentum 0.01 stalls in bfloat16.
     """
@@ -65,7 +65,7 @@ def converted_buffers(norm: StatefulNorm) -> Iterator[None]:
 
 
 def save_count(norm: StatefulNorm, destination: Any, prefix: str, keep_vars: bool) -> None:
-    """Put the optional buffer into a state dict, or take it out where it is 0."""
+    """Put the optional buffer into a state dict, or remove it if it is 0."""
     key, count = prefix + OPTIONAL_BUFFER, norm.num_nonfinite_batches
     destination.pop(key, None)
     if has_value(count) and int(count) > 0:
@@ -80,7 +80,7 @@ def loaded_buffers(
     local_metadata: Any,
     missing_keys: list[str],
 ) -> Iterator[None]:
-    """Let torch load a state dict in the block, and the optional buffer and the types be right.
+    """Let torch load a state dict in the block, then fix the optional buffer and the types.
 
     The arguments are those of `torch.nn.Module._load_from_state_dict`.
     """
@@ -109,12 +109,12 @@ def _take_count(state_dict: dict[str, Tensor], prefix: str) -> Tensor | None:
 
 
 def is_optional_key(name: str) -> bool:
-    """Return whether a key of a state dict may be missing: the counter that is 0 then."""
+    """Return whether a key of a state dict may be missing: the optional counter, then 0."""
     return name.rpartition(".")[2] == OPTIONAL_BUFFER
 
 
 def has_value(count: Tensor) -> bool:
-    """Return whether a counter can be read: meta and fake tensors have shapes alone."""
+    """Return whether a counter can be read: meta and fake tensors only have shapes."""
     return not (count.is_meta or is_fake(count))
 
 

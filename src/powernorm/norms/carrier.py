@@ -7,8 +7,8 @@ reduces them over the processes and updates the buffers, outside op and graph. A
 therefore changes nothing, so a recomputed forward (activation checkpointing) sees what the first
 one saw, in eager and compiled mode alike.
 
-A forward with other buffers than the layer's own, as `torch.func.functional_call` gives it, gets a
-carrier of its own, whose hook updates those: by then the layer has its own buffers again.
+A forward with other buffers than the layer's own, as in `torch.func.functional_call`, gets a
+separate carrier, whose hook updates those: by then the layer has its own buffers again.
 """
 
 from __future__ import annotations
@@ -46,10 +46,10 @@ class CarrierNorm(StatefulNorm):
     _home: tuple[Tensor, ...]
     """Buffers that the layer had when the carrier was made."""
     _guest: tuple[tuple[Tensor, ...], Tensor] | None
-    """Other buffers of the last forward that had some, and their carrier."""
+    """Other buffers of the last forward that used some, and their carrier."""
     _last_stage: int
     _writes: int | None
-    """To the counter, as last seen."""
+    """Number of writes to the counter when it was last read."""
 
     @property
     def thresholds(self) -> tuple[int, ...]:
@@ -63,7 +63,7 @@ class CarrierNorm(StatefulNorm):
         self._recount()
 
     def _new_carrier(self, buffers: dict[str, Tensor | None] | None = None) -> Tensor:
-        """Return a carrier that updates these buffers, None means those that the layer has then."""
+        """Return a carrier that updates these buffers, by default the layer's current ones."""
         carrier = torch.zeros(
             (self.num_sums, self.num_features),
             dtype=torch.float64,
@@ -99,16 +99,16 @@ class CarrierNorm(StatefulNorm):
         return self._carrier if self.training and torch.is_grad_enabled() else None
 
     def _check_own_buffers(self) -> None:
-        # An export gives the buffers as inputs of its own, and its graph updates nothing.
+        # An export passes the buffers as inputs, and its graph updates nothing.
         if self._counter is not self.num_batches_tracked and not is_exporting():
             raise InputError(
                 f"{self.class_name} was called with other buffers than its own in compiled code, "
-                "where their update in the backward would be lost: leave the call of "
-                "torch.func.functional_call uncompiled, or give it parameters alone"
+                "where their update in the backward would be lost: do not compile the call of "
+                "torch.func.functional_call, or pass it parameters only"
             )
 
     def see_inputs(self, x: Tensor, mask: Tensor | None, residual: Tensor | None) -> SeenInputs:
-        """Check the arguments of a forward and return what to normalize by."""
+        """Check the arguments of a forward and return the values that it normalizes by."""
         if self.training and not torch.compiler.is_compiling():
             self.follow_counter()
         return super().see_inputs(x, mask, residual)
@@ -137,7 +137,7 @@ class CarrierNorm(StatefulNorm):
         """
         if not torch.compiler.is_compiling():
             refuse_reentrant(self.class_name)
-        self.follow_counter()  # since the forward others may have written to it, or replaced it
+        self.follow_counter()  # other code may have written or replaced it since the forward
         if self._held is not None:
             self.gather(sums)
             return
@@ -150,7 +150,7 @@ class CarrierNorm(StatefulNorm):
         """Count one step in the mirror, after `update_running_stats`."""
         self.follow_counter(own_step=True)
         if self._stage == self._last_stage:
-            return  # no threshold is left to be passed
+            return  # no threshold is left
         self._steps += 1
         if self._stage < len(self.thresholds) and self._steps >= self.thresholds[self._stage]:
             # Steps without a valid token do not count. The mirror may run ahead of the buffer,
@@ -160,8 +160,8 @@ class CarrierNorm(StatefulNorm):
     def follow_counter(self, own_step: bool = False) -> None:
         """Read the counter again if other code has written or replaced the buffer.
 
-        Loaders do that, data-parallel wrappers that broadcast buffers, and users by hand.
-        The layer's own steps are known, so that nothing is read back from the device for them.
+        Loaders, data-parallel wrappers that broadcast buffers, and users do that. The layer's own
+        steps are known, so they need no read from the device.
 
         Raises:
             InputError: a transform of torch.func has replaced it, by counters that may differ.
@@ -219,20 +219,20 @@ class GradientMomentNorm(BackwardStateNorm):
 
     After its warm-up it also normalizes by running statistics in training.
 
-    The buffers hold them in units of the loss without the factor that `powernorm.set_loss_scale`
-    says.
+    The buffers hold them in units of the loss without the factor that was set by
+    `powernorm.set_loss_scale`.
     """
 
     trains_by_average = True
     _fixed_scale: float | None = None
-    """Factor set by the user; None as long as nobody has."""
+    """Factor set by the user; None by default."""
     _live_scale: Tensor | None = None
     """The scale of a GradScaler, which the scaler updates in place."""
     _has_warned_of_float16: ClassVar[bool] = False
 
     @property
     def scales_loss(self) -> bool:
-        """Whether the loss has a factor, which `set_loss_scale` has said."""
+        """Whether the loss has a factor, set by `set_loss_scale`."""
         return self._fixed_scale is not None or self._live_scale is not None
 
     @property
@@ -273,7 +273,7 @@ class GradientMomentNorm(BackwardStateNorm):
         return live.to(device) if fixed is None or fixed == 1 else live.to(device) * fixed
 
     def _warn_of_float16(self, moment: Tensor) -> None:
-        if GradientMomentNorm._has_warned_of_float16 or moment.is_meta:  # which has no autocast
+        if GradientMomentNorm._has_warned_of_float16 or moment.is_meta:  # meta has no autocast
             return
         device = moment.device.type
         if not torch.is_autocast_enabled(device):
@@ -282,7 +282,7 @@ class GradientMomentNorm(BackwardStateNorm):
             GradientMomentNorm._has_warned_of_float16 = True
             warnings.warn(
                 f"a {self.class_name} is trained under float16 autocast: a GradScaler changes the "
-                "scale of the loss, in whose units its gradient statistics are; after making the "
+                "scale of the loss, in whose units its gradient statistics are; after creating the "
                 "scaler call powernorm.set_loss_scale(model, scaler=scaler), without one "
                 "powernorm.set_loss_scale(model)",
                 stacklevel=2,

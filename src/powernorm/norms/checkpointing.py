@@ -4,17 +4,17 @@ Activation checkpointing runs a region of the model twice. The second run must s
 one saw: the padding mask (its scope is closed by then) and, for layers that normalize by running
 statistics, those statistics (another backward may have updated them in between).
 
-A region is known by the function `unpack` of the hooks on saved tensors that are open in its first
-run. It is made for the region alone, lives as long as the graph, and calls the second run, so that
-it is on the stack there. Torch has no public way to ask which region is being repeated.
+A region is identified by the function `unpack` of the hooks on saved tensors that are open in its
+first run. It is made for the region only, lives as long as the graph, and calls the second run, so
+that it is on the stack there. Torch has no public way to ask which region is being repeated.
 
 Within a region the k-th call of a layer in the second run repeats the k-th in the first. A call is
 recorded in all regions around it, and the innermost function on the stack that repeats a region is
 the one that has called the layer. A repetition may contain regions of its own, which are repeated
-later: they record what the call was found to repeat.
+later: they record the repeated call.
 
-A call in a backward that repeats no known region raises: it would count a batch a second time, or
-miss its mask. Reentrant checkpointing, whose first run has no hooks, is refused so.
+A call in a backward that repeats no known region raises an error: it would count a batch a second
+time, or miss its mask. This also refuses reentrant checkpointing, whose first run has no hooks.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ from powernorm.ops.torch_private import (
 _MAX_CALLS: Final = 256
 """Maximum number of calls of a layer in a region.
 
-Hooks that are not for recomputation may be opened again and again, and would gather records for as
-long as they live.
+Hooks that are not for recomputation may be opened repeatedly, and would collect records for as long
+as they live.
 """
 
 
@@ -60,22 +60,22 @@ def _code_of(function: Callable[..., Any]) -> CodeType | None:
 
 
 _STARTS: Final = (_code_of(torch.autograd.backward), _code_of(torch.autograd.grad))
-"""Code that starts a backward: what is outside of it on the stack belongs to another one.
+"""Code that starts a backward: frames outside of it on the stack belong to another backward.
 
-If torch has it no longer in Python, every repetition raises.
+If it is no longer Python code in some torch, every repetition raises an error.
 """
 _REENTRANT: Final = _code_of(CheckpointFunction.backward)
 """Code of reentrant checkpointing that starts a backward inside another one."""
 
 
 class SeenInputs(NamedTuple):
-    """What a call normalizes by, besides its input."""
+    """Mask, stage and statistics that a call normalizes by."""
 
     padding_mask: Tensor | None
     stage: int
     state: tuple[Tensor, ...]
     is_repeated: bool = False
-    """Whether the call repeats another, so that it is no batch of its own."""
+    """Whether the call repeats another, so that it is not a new batch."""
 
 
 class _Copy:
@@ -88,7 +88,7 @@ class _Copy:
         self._version = version_of(source)
 
     def is_of(self, source: Tensor) -> bool:
-        """Return whether the tensor is the copied one and has not been written to since."""
+        """Return whether this is the copied tensor, without writes since."""
         unchanged = self._version is not None and self._version == version_of(source)
         return unchanged and self._source() is source
 
@@ -112,7 +112,7 @@ class _Repetition:
 
     @classmethod
     def by(cls, frame: FrameType) -> Self:
-        """Return the same for each call in a run: it is kept among the function's variables."""
+        """Return the same object for each call in a run: it is kept in the frame's variables."""
         return cast(Self, frame.f_locals.setdefault("repetition of a region", cls()))
 
 
@@ -121,13 +121,13 @@ class _Region:
     """The calls of one layer in a region."""
 
     began_in: int
-    """Backward that the first run is part of."""
+    """Number of the backward that the first run is part of."""
     calls: list[_RepeatableCall] | None
-    """In order; None if they cannot be told apart."""
+    """Calls in order; None if they cannot be distinguished."""
     repetition: weakref.ref[_Repetition] | None = None
-    """The last one."""
+    """The last repetition."""
     position: int = 0
-    """Number of calls in it."""
+    """Number of calls in the last repetition."""
 
     def add(self, call: _RepeatableCall) -> None:
         if self.calls is not None:
@@ -136,7 +136,7 @@ class _Region:
                 self.calls = None
 
     def next_position(self, repetition: _Repetition) -> int:
-        """Count a call of a repetition; return its place."""
+        """Count a call of a repetition; return its position."""
         if self.repetition is None or self.repetition() is not repetition:
             self.repetition, self.position = weakref.ref(repetition), 0
         self.position += 1
@@ -152,30 +152,32 @@ class CallRecords:
     def __init__(self) -> None:
         self._regions = weakref.WeakKeyDictionary[object, _Region]()
         self._codes = set[int]()
-        """Identities of the code that may repeat a region: its hash would be of all it holds."""
+        """Identities of code that may repeat a region; a hash would cover all of its contents."""
         self._copies = weakref.WeakValueDictionary[int, _Copy]()
 
     def __reduce__(self) -> tuple[type[CallRecords], tuple[()]]:
         return CallRecords, ()
 
     def replay(self, norm: str, x: Tensor, seen: SeenInputs) -> SeenInputs:
-        """Return what this call must normalize by: its own, or that of the call it repeats.
+        """Return the values that this call must normalize by: its own, or the repeated call's.
 
         Args:
             norm: class name of the layer, for errors.
             x: the input.
-            seen: what the call would normalize by if it repeats none.
+            seen: inputs that the call normalizes by if it repeats none.
 
         Raises:
-            InputError: it cannot be told which call it repeats.
+            InputError: it is unknown which call is repeated.
         """
         backward = current_backward()
         if backward == UNKNOWN_BACKWARD:
-            if in_backward() or not torch.is_grad_enabled():  # as reentrant checkpointing's first
+            if (
+                in_backward() or not torch.is_grad_enabled()
+            ):  # as in reentrant checkpointing's first
                 raise unknown_backward()
             return seen
         repeating = self._repeating()
-        # In this order: a backward inside the first run may ask for the calls so far.
+        # In this order, because a backward inside the first run may ask for the calls so far.
         around = self._open_regions(backward)
         call = None
         if repeating is not None and None not in _STARTS:
@@ -205,13 +207,13 @@ class CallRecords:
         return None
 
     def _open_regions(self, backward: int) -> list[_Region]:
-        """Return the regions of whose first run the call may be part."""
+        """Return the regions whose first run the call may be part of."""
         regions = []
         for key in _open_hooks():
             function = _function_of(key)
             if function is not None:
                 self._codes.add(id(function.__code__))
-            # A function that holds nothing cannot be made for a region.
+            # A function without closure cannot be made for a region.
             calls: list[_RepeatableCall] | None = None if _is_bare(key) else []
             with suppress(TypeError):  # not hashable, or no weak references to it
                 regions.append(self._regions.setdefault(key, _Region(backward, calls)))
@@ -220,7 +222,7 @@ class CallRecords:
     def _repeated(
         self, norm: str, x: Tensor, key: object, repetition: _Repetition, around: list[_Region]
     ) -> _RepeatableCall | None:
-        """Return the call of a region that is repeated, None if its first run has yet to come."""
+        """Return the repeated call of a region, None if this is still the first run."""
         region = self._regions[key]
         position = region.next_position(repetition)
         if region.calls is None:
@@ -231,8 +233,8 @@ class CallRecords:
         if call is None or call.shape != x.shape:
             raise InputError(
                 f"{norm} got call {position + 1}, an input of shape {tuple(x.shape)}, in the "
-                "repetition of a checkpointed region that did not call it so the first time: make "
-                "the region call the same layers in the same order"
+                "repetition of a checkpointed region, which did not call it like this the first "
+                "time: make the region call the same layers in the same order"
             )
         return call
 
@@ -250,7 +252,7 @@ class CallRecords:
 def refuse_reentrant(norm: str) -> None:
     """Raise an InputError in a backward that reentrant checkpointing has started.
 
-    An eager forward raises before that; of a compiled one each use would update the statistics.
+    An eager forward raises before that; with a compiled one each use would update the statistics.
     """
     frame: FrameType | None = sys._getframe(1)
     while frame is not None and frame.f_code not in _STARTS:
@@ -278,7 +280,7 @@ def _function_of(hook: object) -> FunctionType | None:
 
 
 def _is_bare(hook: object) -> bool:
-    """Return whether a hook is a function of its argument alone."""
+    """Return whether a hook is a function of only its argument."""
     return isinstance(hook, FunctionType) and not hook.__closure__
 
 

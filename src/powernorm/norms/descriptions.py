@@ -1,4 +1,4 @@
-"""A norm as JSON, its name and options, and the same norm built from that."""
+"""Conversion of a norm to JSON, its name and options, and back."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from powernorm.norms.own_layers import build_own, check_options
 from powernorm.norms.registry import NORMS, NormInfo, build_norm, short_name
 
 _UNTOLD: Final = ("device", "dtype", "process_group", "track_running_stats")
-"""Arguments that belong to a process or a tensor, or have one value."""
+"""Arguments that depend on the process or device, or have only one value."""
 
 _ATTRIBUTES: Final = {
     **{name: f"initial_{name}" for name in ("alpha", "shift", "spread", "eta")},
     "penalty": "divergence",
 }
-"""Where a layer has an argument whose name is that of something else."""
+"""Attribute names of arguments, where the two differ."""
 
 
 @dataclass(frozen=True)
 class NormDescription:
-    """What a norm was built by; its parameters and statistics are not part of it.
+    """Name and options that a norm is built from, without its parameters and statistics.
 
     Args:
         name: short name, or `module:Class`.
         num_features: C.
-        options: keyword arguments that are not the name's own; JSON.
-        source: module and name of the class, if it is none of this library's.
+        options: keyword arguments beyond the name's presets, as JSON.
+        source: module and name of the class, unless it is this library's.
     """
 
     name: str
@@ -45,10 +45,10 @@ class NormDescription:
 
     @classmethod
     def of(cls, norm: Norm) -> NormDescription:
-        """Return the description of a norm, with what was set since it was built.
+        """Return the description of a norm, with attributes changed since it was built.
 
         Raises:
-            InputError: a class of one's own without a name, or options that are no JSON.
+            InputError: a user-defined class without a name, or options that are not JSON.
         """
         name = short_name(norm)
         if norm.registered_as:
@@ -57,9 +57,9 @@ class NormDescription:
             options = _options_of(norm, NORMS[name])
         else:
             raise InputError(
-                f"{type(norm).__name__} is a norm of your own without a name, by which it could be "
-                f"built again: powernorm.register_norm('my-norm', {type(norm).__name__}), and "
-                "powernorm.build_norm or powernorm.swap by that name"
+                f"{type(norm).__name__} is your own norm and has no name from which it can be "
+                f"rebuilt: call powernorm.register_norm('my-norm', {type(norm).__name__}), then "
+                "powernorm.build_norm or powernorm.swap with that name"
             )
         _check_json(name, options)
         source = _source_of(norm) if norm.registered_as else ""
@@ -69,13 +69,13 @@ class NormDescription:
         return described
 
     def build(self, **more: Any) -> Norm:
-        """Build the norm; runs no code but that of norms that this process has or has registered.
+        """Build the norm; only code of norms that this process knows or has registered runs.
 
         Args:
             more: `device` and `dtype`.
 
         Raises:
-            InputError: the name is not known in this process, or does not take the options.
+            InputError: the name is unknown in this process, or does not take the options.
         """
         known = {key: value for key, value in self.options.items() if key not in _UNTOLD}
         if len(known) < len(self.options):
@@ -89,20 +89,20 @@ class NormDescription:
         if self.source and _source_of(norm) != self.source:
             raise InputError(
                 f"the norm {self.name!r} is {_source_of(norm)} in this process and was "
-                f"{self.source}: register that one"
+                f"{self.source}: register the latter"
             )
         return norm
 
     def _check_unchanged(self, norm: Norm) -> None:
-        """Raise an InputError if a norm of one's own has other settings than it was built with."""
+        """Raise an InputError if a user-defined norm's settings changed after it was built."""
         built = self.build()
         for here, there in zip(norm.modules(), built.modules(), strict=False):
             for key, value in vars(there).items():
                 plain = isinstance(value, int | float | str | None) and key != "training"
                 if plain and not key.startswith("_") and vars(here).get(key) != value:
                     raise InputError(
-                        f"{key} of a {norm.class_name} is {vars(here).get(key)!r} since it was "
-                        f"built with {value!r}: build it with what it has now, as an option of "
+                        f"{key} of a {norm.class_name} is {vars(here).get(key)!r}, but it was "
+                        f"built with {value!r}: build it with its current value, as an option of "
                         f"{self.name!r}"
                     )
 
@@ -111,11 +111,11 @@ def _check_json(name: str, options: Mapping[str, Any]) -> None:
     try:
         same = json.loads(json.dumps(options)) == options
     except (TypeError, ValueError) as error:
-        raise InputError(f"the options of {name} are no JSON: {error}") from error
+        raise InputError(f"the options of {name} are not JSON: {error}") from error
     if not same:
         raise InputError(
-            f"the options of {name}, {dict(options)}, would come back from JSON as others: give "
-            "lists instead of tuples, and strings as keys"
+            f"the options of {name}, {dict(options)}, change when they are read back from JSON: "
+            "use lists instead of tuples, and strings as keys"
         )
 
 
@@ -125,7 +125,7 @@ def _source_of(norm: Norm) -> str:
 
 
 def _options_of(norm: Norm, info: NormInfo) -> dict[str, Any]:
-    """Return the options of one of this library's norms that its name does not set by itself."""
+    """Return the options of one of this library's norms that differ from its name's presets."""
     options: dict[str, Any] = {}
     for key, parameter in list(inspect.signature(info.layer).parameters.items())[1:]:
         value = _value(norm, key)

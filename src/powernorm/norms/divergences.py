@@ -1,7 +1,7 @@
-"""What Regularized BatchNorm penalizes: how far batch statistics are from the running ones.
+"""Divergences of batch statistics from the running ones, which Regularized BatchNorm penalizes.
 
-The gradients are written out for eager mode, which asks for value and gradient at once; the values
-are differentiable themselves, by the mean and the variance of the batch, for compiled code.
+The gradients are written out for eager mode, which needs value and gradient at once. For compiled
+code the values are differentiable themselves, with respect to the batch's mean and variance.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Divergence = Literal["diff", "diff2", "relative", "jeffreys"]
 
 
 class Compared(NamedTuple):
-    """What is compared, per feature: (C,) each, of one type."""
+    """Statistics that a divergence compares, per feature: (C,) each, of one type."""
 
     mean: Tensor
     """μ_B."""
@@ -31,12 +31,12 @@ class Compared(NamedTuple):
     running_var: Tensor
     """σ²_run after the step's update, a constant."""
     eps: float
-    """Of the layer."""
+    """eps of the layer."""
     floor: bool
-    """Is s² = max(σ², eps), as in released variants, rather than σ² + eps?"""
+    """Whether s² = max(σ², eps), as in released variants, not σ² + eps."""
 
     def squares(self) -> tuple[Tensor, Tensor]:
-        """Return s²_B and s²_run, the squares of what the layer divides by."""
+        """Return s²_B and s²_run, the squared divisors of the layer."""
         if self.floor:
             return self.var.clamp(min=self.eps), self.running_var.clamp(min=self.eps)
         return self.var + self.eps, self.running_var + self.eps
@@ -46,15 +46,15 @@ class Terms(NamedTuple):
     """A divergence per feature, without λ; (C,) each."""
 
     mean: Tensor
-    """What λ_mean multiplies."""
+    """Factor of λ_mean."""
     var: Tensor
-    """What λ_var multiplies."""
+    """Factor of λ_var."""
     mean_by_mean: Tensor
-    """Derivative of the first by μ_B."""
+    """Derivative of `mean` by μ_B."""
     var_by_var: Tensor
-    """Derivative of the second by σ²_B."""
+    """Derivative of `var` by σ²_B."""
     mean_by_var: Tensor | None = None
-    """Derivative of the first by σ²_B; None for 0."""
+    """Derivative of `mean` by σ²_B; None for 0."""
 
 
 def check_divergence(divergence: str) -> Divergence:
@@ -62,8 +62,8 @@ def check_divergence(divergence: str) -> Divergence:
     if divergence not in get_args(Divergence):
         names = ", ".join(map(repr, get_args(Divergence)))
         raise InputError(
-            f"penalty is {shown(divergence)}, expected one of {names}: it says what is penalized, "
-            "mean_penalty and var_penalty how much"
+            f"penalty is {shown(divergence)}, expected one of {names}: it names the divergence, "
+            "mean_penalty and var_penalty are its factors"
         )
     return cast(Divergence, divergence)
 
@@ -96,7 +96,8 @@ def _jeffreys(c: Compared) -> Terms:
     inverse, running_inverse = square.reciprocal(), running_square.reciprocal()
     mean_gap, gap = c.running_mean - c.mean, running_square - square
     weight = (inverse + running_inverse) / 2
-    # Products of ratios: a gap's fourth power would leave the range of float32 long before.
+    # Products of ratios, because a gap's fourth power would leave the range of float32 much
+    # earlier.
     return Terms(
         mean_gap.square() * weight,
         (gap * inverse) * (gap * running_inverse) / 2,
@@ -109,7 +110,7 @@ def _jeffreys(c: Compared) -> Terms:
 
 
 def _through_floor(c: Compared, by_square: Tensor) -> Tensor:
-    """Return the derivative by σ²_B from that by s²_B."""
+    """Return the derivative by σ²_B, given that by s²_B."""
     return torch.where(c.var >= c.eps, by_square, 0.0) if c.floor else by_square
 
 

@@ -82,14 +82,14 @@ def over_dimension(
         normalize: the layer's computation, (..., C) in and out.
         x: the input, checked as the next two.
         padding_mask: its mask.
-        residual: what is added to it first.
+        residual: added to the input first.
         dim: the dimension of the features.
         is_pointwise: whether the layer also works on a view that is not contiguous.
     """
     inputs = features_last(x, dim)
     others = None if residual is None else features_last(residual, dim)
     if not is_pointwise:
-        # Here and not in the ops, so that the incoming gradient is of a contiguous input, too.
+        # Here and not in the ops, so that the incoming gradient is that of a contiguous input, too.
         inputs = inputs.contiguous()
         others = None if others is None else others.contiguous()
     result = normalize(inputs, padding_mask, others)

@@ -1,8 +1,8 @@
 """A check of the backends against eager torch in float64: `powernorm doctor`.
 
-A result may be off by twice the error that eager torch makes in the same type, and a few roundings;
-one of eager torch itself by the roundings alone. That the eager references compute what the papers
-define is for the tests to show.
+The allowed error of a result is twice the error of eager torch in the same type, plus a few
+roundings; for eager torch itself only the roundings. The tests show that the eager references
+compute the papers' definitions.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from powernorm.ops.dispatch import Backend, missing_reason, unfit_reason, use_ba
 
 _TYPES: Final = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 _ROUNDINGS: Final = 32
-"""Roundings of the largest value that a result may be off, whatever eager torch does."""
+"""Allowed error in roundings of the largest value, besides eager torch's own error."""
 _INTERPRETED_ELEMENTS: Final = 400
-"""Largest input that Triton's interpreter is given, and that in float32 alone."""
+"""Largest input for Triton's interpreter, which gets float32 only."""
 
 
 class Setting(NamedTuple):
-    """A norm, its options, and the moment of its life at which it is called."""
+    """A norm, its options, and the number of its training steps before the call."""
 
     norm: str
     options: Mapping[str, Any] = {}
     tracked: int = 20
-    """Batches that its running statistics have seen."""
+    """Number of batches that its running statistics have seen."""
     training: bool = True
 
 
@@ -49,10 +49,10 @@ class Input(NamedTuple):
     residual: str = "none"
     """none, same, or float32: the stream of a model in half precision."""
     affine: str = "float32"
-    """same, or float32: of a layer in a model in half precision."""
+    """same, or float32: the parameters of a layer in a model in half precision."""
     feature_dim: int = -1
     strided: bool = False
-    """Whether the input has gaps in memory."""
+    """Whether the input is not contiguous."""
 
 
 _INPUTS: Final = (
@@ -72,7 +72,7 @@ _QUICK_SETTINGS: Final = (
     *(Setting(name) for name in ("bn", "pn", "adanorm")),
     Setting("bn", training=False),
 )
-"""One of each op that has kernels."""
+"""One setting for each op that has kernels."""
 _RELEASED: Final[dict[str, Any]] = {"variant": "released"}
 _PENALTIES: Final[dict[str, Any]] = {"mean_penalty": 0.5, "var_penalty": 0.2}
 _RENORM: Final = {"max_r": 1.5, "max_d": 0.5, "warmup_steps": 5, "ramp_steps": 4}
@@ -113,7 +113,7 @@ class Case(NamedTuple):
 
 @dataclass
 class Outcome:
-    """A case on a backend: the largest error over the allowed one, and what is wrong by result."""
+    """A case on a backend: the largest error over the allowed one, and failures by result."""
 
     case: Case
     backend: Backend
@@ -133,15 +133,15 @@ def select_cases() -> list[Case]:
 
 
 def _ignores_padding(setting: Setting) -> bool:
-    # Evaluation looks at no mask, and released PowerNorm averages gradient moments over padding.
+    # Evaluation reads no mask, and released PowerNorm averages gradient moments over padding.
     return setting.training and not (setting.norm == "pn" and "variant" in setting.options)
 
 
 def run_cases(cases: Iterable[Case], backends: Iterable[Backend]) -> list[Outcome]:
-    """Let those backends that this machine has compute what they are to compute.
+    """Run the cases on those backends that this machine has.
 
-    The launches may find that a backend cannot run here: then its outcomes are left out, and
-    `missing_reason` says why.
+    If a launch finds that a backend cannot run here, its outcomes are left out, and
+    `missing_reason` has the reason.
     """
     here = [name for name in backends if not missing_reason(name)]
     outcomes = [
@@ -154,7 +154,7 @@ def run_cases(cases: Iterable[Case], backends: Iterable[Backend]) -> list[Outcom
 
 
 def takes(backend: Backend, case: Case) -> bool:
-    """Return whether a backend is to compute a case."""
+    """Return whether a case is run on a backend."""
     is_large = torch.Size(case.input.shape).numel() > _INTERPRETED_ELEMENTS
     if _is_interpreted(backend) and (is_large or case.dtype != torch.float32):
         return False
@@ -171,14 +171,14 @@ def _device_of(backend: Backend) -> str:
 
 
 class _Drawn(NamedTuple):
-    """A layer in some state of its training, and what it is called with."""
+    """A layer after some training steps, and the arguments of a call."""
 
     layer: Norm
     x: Tensor
     residual: Tensor | None
     mask: Tensor | None
     grads: list[Tensor]
-    """Of the output, and of the sum with the residual."""
+    """Gradients of the output, and of the sum with the residual."""
 
 
 def _draw(case: Case) -> _Drawn:
@@ -221,7 +221,7 @@ def _draw(case: Case) -> _Drawn:
 
 
 def _call(given: _Drawn, backend: Backend, wide: bool = False) -> dict[str, Tensor]:
-    """Call a layer forward and backward; its results and its state by name, on the CPU."""
+    """Call a layer forward and backward; return its results and state by name, on the CPU."""
     device = _device_of(backend)
 
     def placed(x: Tensor) -> Tensor:
@@ -252,9 +252,9 @@ def _call(given: _Drawn, backend: Backend, wide: bool = False) -> dict[str, Tens
 
 
 def check_case(case: Case, backends: list[Backend]) -> list[Outcome]:
-    """Let backends compute a case and compare with eager torch in float64.
+    """Run a case on the backends and compare with eager torch in float64.
 
-    Each does it twice from the same state: kernels may prepare what repeats.
+    Each backend runs it twice from the same state, because kernels may prepare repeated calls.
     """
     drawn, outcomes = _draw(case), [Outcome(case, backend) for backend in backends]
     for outcome in outcomes:
@@ -262,7 +262,7 @@ def check_case(case: Case, backends: list[Backend]) -> list[Outcome]:
         try:
             exact, eager = _call(drawn, "eager", wide=True), _call(drawn, "eager")
             ours, again = (_call(drawn, backend) for _ in range(2))
-        except Exception as error:  # whatever a kernel raises is a finding
+        except Exception as error:  # any error of a kernel is reported
             outcome.problems["call"] = f"raises {type(error).__name__}: {error}"
             continue
         for name, wanted in exact.items():
@@ -279,12 +279,12 @@ def _same_bits(one: Tensor, other: Tensor) -> bool:
 
 
 def _compare(outcome: Outcome, got: Tensor | None, eager: Tensor, exact: Tensor) -> str:
-    """Return what is wrong with a result, `""` where nothing is; note its error."""
+    """Return what is wrong with a result, `""` if it is right; record its error."""
     if got is None or (got.shape, got.dtype) != (eager.shape, eager.dtype):
         found = "missing" if got is None else f"{got.dtype} of shape {tuple(got.shape)}"
         return f"is {found}, expected {eager.dtype} of shape {tuple(eager.shape)}"
     if not torch.equal(got.isfinite(), finite := exact.isfinite()):
-        return "is not finite where it should be, or finite where it should not"
+        return "differs from the reference in which values are finite"
     if not finite.any():
         return ""
     wanted = exact[finite].double()
@@ -297,4 +297,4 @@ def _compare(outcome: Outcome, got: Tensor | None, eager: Tensor, exact: Tensor)
     roundings = _ROUNDINGS * torch.finfo(wide).eps + 2 * narrow
     limit = 2 * allowed + roundings * (1 + float(wanted.abs().max()))
     outcome.error = max(outcome.error, error / limit)
-    return "" if error <= limit else f"is {error:.2g} off, {limit:.2g} are allowed"
+    return "" if error <= limit else f"has an error of {error:.2g}, {limit:.2g} is allowed"

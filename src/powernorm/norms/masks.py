@@ -38,10 +38,10 @@ class MaskSource(Protocol):
         """Return the mask for an input of that shape (without the features), or None."""
 
     def warn_unmasked(self, norm: object) -> None:
-        """Warn of a norm that no mask reaches although one was given around it.
+        """Warn that a norm gets no mask although the model around it was given one.
 
         Raises:
-            InputError: the mask holds padding, but not known which way round.
+            InputError: the mask holds padding, but it is unknown whether True or False marks it.
         """
 
     def name_of(self, norm: object) -> str:
@@ -53,8 +53,8 @@ class ScopedMask(NamedTuple):
 
     mask: Tensor
     source: MaskSource | None = None
-    """Source of a model's own mask, which may not be meant for each norm below; None for a user's
-    mask, which is meant for all."""
+    """Source of a model's own mask, which may not belong to each norm inside; None for a user's
+    mask, which is for all."""
     batch_dim: int = 0
     """Dimension of the norms' inputs that counts the sequences; that of the mask is the first."""
 
@@ -72,13 +72,13 @@ class Scope(NamedTuple):
     observed: bool = False
     """Whether the scope is for observers only: the norms use the scopes around it."""
     given: MaskSource | None = None
-    """Model around the norms that was given a mask which does not reach them."""
+    """Outer model that was given a mask which does not reach the norms."""
 
 
 _Scopes = tuple[Scope, ...]
 """Open scopes, the innermost last."""
 
-# What eager code opens belongs to the context: to an asyncio task, or to a thread without one.
+# Scopes opened by eager code belong to the context: an asyncio task, or a thread without one.
 _context: Final[ContextVar[Any]] = ContextVar("powernorm.padding_mask")
 
 
@@ -99,7 +99,7 @@ _read: Final = _Context()
 # subclass with a default). `scopes` is a tuple: an immutable value traces as well, and is restored
 # by setting the former value.
 _compiled = threading.local()
-# Had the main thread none, the first compiled call would set it and be compiled again for that.
+# If the main thread had none, the first compiled call would set it and be recompiled for that.
 _compiled.scopes = ()
 
 
@@ -125,7 +125,7 @@ def _drop_leftovers() -> tuple[_Scopes, _Scopes]:
 
 def _push(scope: Scope) -> None:
     context, compiled = _drop_leftovers()
-    # Between two graphs of a compiled call eager code opens inside what the call has opened.
+    # Between two graphs of a compiled call eager code opens scopes inside those of the call.
     if compiled or torch.compiler.is_dynamo_compiling():
         _compiled.scopes = (*compiled, scope)
     else:
@@ -133,7 +133,7 @@ def _push(scope: Scope) -> None:
 
 
 def _close(scope: Scope, opened: _Scopes) -> None:
-    """Close a user's scope, if it is open, and what was left open inside it.
+    """Close a user's scope, if it is open, and scopes that were left open inside it.
 
     Args:
         scope: the scope.
@@ -147,7 +147,7 @@ def _close(scope: Scope, opened: _Scopes) -> None:
     index = next((index for index, one in enumerate(scopes) if one is scope), None)
     if index is None:
         return
-    # Scopes of users inside it stay: two generators may close theirs in another order.
+    # Users' scopes inside it stay open: two generators may close theirs in another order.
     kept = (*scopes[:index], *(one for one in scopes[index + 1 :] if one.opener is None))
     _set_scopes(*((context, kept) if scopes is compiled else (kept, ())))
 
@@ -239,11 +239,11 @@ def current_padding_mask(
         InputError: none of the model's own masks fits the input, and `strict` is set.
     """
     if _read.scopes is _read and not getattr(_compiled, "scopes", ()):
-        return None  # no scope is open, the usual case: at once
+        return None  # no scope is open, the usual case
     scope = innermost_scope(observing=observing)
     if scope is None or not scope.masks:
         given = scope.given if scope is not None and strict else None
-        # One vector a sequence holds no padding.
+        # With one vector per sequence there is no padding.
         if given is not None and x is not None and x.ndim > 2:
             given.warn_unmasked(norm)
         return None
@@ -277,7 +277,7 @@ def offered_padding_mask(x: Tensor, norm: object, *, observing: bool) -> tuple[T
     if scope is None or not scope.masks:
         return None, True
     mask, fits = _fitting(scope.masks, shape_of(x)[:-1], norm, False)
-    # A user's mask is for all norms inside, but the inputs of some may not be tokens.
+    # A user's mask is for all norms inside, but some inputs may not be tokens.
     return mask, fits and (mask is None or same_sizes(mask.shape, x.shape[:-1]) is True)
 
 
@@ -296,7 +296,7 @@ def _fitting(
             if same_sizes((sizes[batch_dim],), shape):
                 return None, True  # one vector per sequence: padding has been pooled away
             if not is_traced() and int((~mask).sum()) == shape[0]:
-                return None, True  # the model has left out padding by itself
+                return None, True  # the model has removed padding itself
         fitted = source.fit(mask, batch_dim, shape, norm, strict)
         if fitted is not None:
             return fitted, True
@@ -307,8 +307,8 @@ def _misfit(offered: ScopedMask, x: Tensor, norm: object) -> InputError:
     assert offered.source is not None
     shape = tuple(features_back(x, getattr(norm, "feature_dim", LAST)).shape)
     nearer = (
-        "if a module around it takes a mask that fits, name that by powernorm.declare_mask before "
-        "the swap; else "
+        "if a module around it takes a mask that fits, name that with powernorm.declare_mask "
+        "before the swap; else "
     )
     return InputError(
         f"{offered.source.name_of(norm)} got an input of shape {shape}, to which the mask from "
@@ -330,10 +330,10 @@ def open_scope(
 
     Args:
         masks: masks that the norms inside may use, the nearest first.
-        opener: who opens it, not None; `close_scope` takes the same object. The scope ends at the
+        opener: object that opens it, not None; `close_scope` takes the same object. The scope ends
             latest with the call of the module whose hook opens it.
         observed: whether only callers with `observing` see it, not the norms inside.
-        given: the model around that was given a mask, if none reaches the norms inside.
+        given: the outer model that was given a mask, if none reaches the norms inside.
     """
     call = None if torch.compiler.is_dynamo_compiling() else sys._getframe(2)
     if call is not None and call.f_code.co_name not in _MODULE_CALLS:
@@ -350,7 +350,7 @@ def close_scope(opener: object) -> None:
         if index >= len(context):
             _compiled.scopes = compiled[: index - len(context)]
         elif not torch.compiler.is_dynamo_compiling():
-            # Compiled code leaves it to `Scope.call` to end what eager code has opened.
+            # In compiled code `Scope.call` ends the scopes that eager code has opened.
             _set_scopes(context[:index], ())
         return
 
@@ -359,7 +359,7 @@ _looks = {"left": 20}
 
 
 def _look_for_all(mask: Tensor | None) -> None:
-    """Warn once of a mask of a user that is True everywhere; looks at the first masks alone."""
+    """Warn once if a user's mask is True everywhere; only the first masks are checked."""
     if mask is None or is_traced() or mask.is_meta or not _looks["left"] or mask.numel() < 2:
         return
     _looks["left"] -= 1
@@ -367,7 +367,7 @@ def _look_for_all(mask: Tensor | None) -> None:
         _looks["left"] = 0
         warnings.warn(
             f"padding_mask of shape {tuple(mask.shape)} is True everywhere: all is padding, and no "
-            "statistics change. True is padding; pass `~mask` if it marks what is valid",
+            "statistics change. True means padding; pass `~mask` if it marks valid positions",
             stacklevel=3,
         )
 

@@ -24,14 +24,13 @@ def penalty(
 ) -> Tensor:
     """Return the penalty of all RegularizedBatchNorm layers, in the units of the loss.
 
-    λ of Wang et al. 2022 applies to a cross entropy *summed* over tokens. Added to a mean it has
-    to be divided by the number of tokens: at 4,096 tokens λ = 60 is 0.015.
+    λ of Wang et al. 2022 applies to a cross entropy *summed* over tokens. For a mean it has to be
+    divided by the number of tokens: at 4,096 tokens λ = 60 is 0.015.
 
-    The backward drops the terms of its forwards, and so does dropping a forward's result. A loop
-    that skips a backward (because a loss is not finite) and still has that loss uses
-    `training_step`, or calls `model.train()` before it continues: both drop pending terms, which
-    the next penalty would otherwise contain, NaN and graph included. `layer.forget_penalty()`
-    drops those of a single layer.
+    A backward drops the terms of its forwards, and so does dropping a forward's result. If a loop
+    skips a backward (because a loss is not finite) but keeps that loss, use `training_step`, or
+    call `model.train()` before the next step: both drop pending terms, which the next penalty would
+    otherwise contain, NaN and graph included. `layer.forget_penalty()` drops those of one layer.
 
     Args:
         model: any module; layers that appear twice count once, layers in evaluation mode and
@@ -53,11 +52,11 @@ def penalty(
     if reduction not in ("mean", "token_sum"):
         raise InputError(f"reduction is {reduction!r}, expected 'mean' or 'token_sum'")
     layers = [m for m in model.modules() if isinstance(m, RegularizedBatchNorm) and m.training]
-    # A frozen layer in evaluation mode, or one that this forward left out, has none.
+    # A frozen layer in evaluation mode, or one that this forward skipped, has none.
     terms = [layer.penalty() for layer in layers if layer.has_penalty]
     if not terms:
         if layers:
-            layers[0].penalty()  # raises, unless its λ are 0
+            layers[0].penalty()  # raises an error, unless its λ are 0
         return torch.zeros((), dtype=torch.float32, device="cpu")
     total = torch.stack([term.to(terms[0].device) for term in terms]).sum()
     if reduction == "token_sum":
@@ -96,29 +95,29 @@ class TrainingStep:
         """Whether `skip` was called."""
 
     def skip(self) -> None:
-        """Leave the statistics as they were before the step, as the optimizer leaves the weights.
+        """Discard the statistics of this step, as the optimizer's step is skipped.
 
-        In several processes all have to, or none.
+        All processes have to skip the step, or none.
         """
         self.is_skipped = True
 
 
 @contextmanager
 def training_step(model: nn.Module) -> Iterator[TrainingStep]:
-    """Make one step of the running statistics of all forwards and backwards inside.
+    """Make one update of the running statistics from all forwards and backwards inside.
 
-    Put the micro-batches of one update inside, and what may skip it. The micro-batches are
-    normalized as without it, but every norm updates its running statistics once, at the end, by
-    the moments of all their tokens together, and every warm-up counts one step. After `skip()`, as
-    for a loss that is not finite or an update that a GradScaler leaves out, and after an exception,
-    no statistic has changed, whether the norm updates in the forward or in the backward. Penalties
-    of RegularizedBatchNorm that nobody asked for are dropped before and after.
+    Put the micro-batches of one optimizer step inside, and the code that may skip it. The
+    micro-batches are normalized as usual, but every norm updates its running statistics once, at
+    the end, by the moments of all their tokens together, and every warm-up counts one step. After
+    `skip()`, as for a loss that is not finite or a step that a GradScaler skips, and after an
+    exception, no statistic has changed, whether the norm updates in the forward or in the backward.
+    Pending penalties of RegularizedBatchNorm are dropped before and after.
 
     Args:
         model: any module.
 
     Raises:
-        InputError: no model; inside another such scope of a layer.
+        InputError: `model` is not a module, or such a scope is already open for one of its layers.
 
     Distributed:
         One exchange per layer at the end; all processes have to reach it, and to agree on a skip.
@@ -155,7 +154,7 @@ def training_step(model: nn.Module) -> Iterator[TrainingStep]:
 
 
 def forget_penalties(model: nn.Module) -> None:
-    """Drop the pending penalties of a model, as of a batch that got no backward."""
+    """Drop the pending penalties of a model, as for a batch without a backward."""
     for module in model.modules():
         if isinstance(module, RegularizedBatchNorm):
             module.forget_penalty()
@@ -164,18 +163,18 @@ def forget_penalties(model: nn.Module) -> None:
 def set_loss_scale(
     model: nn.Module, scale: float = 1.0, *, scaler: torch.amp.GradScaler | None = None
 ) -> None:
-    """Say by what factor the losses of the backwards are multiplied from now on.
+    """Set the factor by which the losses of all following backwards are multiplied.
 
     PowerNorm, MABN and UnifiedNorm keep moving averages of the gradient (ν), which are in units of
-    the loss. A factor that is the same from the first step on needs no call: a loss divided by the
+    the loss. A factor that is constant from the first step on needs no call: a loss divided by the
     number of micro-batches, a sum in place of a mean, a number of processes whose gradients are
-    averaged. Every gradient of the layer has that factor, and nothing else changes. What needs it
-    is a factor that changes while ν has a memory:
+    averaged. It multiplies every gradient of the layer and changes nothing else. Call this if the
+    factor changes during training:
 
-    - a GradScaler, once it is made and the model is on its device: `set_loss_scale(model,
-      scaler=scaler)`. The layers then follow it, without waiting for the device;
-    - another number of micro-batches or processes than before, of which each loss has a share, or
-      a sum that becomes a mean: the new factor, relative to the loss that `scale=1` stands for.
+    - for a GradScaler, after creating it and moving the model to its device: `set_loss_scale(model,
+      scaler=scaler)`. The layers then follow it, without a device sync;
+    - if the number of micro-batches or processes changes, by which each loss is divided, or a sum
+      becomes a mean: the new factor, relative to the loss of `scale=1`.
 
     Buffers then hold ν in units of the loss without the factor, so that a checkpoint does not
     depend on it. Powers of two are exact.
@@ -183,10 +182,11 @@ def set_loss_scale(
     Args:
         model: any module; layers without such statistics ignore it.
         scale: number above 0 by which the loss is multiplied.
-        scaler: the GradScaler that scales the loss besides.
+        scaler: a GradScaler that also scales the loss.
 
     Raises:
-        InputError: no model; a scale that is not finite or not above 0; no GradScaler.
+        InputError: `model` is not a module; `scale` is not finite or not above 0; `scaler` is no
+            GradScaler.
 
     >>> model = torch.nn.Sequential(powernorm.PowerNorm(4))
     >>> set_loss_scale(model, 1 / 8)
@@ -202,16 +202,16 @@ def set_loss_scale(
 
 
 def _live_scale(scaler: torch.amp.GradScaler, device: torch.device) -> Tensor | None:
-    """Return the tensor that holds a scaler's scale and that it updates in place."""
+    """Return the tensor that holds a scaler's scale, which the scaler updates in place."""
     if not isinstance(scaler, torch.amp.GradScaler):
         raise InputError(f"scaler is {shown(scaler)}, expected a torch.amp.GradScaler")
     if not scaler.is_enabled():
         return None
-    scaler.scale(torch.ones((), device=device))  # makes the tensor if there is none yet
+    scaler.scale(torch.ones((), device=device))  # creates the tensor if there is none yet
     scale = getattr(scaler, "_scale", None)
     if not isinstance(scale, Tensor):
         raise InputError(
-            f"the GradScaler of torch {torch.__version__} does not show the tensor of its scale: "
+            f"the GradScaler of torch {torch.__version__} does not expose the tensor of its scale: "
             "call set_loss_scale(model, scaler.get_scale()) before every backward"
         )
     return scale

@@ -51,8 +51,8 @@ class MovingAverageBatchNorm(GradientMomentNorm):
     batches, this one included, and r the ratio of χ's root to the running root, clipped to
     [1/5, 5] and constant in the backward. Backward `∂L/∂x = (g r - z m)/sqrt(χ + eps)` with m the
     mean of mean(g r z) over the same window. In the first `window` steps and the warm-up the
-    batch's own statistics are used. Yan et al. also center the weight of the layer that feeds the
-    norm: `center_weight(linear)`.
+    batch's own statistics are used. Yan et al. also center the weight of the layer whose output is
+    normalized: `center_weight(linear)`.
 
     Args:
         num_features: C.

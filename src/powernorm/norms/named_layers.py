@@ -24,9 +24,10 @@ _TRUSTED: Final = ContextVar("trusted", default=False)
 
 @contextmanager
 def names_of_files() -> Iterator[None]:
-    """Take names as those of a file that anyone may have written: they import nothing.
+    """Treat names in the block as read from an untrusted file: they import nothing.
 
-    A class of a module that this process has loaded is taken, and after `trust_code` any object.
+    Only classes of modules that this process has loaded are accepted; after `trust_code` any
+    object.
     """
     before = _OF_A_FILE.set(True)
     try:
@@ -36,7 +37,7 @@ def names_of_files() -> Iterator[None]:
 
 
 def trust_code(is_trusted: bool) -> None:
-    """Say whether names in files import their modules, though not out of the working directory."""
+    """Set whether names in files import their modules, though not from the working directory."""
     _TRUSTED.set(is_trusted)
 
 
@@ -54,10 +55,10 @@ def imported(
     with `-P`). Inside `names_of_files` nothing is imported.
 
     Args:
-        name: of the object.
-        kind: what it is to be, for the errors, with a space behind it.
-        example: of such a name.
-        base: class that a class named by a file is derived from.
+        name: name of the object.
+        kind: kind of the object, for errors, with a trailing space.
+        example: an example of such a name.
+        base: required base class of a class named by a file.
 
     Raises:
         InputError: not of that form, no such module, one that fails, or no such attribute.
@@ -84,7 +85,7 @@ def imported(
 
 
 def _attribute_of(module_name: str, attribute: str, *, also_here: bool) -> Any:
-    """Return what a module holds under a dotted name; running its code may raise anything."""
+    """Return a module's object with a dotted name; running the module's code may raise anything."""
     if also_here and not sys.flags.safe_path and "" not in sys.path:
         sys.path.insert(0, "")
     found: Any = importlib.import_module(module_name)
@@ -96,13 +97,13 @@ def _attribute_of(module_name: str, attribute: str, *, also_here: bool) -> Any:
 def loaded_class(name: str, base: type = nn.Module, kind: str = "norm ") -> type:
     """Return the class of `module:Class` without importing or calling anything.
 
-    A name in a file that anyone may have written is none of a function, nor of what a module has
-    from elsewhere.
+    A name in an untrusted file must not be that of a function, or of an object that its module
+    imported from elsewhere.
 
     Args:
-        name: of the class.
-        base: class that it is derived from.
-        kind: what it is to be, for the error, with a space behind it.
+        name: name of the class.
+        base: required base class.
+        kind: kind of the object, for the error, with a trailing space.
 
     Raises:
         InputError: no module that this process has loaded defines such a class.
@@ -114,7 +115,7 @@ def loaded_class(name: str, base: type = nn.Module, kind: str = "norm ") -> type
     if isinstance(found, type) and issubclass(found, base) and found.__module__ == module:
         return found
     raise InputError(
-        f"{kind}{name!r} is named by a file and is no class of a module that this process has "
+        f"{kind}{name!r} is named by a file and is not a class of a module that this process has "
         f"loaded: `import {module}` first, if you trust it, or give the command --trust-code"
     )
 
@@ -141,7 +142,7 @@ def packaged_layer(name: str) -> Any | None:
     owners = sorted({point.dist.name if point.dist is not None else "?" for point in points})
     if len({point.value for point in points}) > 1:
         raise InputError(
-            f"norm {name!r} is of several packages ({', '.join(owners)}): name one of "
+            f"norm {name!r} is defined by several packages ({', '.join(owners)}): name one of "
             f"{' and '.join(sorted({point.value for point in points}))}"
         )
     try:

@@ -1,8 +1,8 @@
 """Nested tensors: a batch of sequences of different lengths, packed without padding.
 
-A jagged nested tensor (batch, j*, features) holds its tokens one behind the other. The norms take
-those as they are, and their output has the same structure. There is no padding, so no mask of a
-scope is used.
+A jagged nested tensor (batch, j*, features) stores its tokens one after the other. The norms use
+them as they are, and their output has the same structure. There is no padding, so masks of scopes
+are ignored.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def packed_tokens(x: Tensor) -> Tensor:
 
 
 def nested_like(tokens: Tensor, x: Tensor) -> Tensor:
-    """Return tokens, as `packed_tokens` gives them, as a nested tensor of the structure of x.
+    """Return tokens of `packed_tokens` as a nested tensor with the structure of x.
 
     The two can be added. Holes hold 0.
     """
@@ -38,7 +38,7 @@ def nested_like(tokens: Tensor, x: Tensor) -> Tensor:
         tokens,
         *_structure(x),
         jagged_dim=_ragged_dim(x),
-        # Known already, or None: asking for them would wait for the device.
+        # Known already, or None: computing them would need a device sync.
         min_seqlen=getattr(x, "_maybe_min_seqlen", None),
         max_seqlen=getattr(x, "_maybe_max_seqlen", None),
     )
@@ -115,5 +115,5 @@ def _structure(x: Tensor) -> tuple[Tensor, Tensor | None]:
 
 def _ragged_dim(x: Tensor) -> int:
     dim: int | None = getattr(x, "_ragged_idx", None)
-    # A number of its own takes the place of that dimension's size.
+    # The ragged dimension's size is a symbolic integer.
     return next(at for at, n in enumerate(x.shape) if type(n) is not int) if dim is None else dim

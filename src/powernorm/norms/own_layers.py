@@ -1,4 +1,4 @@
-"""Users' own layers: checked, and built with the interface of all norms."""
+"""User-defined layers: checks, and their construction with the interface of all norms."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ def parameters_of(name: str, layer: Layer) -> dict[str, inspect.Parameter]:
         parameters = inspect.signature(layer).parameters
     except (TypeError, ValueError) as error:
         raise InputError(
-            f"what the layer of {name!r} takes cannot be read ({error}): give a function of "
+            f"the signature of the layer of {name!r} cannot be read ({error}): give a function of "
             "num_features"
         ) from error
     first = next(iter(parameters.values()), None)
     if first is None or first.kind in (first.KEYWORD_ONLY, first.VAR_KEYWORD):
         raise InputError(
-            f"the layer of {name!r} takes no number of features: its first argument has to be that"
+            f"the layer of {name!r} has no positional argument: the first has to be num_features"
         )
     more = list(parameters) if first.kind is first.VAR_POSITIONAL else list(parameters)[1:]
     return {key: parameters[key] for key in more}
@@ -75,18 +75,18 @@ def check_options(
     choices: Mapping[str, tuple[str, ...]] = MappingProxyType({}),
     hidden: Collection[str] = (),
 ) -> None:
-    """Check that a layer takes options; of their values only those of known types are checked.
+    """Check that a layer takes options; values are checked if their types are known.
 
     Args:
         name: short name, or `module:Class`.
-        layer: of this library, or of a user.
+        layer: a layer of this library or a user.
         options: by name.
-        title: of the layer, by default its own name.
-        choices: what annotations besides plain types accept: values as in `repr`, or a class.
-        hidden: arguments of the layer that are no options.
+        title: name of the layer in errors, by default its own name.
+        choices: accepted values of annotations besides plain types: `repr`s, or a class.
+        hidden: arguments of the layer that are not options.
 
     Raises:
-        InputError: names the option, and what the layer takes.
+        InputError: the layer does not take an option; the message lists its options.
     """
     parameters = parameters_of(name, layer)
     takes_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
@@ -115,7 +115,7 @@ def build_own(name: str, layer: Layer, num_features: int, options: Mapping[str, 
         name: short name, or `module:Class`.
         layer: checked by `check_layer`.
         num_features: C.
-        options: checked by `check_options`, and those of every norm.
+        options: options checked by `check_options`, and those of every norm.
 
     Raises:
         InputError: the layer lacks an argument, raises, or does not return such a module.
@@ -130,7 +130,7 @@ def build_own(name: str, layer: Layer, num_features: int, options: Mapping[str, 
         if key not in later and (key in parameters or (takes_any and key not in FOR_ALL))
     }
     if "feature_dim" in parameters and not _is_norm_class(layer):
-        # Told in any case: its default may be another one than that of all norms.
+        # Passed in any case, as its default may differ from that of all norms.
         given.setdefault("feature_dim", LAST)
     missing = [
         key
@@ -197,8 +197,7 @@ def _as_norm(
         return AdaptedNorm(module, num_features, feature_dim=dim, looks_along=looks_along)
     if module.num_features != num_features:
         raise InputError(
-            f"{name} gave a norm of {module.num_features} features where {num_features} were asked "
-            "for"
+            f"{name} returned a norm of {module.num_features} features, expected {num_features}"
         )
     if dim is not None:
         module.feature_dim = check_feature_dim(dim)

@@ -1,10 +1,10 @@
-"""What a penalized forward leaves for a penalty that may be asked for, without keeping its graph.
+"""Terms of penalized forwards, kept for a penalty that may be requested, without their graphs.
 
-The penalty of a forward has to reach the norm's node in autograd's graph, from which everything
-below the layer hangs. So the layer holds a forward's `_Term`, which has a tensor of that node, by a
-weak reference alone. It is the graph that owns the term: in the metadata of a node *behind* the
-norm's, where there is no cycle of references. Who drops the result of a forward, and all that was
-computed from it, drops the term with it, at once and without the garbage collector.
+The penalty of a forward has to reach the norm's node in autograd's graph, on which the whole graph
+below the layer depends. So the layer has only a weak reference to a forward's `_Term`, which holds
+a tensor of that node. The graph owns the term: it is in the metadata of a node *behind* the
+norm's, where it forms no reference cycle. When the result of a forward and everything computed from
+it is dropped, the term is freed with it, at once and without the garbage collector.
 """
 
 from __future__ import annotations
@@ -20,26 +20,25 @@ from powernorm.ops.operators import PlainFunction
 from powernorm.ops.torch_private import num_dispatch_modes, restore_version, version_of
 
 MOST_COMPILED: Final = 64
-"""Compiled forwards of a layer between two times that its penalty is asked for."""
+"""Compiled forwards of a layer between two requests of its penalty."""
 
 _NONE_COMPILED: Final[tuple[Tensor | None, ...]] = (None,) * (MOST_COMPILED + 1)
 
 Measured = tuple[Tensor, Tensor, Tensor, float | Tensor]
-"""The statistics of a forward's op; running mean and variance as they were; the batch's weight."""
+"""The statistics of a forward's op; the running mean and variance before it; the batch's weight."""
 
 Evaluation = Callable[[Tensor, Tensor, Tensor, float | Tensor], tuple[Tensor, Tensor]]
-"""What was measured to the penalty and its gradient by the statistics.
+"""Function from `Measured` to the penalty and its gradient with respect to the statistics.
 
-The penalty is differentiable itself, where a graph is recorded.
+If a graph is recorded, the penalty is differentiable itself.
 """
 
 
 class _Term:
-    """One forward whose result is kept.
+    """A forward whose result still exists.
 
     Attributes:
-        measured: what its penalty is computed from; the statistics are an output of the norm's
-            node.
+        measured: inputs of its penalty; the statistics are an output of the norm's node.
     """
 
     __slots__ = ("__weakref__", "measured")
@@ -49,18 +48,18 @@ class _Term:
 
     @property
     def is_over(self) -> bool:
-        """Whether a backward has come through the norm's node."""
+        """Whether a backward has run through the norm's node."""
         return getattr(self.measured[0].grad_fn, "has_run", False)
 
 
 def _own(y: Tensor, term: _Term) -> None:
-    """Let a node behind the norm's own a term."""
-    # A node of torch's own, which moves nothing. In place: behind an alias autograd would forbid
-    # what works in place itself. In its metadata: a checkpoint would throw a saved tensor away.
+    """Let a node behind the norm's keep a term alive."""
+    # A node of torch that changes nothing. In place, because autograd forbids in-place operations
+    # on an alias. In metadata, because a checkpoint would drop a saved tensor.
     version = version_of(y)
     y.transpose_(0, 0)
     if num_dispatch_modes():
-        # As nothing was written: a selective checkpoint that has saved y would refuse it.
+        # Undo the version count: a selective checkpoint that has saved y would reject it.
         restore_version(y, version)
     node: Any = y.grad_fn
     node.metadata["powernorm"] = term
@@ -81,36 +80,36 @@ class _Value(PlainFunction):
 
 
 def _value_of(term: _Term, evaluate: Evaluation) -> Tensor:
-    if torch.compiler.is_compiling():  # a compiled loss function, behind a model that is not
+    if torch.compiler.is_compiling():  # a compiled loss function after a model that is not
         return evaluate(*term.measured)[0]
     return _Value.apply_plain(term.measured[0], term, evaluate)  # type: ignore[no-any-return]
 
 
 class Pending:
-    """The forwards of a layer since its penalty was last asked for."""
+    """The forwards of a layer since its penalty was last requested."""
 
     def __init__(self) -> None:
         self._terms: list[weakref.ref[_Term]] = []
         self._compiled = _NONE_COMPILED
         self._before: tuple[Tensor | None, ...] | None = None
-        """The compiled ones before the backward that goes on."""
+        """Compiled forwards before the running backward."""
         self._last: Measured | None = None
-        """Of the last forward but compiled ones, without its graph."""
+        """Values of the last forward that was not compiled, without its graph."""
         self.is_blind = False
-        """Was there a forward without gradients?"""
+        """Whether there was a forward without gradients."""
         self._is_read = False
-        """Has the penalty been asked for since the last forward?"""
+        """Whether the penalty was requested since the last forward."""
         self.is_asked = False
-        """Has it been asked for since the last backward?"""
+        """Whether it was requested since the last backward."""
 
     def copy(self) -> Pending:
-        """What is pending now, whatever comes."""
+        """Return a copy of the current state, which later forwards do not change."""
         copied = Pending()
         copied.__dict__.update(self.__dict__, _terms=[*self._terms])
         return copied
 
     def add(self, y: Tensor, measured: Measured) -> None:
-        """Note a forward in eager mode; the graph of its y keeps what the penalty needs."""
+        """Record a forward in eager mode; the graph of its y keeps the term."""
         self._start()
         term = _Term(measured)
         self._terms = [ref for ref in self._terms if ref() is not None]
@@ -119,18 +118,18 @@ class Pending:
         _own(y, term)
 
     def add_compiled(self, value: Tensor) -> None:
-        """Note the penalty of a forward that is being compiled.
+        """Record the penalty of a forward that is being compiled.
 
-        No code of ours runs behind a compiled forward, which could see whether its graph is still
-        there: so it is held on to, and the oldest of many falls out. The trace never looks at an
-        element of this tuple of one length, or it would compile once more for every number of
-        them. Nor does it add them up, or the backward of one would go through all.
+        No code of ours runs after a compiled forward to check whether its graph still exists, so
+        the penalty is kept, and of too many the oldest is dropped. The trace never reads an element
+        of this tuple of fixed length, which would cause a recompilation for every number of them.
+        Nor does it add them up, as then the backward of one would go through all.
         """
         self._start()
         self._compiled = (value, *self._compiled[:-1])
 
     def add_blind(self, measured: Measured) -> None:
-        """Note a forward without gradients."""
+        """Record a forward without gradients."""
         self._start()
         self._last, self.is_blind = measured, True
 
@@ -141,32 +140,32 @@ class Pending:
 
     @property
     def is_empty(self) -> bool:
-        """Is there no forward to give the penalty of?"""
+        """Whether there is no forward with a penalty."""
         return self._last is None and self._compiled[0] is None
 
     @property
     def is_eager(self) -> bool:
-        """Was there a forward in eager mode, with gradients?"""
+        """Whether there was a forward in eager mode with gradients."""
         return bool(self._terms)
 
     @property
     def is_overfull(self) -> bool:
-        """Has a compiled forward fallen out?"""
+        """Whether a compiled forward has been dropped."""
         return self._compiled[-1] is not None
 
     def read(self, evaluate: Evaluation) -> Tensor:
-        """The sum over the forwards whose result is kept, else the last one's value.
+        """Return the sum over the forwards whose result still exists, else the last one's value.
 
-        So forwards without a graph do not add up, as in a pass over the data.
+        Forwards without a graph, as in a pass over the data, therefore do not add up.
         """
         if torch.compiler.is_compiling():
             total = self._total(evaluate)
         else:
-            # Who asks first, perhaps a logger under inference_mode, leaves it usable for others.
+            # Even if a logger under inference_mode reads it first, others can still use it.
             with torch.inference_mode(False), torch.enable_grad():
                 total = self._total(evaluate)
                 if self._compiled[0] is not None and total.requires_grad:
-                    # On a node of its own: that of the forward runs late in its backward.
+                    # Use a separate node, as that of the forward runs late in its backward.
                     total = total.clone()
                     total.register_hook(_Start(self))
         self._is_read = self.is_asked = True
@@ -186,12 +185,12 @@ class Pending:
         return total
 
     def end_backward(self) -> None:
-        """Drop the forwards that a backward has come through."""
+        """Drop the forwards that a backward has run through."""
         waits = self.is_asked and not self._is_read
         terms = [ref for ref in self._terms if (term := ref()) is not None and not term.is_over]
         compiled = [value for value in self._compiled if value is not None] if waits else []
         later = [value for value in compiled if self._was_before(value) and not _is_spent(value)]
-        # Else a later forward is waiting: forward A, penalty, forward B, backward A.
+        # Otherwise a later forward is waiting: forward A, penalty, forward B, backward A.
         if not waits or len(terms) < len(self._terms) or len(later) < len(compiled):
             self.is_blind = False
             if not terms:
@@ -202,10 +201,10 @@ class Pending:
         self.is_asked = False
 
     def start_backward(self) -> None:
-        """Know what came before a backward.
+        """Record which compiled forwards came before a backward.
 
-        A checkpoint around a compiled region runs it again in the backward, and no compiled code
-        can tell that it does.
+        A checkpoint around a compiled region runs it again in the backward, which compiled code
+        cannot detect.
         """
         self._before = self._compiled
 
@@ -214,10 +213,10 @@ class Pending:
 
 
 class _Start:
-    """A hook on a penalty, which every backward from it comes through first."""
+    """A hook on a penalty that runs first in every backward from it."""
 
     def __init__(self, pending: Pending) -> None:
-        # Weakly: a penalty's node may hang on to the very one that is pending.
+        # Weakly, because a penalty's node may keep the pending one alive.
         self._pending = weakref.ref(pending)
 
     def __call__(self, _grad: Tensor) -> None:
@@ -227,10 +226,10 @@ class _Start:
 
 
 def _is_spent(value: Tensor) -> bool:
-    """Has the backward of a compiled forward run? Then its node has let go of what it saved."""
+    """Return whether the backward of a compiled forward has run and freed its saved tensors."""
     try:
         value.grad_fn.saved_tensors  # type: ignore[union-attr] # noqa: B018
-    except AttributeError:  # no node of a compiled graph: backend="eager" makes none
+    except AttributeError:  # backend="eager" makes no node of a compiled graph
         return False
     except RuntimeError:
         return True

@@ -18,8 +18,8 @@ from powernorm.ops.pointwise import dynamic_erf, dynamic_tanh, inverse_root_unit
 class SaturatingNorm(AffineNorm):
     """Base of norms that apply one bounded function to every value: `y = γ f(z) + β`.
 
-    z is linear in x. At |z| = 1 f has less than half of its slope at 0 left: tanh 0.42, erf 0.37,
-    z/√(1 + z²) 0.35. What is beyond counts as saturated.
+    z is linear in x. At |z| = 1 f has less than half of its slope at 0: tanh 0.42, erf 0.37,
+    z/√(1 + z²) 0.35. Values beyond that count as saturated.
     """
 
     is_pointwise = True
@@ -67,7 +67,7 @@ class DynamicTanh(SaturatingNorm):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        # No root here, hence no eps of its own; the contract's is not used.
+        # There is no root and so no eps; the value of the common interface is not used.
         super().__init__(num_features, 1e-5, affine, True, device, dtype, feature_dim)
         self.initial_alpha = check_number("alpha", alpha)
         self.alpha = nn.Parameter(torch.full((1,), alpha, device=device, dtype=dtype))
@@ -136,7 +136,7 @@ class Derf(SaturatingNorm):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        # No root here, hence no eps of its own; the contract's is not used.
+        # There is no root and so no eps; the value of the common interface is not used.
         super().__init__(num_features, 1e-5, affine, True, device, dtype, feature_dim)
         self.initial_alpha = check_number("alpha", alpha)
         self.initial_shift = check_number("shift", shift)
@@ -186,8 +186,8 @@ class DyISRU(SaturatingNorm):
 
     Args:
         num_features: C.
-        spread: start of B, > 0; None means C - 1 (1 for one feature), which is what B is in RMSNorm
-            for features with mean square 1. Its logarithm is what is learned, so that it stays
+        spread: start of B, > 0; None means C - 1 (1 for one feature), the value of B in RMSNorm
+            for features with mean square 1. Its logarithm is the learned parameter, which keeps B
             positive (start and parametrization are ours: the paper trains nothing).
         affine: learn γ and β (B is always learned).
         feature_dim: the dimension of x that holds the features; 1 for (N, C, H, W).
@@ -211,7 +211,7 @@ class DyISRU(SaturatingNorm):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        # No eps of its own: B takes its place.
+        # There is no separate eps: B takes its place.
         super().__init__(num_features, 1e-5, affine, True, device, dtype, feature_dim)
         start = max(self.num_features - 1, 1) if spread is None else spread
         self.initial_spread = check_number("spread", start, above=0)
@@ -280,7 +280,7 @@ class Identity(AffineNorm):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        # No root here, hence no eps of its own; the contract's is not used.
+        # There is no root and so no eps; the value of the common interface is not used.
         super().__init__(num_features, 1e-5, affine, True, device, dtype, feature_dim)
 
     @property

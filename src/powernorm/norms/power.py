@@ -61,8 +61,8 @@ class PowerNorm(GradientMomentNorm):
         track_running_stats: True, torch's argument of this name; False is refused.
         backward_momentum: m_b, the paper's 1 - α backward.
         warmup_steps: steps with the batch's own statistics and the plain average of them; the
-            paper sets it to the warm-up of the learning rate. None means 1/m steps, from which on
-            the moving average forgets as fast as the plain one: it needs no schedule, and
+            paper sets it to the warm-up of the learning rate. None means 1/m steps, after which the
+            moving average is as slow as the plain one has become: it needs no schedule, and
             evaluation is right at any step.
         groups: GroupScaling with this many groups before the norm (the paper's layer-scale). None
             leaves it out: then the layer is static in evaluation, but plain PowerNorm can break
@@ -72,7 +72,7 @@ class PowerNorm(GradientMomentNorm):
         decay: `floored` keeps ν's factor 1 - m_b Γ at 0 or above, at no cost; `plain` is the
             paper's. None means floored if `max_ratio` is set, else plain. While neither bound is
             active the layer is the paper's to the last bit.
-        variant: `paper`, or `released` for what the published code computes: the batch's ψ_B
+        variant: `paper`, or `released` for the published code's computation: the batch's ψ_B
             divides every gradient, ψ² takes two updates per warm-up step, and the gradient moments
             count padding.
         sync: statistics over all processes.
@@ -90,9 +90,9 @@ class PowerNorm(GradientMomentNorm):
     State:
         running_second_moment (ψ², starts at 1), running_gradient_moment (ν, starts at 0),
         num_batches_tracked, num_nonfinite_batches; all updated in the *backward*. A training-mode
-        forward alone changes nothing. ν is in units of the loss: a constant factor of the loss,
-        as of accumulation or of the number of processes, is a factor of every gradient and changes
-        nothing else; where the factor changes, see `set_loss_scale`.
+        nothing. ν is in units of the loss: a constant factor of the loss, such as that of
+        gradient accumulation or of the number of processes, multiplies every gradient and changes
+        nothing else; if the factor changes, see `set_loss_scale`.
 
     Numerics:
         Sums in float32 per batch, merged in float64. Without a valid token ψ is used, and nothing
@@ -227,7 +227,7 @@ class PowerNorm(GradientMomentNorm):
         return self.eps, self.groups, self._stage == 0, self.max_ratio, self.variant, state
 
     def compare_with_batch(self, x: Tensor, mask: Tensor | None) -> None:
-        """Compare nothing: ψ is what the layer trains by, and there is a warning of the warm-up."""
+        """Compare nothing: training uses ψ as well, and `_warn_of_warmup` warns of the warm-up."""
 
     def _warn_of_warmup(self) -> None:
         if torch.compiler.is_compiling() or PowerNorm._has_warned_of_warmup:
@@ -237,7 +237,7 @@ class PowerNorm(GradientMomentNorm):
             PowerNorm._has_warned_of_warmup = True
             warnings.warn(
                 f"a PowerNorm is evaluated after {self._steps} of its {self.warmup_steps} warm-up "
-                "steps, by the average over all of them, which holds the first ones too: losses "
+                "steps, by the average over all of them, including the first: losses "
                 "may be far off until the warm-up is over; give a fraction of the run as "
                 "warmup_steps, or None, which needs no schedule",
                 stacklevel=2,
@@ -268,8 +268,8 @@ class PowerNorm(GradientMomentNorm):
         return AVERAGE if self._stage == 0 else cast(float, self._momentum)
 
     def _update_released(self, sums: Tensor) -> None:
-        # The plain average is taken of the already mixed value, then mixed again; and it ends one
-        # step before the warm-up does.
+        # The plain average is taken of the already mixed value, then mixed again; it ends one step
+        # before the warm-up.
         count = sums[0]
         batch = sums[1] / count.clamp(min=1)
         step = (self.num_batches_tracked + 1).double()

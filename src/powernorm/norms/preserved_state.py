@@ -10,17 +10,17 @@ from powernorm.norms.base import Norm
 
 
 def made_like(model: nn.Module) -> torch.inference_mode:
-    """Return a context in which new tensors are such as the model's, wherever a verb is called.
+    """Return a context in which new tensors can be used with the model's, wherever it is entered.
 
-    It is outside of `torch.inference_mode`: what is made in there cannot be trained. For a model
-    that was itself made in there it is inside, where alone its tensors can be written.
+    It is outside of `torch.inference_mode`, whose tensors cannot be trained. For a model that was
+    built in inference mode it is inside, because its tensors can be written only there.
     """
     return torch.inference_mode(any(one.is_inference() for one in model.parameters()))
 
 
 @contextmanager
 def by_itself(model: nn.Module) -> Iterator[None]:
-    """Leave out inference mode and autocast, whose casts would be taken for the model's own."""
+    """Disable inference mode and autocast, whose casts would be taken for the model's own."""
     kinds = {tensor.device.type for tensor in (*model.parameters(), *model.buffers())}
     with ExitStack() as stack:
         stack.enter_context(made_like(model))

@@ -1,7 +1,7 @@
 """Short names: the same in the API, the command line, run folders and reports.
 
-The norms of this library are in `NORMS`. A user's own norms get a name by `register_norm`, by an
-entry point of an installed package, or are written as `module:Class`, which is imported on use.
+The norms of this library are in `NORMS`. Users' norms get a name by `register_norm` or by an entry
+point of an installed package, or are written as `module:Class`, which is imported on use.
 """
 
 from __future__ import annotations
@@ -51,14 +51,14 @@ class NormInfo:
     layer: Callable[..., nn.Module]
     averages_over: str
     static: bool
-    """Whether it is an affine map per feature in evaluation, with its default options; of a norm
-    that changes in the training, at its end."""
+    """Whether it is an affine map per feature in evaluation, with its default options; for a norm
+    that changes during training, at its end."""
     paper: str
     presets: Mapping[str, Any] = field(default_factory=dict)
     """Options that the short name sets; they can be overridden."""
     search: Mapping[str, str] = field(default_factory=dict)
-    """Ranges in which a tuning chooses options: `log:LOW:HIGH` or `linear:LOW:HIGH` of numbers,
-    `int:LOW:HIGH` of whole numbers, `choice:A,B,…` of values."""
+    """Ranges from which a tuning chooses options: `log:LOW:HIGH` or `linear:LOW:HIGH` for numbers,
+    `int:LOW:HIGH` for integers, `choice:A,B,…` for values."""
 
 
 _FEATURES = "features of a token"
@@ -74,9 +74,9 @@ _ALPHA: Final = {"alpha": "log:0.1:2"}
 _MOMENTUM: Final = {"momentum": "log:0.005:0.5"}
 """Around torch's 0.1; the papers' α of 0.9 and 0.95 are 0.1 and 0.05 here."""
 _PENALTY: Final = "log:0.01:10"
-"""As far apart as the λ that Wang et al. 2022 chose for their tasks."""
+"""As wide as the range of λ that Wang et al. 2022 chose for their tasks."""
 _POWER: Final = {**_MOMENTUM, "backward_momentum": "log:0.0005:0.5"}
-"""ν of a short run has to be slow, or the division by it runs away (docs/stability.md)."""
+"""ν of a short run has to be slow, or the division by it diverges (docs/stability.md)."""
 
 _ROWS: Final = (
     NormInfo("ln", "LayerNorm", token.LayerNorm, _FEATURES, False, "Ba et al. 2016"),
@@ -93,7 +93,7 @@ _ROWS: Final = (
         search={"scale": "log:0.3:3", "k": "log:0.02:0.3"},
     ),
     NormInfo("rms", "RMSNorm", token.RMSNorm, _FEATURES, False, "Zhang and Sennrich 2019"),
-    # The number of groups has to divide the features of every norm: only a user can say.
+    # The number of groups has to divide the features of every norm, which only a user can choose.
     NormInfo("gs", "GroupScaling", token.GroupScaling, _GROUPS, False, _SHEN),
     NormInfo("gn", "GroupNorm", token.GroupNorm, _GROUPS, False, "Wu and He 2018"),
     NormInfo(
@@ -163,7 +163,7 @@ _ROWS: Final = (
         "features of a token, at the end valid tokens of the batch",
         True,
         _GUO,
-        # How long the old norm fades is a part of the run: its steps are the user's.
+        # The length of the old norm's decay depends on the run, so the user sets its steps.
         search=_MOMENTUM,
     ),
     NormInfo(
@@ -215,9 +215,9 @@ REGISTERED: Final[dict[str, NormInfo]] = {}
 """Norms registered in this process by users, or by packages whose names were used."""
 
 _NAME: Final = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
-"""Allowed names: they become part of folder names, and are listed with commas between them."""
+"""Allowed names: they become part of folder names, and are listed separated by commas."""
 _NO_OPTIONS: Final = ("track_running_stats",)
-"""Arguments of the layers that are no options: it has one value."""
+"""Arguments of the layers that are not options, because they have only one value."""
 _CHOICES: Final = {
     **{name: (name,) for name in ("torch.device", "torch.dtype", "dist.ProcessGroup")},
     "Variant": tuple(map(repr, get_args(Variant))),
@@ -229,13 +229,13 @@ _CHOICES: Final = {
 }
 """Accepted classes and values of arguments, by the annotation."""
 _UNKNOWN: Final = "-"
-"""Table entry for a property that is not known of a user's norm."""
+"""Table entry for an unknown property of a user's norm."""
 
 
 def register_norm(
     name: str, layer: Callable[..., nn.Module], *, presets: Mapping[str, Any] | None = None
 ) -> None:
-    """Register a norm of your own under a short name, like those of `NORMS`, in this process.
+    """Register your own norm under a short name, like those of `NORMS`, in this process.
 
     From then on `build_norm(name, C)`, `powernorm.swap(model, to=name)` and comparisons accept it.
     Without registering, `module:Class` is accepted wherever a short name is (`powernorm compare lm
@@ -275,7 +275,7 @@ def register_norm(
     ):
         raise InputError(f"the name {name!r} is taken by {title_of(taken.layer)}: choose another")
     if not isinstance(presets, Mapping | None):
-        raise InputError(f"presets is {presets!r}, expected options by their names, or None")
+        raise InputError(f"presets is {presets!r}, expected a mapping of options by name, or None")
     REGISTERED[name] = _own_row(name, layer, presets or {})
 
 
@@ -305,11 +305,11 @@ def search_space(name: str) -> Mapping[str, str]:
     """Return the ranges that a norm declares for its options, as `NormInfo.search`.
 
     Args:
-        name: short name, or `module:Class`, which is imported; a class of a user's own declares
-            them in its attribute `search_space`.
+        name: short name, or `module:Class`, which is imported; a user's class declares them in its
+            attribute `search_space`.
 
     Raises:
-        InputError: unknown norm, or a declaration that is no mapping of texts.
+        InputError: unknown norm, or a declaration that is not a mapping of strings.
 
     >>> search_space("bn")
     {'momentum': 'log:0.005:0.5'}
@@ -332,7 +332,7 @@ def build_norm(name: str, num_features: int | tuple[int, ...], **options: Any) -
     """Build a norm by short name.
 
     Args:
-        name: one of `NORMS`, one of your own (`register_norm`) or `module:Class`.
+        name: one of `NORMS`, your own (`register_norm`) or `module:Class`.
         num_features: C.
         options: keyword arguments of the layer; they override those that the name sets.
 
@@ -367,14 +367,14 @@ def _known() -> Mapping[str, NormInfo]:
 
 def _unknown(name: str) -> InputError:
     known = list(dict.fromkeys([*_known(), *packaged_names()]))
-    # `layernorm` and `Batch-Norm` mean the layers of these titles.
+    # `layernorm` and `Batch-Norm` mean the layers with these titles.
     spellings = {_letters(info.title): info.name for info in reversed([*_known().values()])}
     spellings |= {_letters(one): one for one in known}
     near = difflib.get_close_matches(_letters(name), spellings, n=1)
     hint = (
         f"did you mean {spellings[near[0]]!r}?"
         if near
-        else "your own are my.module:MyNorm, or register_norm"
+        else "your own norms are my.module:MyNorm, or registered by register_norm"
     )
     return InputError(f"unknown norm {name!r}, known are {', '.join(known)}; {hint}")
 

@@ -27,7 +27,7 @@ from powernorm.ops.operators import snapshot
 from powernorm.ops.running_stats import memory_of, mixed, next_weight
 
 _PATIENCE: Final = 100
-"""Backwards without anybody asking for the penalty before a layer warns: a few are no sign."""
+"""Backwards without a request of the penalty before a layer warns; a few mean nothing."""
 
 
 class RegularizedBatchNorm(BackwardStateNorm):
@@ -37,10 +37,10 @@ class RegularizedBatchNorm(BackwardStateNorm):
     `λ_mean Σ_c d_mean + λ_var Σ_c d_var`: two divergences of the batch's statistics μ_B, σ²_B
     (biased) from the running ones μ_run, σ²_run, which are those after this step's update and
     constants. Get it from `penalty()` here or, over a whole model and with the right scale, from
-    `powernorm.penalty`. A layer within a model that has gone through 100 backwards without being
-    asked for it warns, once in a process: it has been plain BatchNorm.
+    `powernorm.penalty`. If a layer within a model goes through 100 backwards without a call of
+    `penalty`, it warns, once per process, that it has been plain BatchNorm.
 
-    With s² = σ² + eps, what the layer divides by (`max(σ², eps)` in the released variant), each
+    With s² = σ² + eps, the layer's squared divisor (`max(σ², eps)` in the released variant), each
     feature has
 
     ==========  ====================================  ================================  =========
@@ -52,12 +52,12 @@ class RegularizedBatchNorm(BackwardStateNorm):
     `jeffreys`  (μ_run - μ_B)² (1/s²_run + 1/s²_B)/2  (s²_run - s²_B)²/(2 s²_run s²_B)  loss
     ==========  ====================================  ================================  =========
 
-    `diff` is what the released code computes, with λ for a loss summed over tokens, and `diff2`
-    is how outside readers implement the paper, whose formula is lost in the text at hand. The
+    `diff` is computed by the released code, with λ for a loss summed over tokens, and `diff2` by
+    independent implementations of the paper, whose formula is lost in the available text. The
     other two are this library's: `relative` is `diff` of x/s_run, which does not change with the
     scale of a feature, and `jeffreys` is Jeffreys' divergence KL(B‖run) + KL(run‖B) of the
-    Gaussians N(μ, s²). λ_mean multiplies its part with means, λ_var its other part. It and its
-    gradient grow without bound as a batch's variance goes to 0, where eps is all that is left.
+    Gaussians N(μ, s²). λ_mean multiplies its part with means, λ_var the other part. It and its
+    gradient grow without bound as a batch's variance goes to 0, where only eps is left.
 
     Args:
         num_features: C.
@@ -70,20 +70,20 @@ class RegularizedBatchNorm(BackwardStateNorm):
             at 0 and 1. None means `average`, and `torch` in the released variant.
         mean_penalty: λ_mean ≥ 0, in the units above.
         var_penalty: λ_var ≥ 0, in the units above.
-        penalty: which divergence; the attribute is `divergence`.
-        groups: GroupScaling with this many groups in front; None leaves it out.
+        penalty: name of the divergence; the attribute is `divergence`.
+        groups: GroupScaling with this many groups before the norm; None leaves it out.
         variant: `paper`, or `released` (see BatchNorm).
         sync: statistics over all processes.
-        process_group: the processes; None is the default group where torch.distributed runs.
+        process_group: the processes; None is the default group if torch.distributed runs.
         feature_dim: the dimension of x that holds the features; 1 for (N, C, H, W).
-        device: of parameters and buffers.
-        dtype: of parameters.
+        device: device of parameters and buffers.
+        dtype: type of parameters.
 
     Shape:
         x (..., C), padding_mask `x.shape[:-1]` bool with True = padding; output as x.
 
     State:
-        As BatchNorm's, but moved in the *backward*, because the penalty reads them.
+        As BatchNorm's, but updated in the *backward*, because the penalty reads them.
 
     >>> norm = RegularizedBatchNorm(4)
     >>> loss = norm(torch.randn(2, 3, 4)).square().mean()
@@ -95,11 +95,11 @@ class RegularizedBatchNorm(BackwardStateNorm):
     trains_by_batch = True
     _pending: Pending
     _is_fed_leaf: bool = True
-    """Was the last eager input nothing that a model computed?"""
+    """Whether the last eager input was a leaf, not computed by a model."""
     _num_unasked: int = 0
-    """Backwards before which nobody asked; -1 once somebody has."""
+    """Backwards without a request of the penalty before; -1 after the first request."""
     _has_warned: bool = False
-    """Of the class."""
+    """Whether any layer has warned; used on the class."""
 
     def __init__(
         self,
@@ -191,51 +191,51 @@ class RegularizedBatchNorm(BackwardStateNorm):
 
     @property
     def has_penalty(self) -> bool:
-        """Was there a training-mode forward whose penalty `penalty()` would give?"""
+        """Whether there was a training-mode forward with a penalty for `penalty()`."""
         return not self._pending.is_empty
 
     def penalty(self) -> Tensor:
-        """The penalty of the training-mode forwards since it was last asked for, 0-d.
+        """Return the penalty of the training-mode forwards since the last request, 0-d.
 
-        A layer used several times in one step gives the sum over its uses. Asked again without a
-        forward in between it gives the same value. `forget_penalty` and `train()` drop it.
+        A layer that is used several times in a step gives the sum over its uses. A second call
+        without a forward in between returns the same value. `forget_penalty` and `train()` drop it.
 
-        The layer does not keep the graph of a forward: one whose result (with all that was computed
-        from it) has been dropped is no part of the sum. Where that holds for all of them, this is
-        the value of the last, without a gradient. Compiled forwards are kept, up to 64 of them.
+        The layer does not keep the graph of a forward, so a forward whose result (with everything
+        computed from it) was dropped does not count. If none is left, this is the value of the last
+        one, without a gradient. Compiled forwards are kept, up to 64 of them.
 
         Raises:
-            InputError: no training-mode forward came before; one ran without gradients, as inside
+            InputError: there was no training-mode forward; one ran without gradients, as inside
                 reentrant activation checkpointing, where the penalty would silently do nothing;
-                more than 64 compiled ones came without a backward.
+                there were more than 64 compiled ones without a backward.
         """
         if not self._is_penalized():
             return self.running_mean.new_zeros(())
         if self._pending.is_empty:
             raise InputError(
-                "penalty() has no training-mode forward to speak of: call it after the model's "
+                "penalty() needs a training-mode forward: call it after the model's "
                 "forward and before the backward, in training mode"
             )
         if self._pending.is_blind and torch.is_grad_enabled():
             raise InputError(
                 "a training-mode forward of the layer ran without gradients, so its penalty would "
-                "do nothing: under activation checkpointing pass use_reentrant=False; after a "
-                "pass of your own under no_grad call forget_penalty() or model.train()"
+                "do nothing: under activation checkpointing pass use_reentrant=False; after your "
+                "own pass under no_grad call forget_penalty() or model.train()"
             )
         if self._pending.is_overfull:
             raise InputError(
-                f"more than {MOST_COMPILED} compiled training-mode forwards of the layer came "
-                "without a backward, so that the penalty of the first is lost: ask for penalty() "
-                "more often; after passes of your own call forget_penalty() or model.train()"
+                f"more than {MOST_COMPILED} compiled training-mode forwards of the layer ran "
+                "without a backward, so the penalty of the first is lost: call penalty() "
+                "more often; after your own passes call forget_penalty() or model.train()"
             )
         return self._pending.read(self._evaluate)
 
     def forget_penalty(self) -> None:
-        """Drop what `penalty()` would give."""
+        """Drop the pending penalties."""
         self._pending = Pending()
 
     def transient_state(self) -> dict[str, object]:
-        """What `penalty()` would give, and whether it has been asked for."""
+        """Return the pending penalties, and whether they were requested."""
         return {"_pending": self._pending.copy(), "_is_fed_leaf": self._is_fed_leaf}
 
     def train(self, mode: bool = True) -> Self:
@@ -254,7 +254,7 @@ class RegularizedBatchNorm(BackwardStateNorm):
         running_var: Tensor,
         is_repeated: bool = False,
     ) -> None:
-        """Keep what the penalty that may be asked for is computed from."""
+        """Keep the inputs of a penalty that may be requested."""
         if torch.compiler.is_compiling():
             self._note_compiled(statistics, running_mean, running_var)
             return
@@ -262,11 +262,11 @@ class RegularizedBatchNorm(BackwardStateNorm):
         weight = next_weight(self.update_momentum, *counters)
         if isinstance(weight, Tensor):
             weight = weight.to(statistics.dtype)  # or a compiled loss would compile twice
-        # The buffers may have changed when somebody asks.
+            # The buffers may have changed when the penalty is requested.
         measured = statistics, running_mean.clone(), running_var.clone(), weight
-        # Not before: a selective checkpoint counts the operators of both runs.
+        # Not earlier, because a selective checkpoint counts the operators of both runs.
         if is_repeated:
-            return  # the forward that activation checkpointing runs again: it has been counted
+            return  # activation checkpointing repeats the forward, which was counted before
         if torch.is_grad_enabled():
             self._pending.add(y, measured)
         else:
@@ -305,7 +305,7 @@ class RegularizedBatchNorm(BackwardStateNorm):
     def _evaluate(
         self, statistics: Tensor, running_mean: Tensor, running_var: Tensor, weight: float | Tensor
     ) -> tuple[Tensor, Tensor]:
-        """The penalty of a forward and its gradient by the statistics; see `Evaluation`."""
+        """Return the penalty of a forward and its gradient by the statistics; see `Evaluation`."""
         terms = self._terms(statistics, running_mean, running_var, weight)
         gradient = torch.zeros_like(statistics)
         gradient[0] = terms.mean_by_mean * self.mean_penalty
@@ -315,7 +315,7 @@ class RegularizedBatchNorm(BackwardStateNorm):
         return self._sum(terms), gradient
 
     def receive(self, sums: Tensor) -> None:
-        """The end of a backward: what the penalty was of is over."""
+        """Process the sums of a backward, and drop the penalties of its forwards."""
         is_missed = self._num_unasked >= 0 and self._is_missed()
         self._pending.end_backward()
         super().receive(sums)
@@ -323,12 +323,12 @@ class RegularizedBatchNorm(BackwardStateNorm):
             self._warn_of_penalty()
 
     def _is_missed(self) -> bool:
-        """Count the backwards before which nobody asked for the penalty; are they too many?"""
+        """Count the backwards before which the penalty was not requested; return if too many."""
         if self._pending.is_asked:
             self._num_unasked = -1
             return False
-        # A leaf is what tests and benchmarks go backward to, a thousand times if need be. Compiled
-        # forwards have not been looked at.
+        # Tests and benchmarks run backwards to a leaf, sometimes a thousand of them. Compiled
+        # forwards are not checked.
         if self._is_fed_leaf or not self._pending.is_eager:
             return False
         # Setting an attribute of a module takes as long as an update.
@@ -340,8 +340,8 @@ class RegularizedBatchNorm(BackwardStateNorm):
             return
         RegularizedBatchNorm._has_warned = True
         warnings.warn(
-            f"a RegularizedBatchNorm has gone through {_PATIENCE} backwards and nobody asked for "
-            "its penalty, so that it trains as plain BatchNorm: add powernorm.penalty(model, …) "
+            f"a RegularizedBatchNorm has gone through {_PATIENCE} backwards without a call of "
+            "its penalty, so it trains as plain BatchNorm: add powernorm.penalty(model, …) "
             "to the loss, or use PenaltyCallback (Lightning) or PenaltyTrainerMixin (Hugging "
             "Face); if no penalty is wanted, set mean_penalty and var_penalty to 0",
             stacklevel=2,
@@ -353,7 +353,7 @@ class RegularizedBatchNorm(BackwardStateNorm):
         return state
 
     def extra_repr(self) -> str:
-        """Features and the penalties."""
+        """Return the features and the penalties."""
         penalty = "" if self.divergence == "diff" else f", penalty={self.divergence!r}"
         return (
             f"{super().extra_repr()}, mean_penalty={self.mean_penalty}, "

@@ -1,4 +1,4 @@
-"""RepBN and PRepBN: BatchNorm with the identity beside it, and the way there from LayerNorm."""
+"""RepBN and PRepBN: BatchNorm plus the identity, and the transition to it from LayerNorm."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from powernorm.ops.running_stats import Average, Momentum, centered_sums
 from powernorm.ops.token_norm import TokenNormArgs, token_norm
 
 Evaluation = Literal["rep", "blend"]
-"""What PRepBN evaluates by: its RepBN alone, or the mixture that training has now."""
+"""Branch that PRepBN evaluates: only RepBN, or the current training mixture."""
 
 
 class _RepNorm(BatchStatisticsNorm):
@@ -168,39 +168,40 @@ class RepBatchNorm(_RepNorm):
 
 
 class ProgressiveRepBatchNorm(_RepNorm, BackwardStateNorm):
-    """PRepBN (Guo et al. 2024): from LayerNorm to RepBN in the course of the training.
+    """PRepBN (Guo et al. 2024): a transition from LayerNorm to RepBN during training.
 
-    `y = λ LN(x) + (1 - λ) RepBN(x)` in training. The first `warmup_steps` are LN alone, and the
-    statistics of RepBN wait. Step k = 1, 2, … after them has `λ = r₀ max(0, S - k + 1)/S`: r₀ in
-    the first, 0 from the (S + 1)-th on, where LN is not computed any more.
+    `y = λ LN(x) + (1 - λ) RepBN(x)` in training. The first `warmup_steps` use LN only, and RepBN's
+    statistics are not updated. Step k = 1, 2, … after them has `λ = r₀ max(0, S - k + 1)/S`: r₀ in
+    the first, 0 from the (S + 1)-th on, where LN is no longer computed.
 
-    *Evaluation is RepBN alone*, whatever λ is, so that scores during the schedule are not those of
-    the mixture that is trained; `evaluation="blend"` gives those. From the end of the schedule both
-    are the same.
+    *Evaluation uses RepBN only*, whatever λ is, so scores during the schedule are not those of the
+    trained mixture; with `evaluation="blend"` they are. From the end of the schedule on both are
+    the same.
 
     S should be large, and below the whole training: a user who had NaN at S = 60,000 had none at
-    0.8 of all steps. The authors then freeze the weights and re-estimate the statistics:
+    0.8 of all steps. The authors then freeze the weights and re-estimate the statistics with
     `powernorm.calibrate`.
 
     Args:
         num_features: C.
-        eps: added to the variance, of RepBN.
+        eps: added to the variance of RepBN.
         momentum: weight of the new batch in the running statistics, in (0, 1].
         affine: learn γ and β of both branches (η is always learned).
         track_running_stats: True, torch's argument of this name; False is refused.
         start: how running statistics start, after the warm-up: `average` of the first 1/momentum
             batches, or `torch`, at 0 and 1. None means `average`, and `torch` in the released
             variant.
-        decay_steps: S ≥ 1, steps in which λ falls; the authors have 300,000 as default, 60,000
+        decay_steps: S ≥ 1, steps in which λ decreases; the authors have 300,000 as default, 60,000
             (DeiT, Swin) and 120,000 (CSwin).
-        warmup_steps: steps of LN alone; the authors' language model has 10,000, then S = 18,000.
+        warmup_steps: steps of LN only; the authors' language model has 10,000, then S = 18,000.
         start_ratio: r₀, in [0, 1].
-        accumulation: micro-batches per step, each of which is a backward through the layer; inside
-            `powernorm.training_step` they are one by themselves. The authors' language model has
-            16.
+        accumulation: micro-batches per step, each with a backward through the layer; inside
+            `powernorm.training_step` they count as one automatically. The authors' language model
+            has 16.
         evaluation: `rep` or `blend`.
-        kind: the norm of the branch that fades, `ln` or `rms`. `powernorm.swap` takes the old one.
-        branch_eps: its eps; None means `eps`.
+        kind: the norm of the branch that fades out, `ln` or `rms`. `powernorm.swap` takes the old
+            one.
+        branch_eps: eps of that branch; None means `eps`.
         eta: start of η, see RepBatchNorm.
         variant: `paper` or `released`, see RepBatchNorm.
         sync: statistics over all processes.
@@ -211,15 +212,15 @@ class ProgressiveRepBatchNorm(_RepNorm, BackwardStateNorm):
 
     Attributes:
         weight, bias, eta: γ, β and η of RepBN.
-        branch_weight, branch_bias: γ and β of the branch that fades (β not in RMSNorm).
+        branch_weight, branch_bias: γ and β of the branch that fades out (RMSNorm has no β).
 
     Shape:
         x (..., C), padding_mask `x.shape[:-1]` bool with True = padding; output as x.
 
     State:
-        As BatchNorm's, but updated in the *backward*: training reads `num_batches_tracked`, by
-        which λ is known, and which counts the steps of the warm-up too. `reset_running_stats`
-        begins the schedule anew.
+        As BatchNorm's, but updated in the *backward*: training reads `num_batches_tracked`, which
+        determines λ, and which counts the steps of the warm-up too. `reset_running_stats`
+        restarts the schedule.
 
     Distributed:
         Parameters of a branch that is off get zeros as their gradient, so that
@@ -304,7 +305,7 @@ class ProgressiveRepBatchNorm(_RepNorm, BackwardStateNorm):
 
     @property
     def update_momentum(self) -> Momentum:
-        """Weight of the batch in the next update; the warm-up's batches are in no average."""
+        """Weight of the batch in the next update; batches of the warm-up are in no average."""
         momentum = super().update_momentum
         if isinstance(momentum, Average):
             momentum = momentum._replace(first=self.thresholds[0] + 1)
@@ -325,9 +326,9 @@ class ProgressiveRepBatchNorm(_RepNorm, BackwardStateNorm):
 
     @property
     def is_static(self) -> bool:
-        """Whether evaluation is RepBN alone: by `evaluation`, or because λ is 0.
+        """Whether evaluation uses RepBN only: by `evaluation`, or because λ is 0.
 
-        Not while RepBN waits in the warm-up and has no statistics yet.
+        False in the warm-up, where RepBN has no statistics yet.
         """
         count, (begins, ends) = int(self.num_batches_tracked), self.thresholds
         if self.evaluation == "blend":
@@ -361,9 +362,9 @@ class ProgressiveRepBatchNorm(_RepNorm, BackwardStateNorm):
         return answer((y, total), residual)
 
     def _by_token(self, x: Tensor, residual: Tensor | None, seen: SeenInputs) -> Normalized:
-        """Normalize by LN alone; the step is counted."""
+        """Normalize by LN only, and count the step."""
         total = x if residual is None else x + residual
-        # Of the batch: another backward may end the warm-up before this forward's own.
+        # A copy, because another backward may end the warm-up before this forward's own.
         batch = Moments.of(total, seen.padding_mask)
         sums = centered_sums(batch.count, batch.mean, batch.squares)
         carrier = self.carrier_for(x)
@@ -384,14 +385,14 @@ class ProgressiveRepBatchNorm(_RepNorm, BackwardStateNorm):
         return mixed.to(rep.dtype)
 
     def update_running_stats(self, sums: Tensor) -> None:
-        """Update the running statistics by one step; in the warm-up count it alone."""
+        """Update the running statistics by one step; in the warm-up only count it."""
         if self.stage == 0:
             self.move_statistics(sums[0].amax() > 0)
         else:
             super().update_running_stats(sums)
 
     def reset_parameters(self) -> None:
-        """Reset γ, β, η, the branch that fades, the running statistics and the schedule."""
+        """Reset γ, β, η, the branch that fades out, the running statistics and the schedule."""
         super().reset_parameters()
         if self.branch_weight is not None:
             nn.init.ones_(self.branch_weight)
@@ -405,5 +406,5 @@ class ProgressiveRepBatchNorm(_RepNorm, BackwardStateNorm):
 
 
 def _parts(result: Normalized, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return (y, what was normalized) of a forward's result."""
+    """Return (y, the normalized input) of a forward's result."""
     return result if isinstance(result, tuple) else (result, x)

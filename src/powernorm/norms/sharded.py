@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 def is_sharded(x: Tensor | None) -> bool:
     """Return whether x is a distributed tensor."""
-    # Whoever has one has imported its module, which takes a second.
+    # If x is a DTensor its module is already imported; do not import it (1 s) for other tensors.
     module = sys.modules.get("torch.distributed.tensor")
     return module is not None and isinstance(x, module.DTensor)
 
@@ -34,7 +34,7 @@ def is_sharded(x: Tensor | None) -> bool:
 def local_values(x: DTensor) -> Tensor:
     """Return the tokens of this process, differentiable."""
     local = x.to_local()
-    # One that is still being received turns into a tensor by an operation that is no view.
+    # An asynchronous tensor becomes a plain one by an operation that is not a view.
     return local if type(local) is Tensor else local.clone()
 
 
@@ -93,7 +93,7 @@ def local_mask(mask: Tensor | None, x: DTensor, feature_dim: int) -> Tensor | No
 
 
 def check_sharded(name: str, x: DTensor, residual: Tensor | None, feature_dim: int) -> None:
-    """Raise an InputError unless a distributed input is divided by its tokens alone.
+    """Raise an InputError unless a distributed input is sharded by its tokens only.
 
     Args:
         name: class of the norm.
@@ -104,13 +104,13 @@ def check_sharded(name: str, x: DTensor, residual: Tensor | None, feature_dim: i
     for axis, placement in enumerate(x.placements):
         if placement.is_partial():
             raise InputError(
-                f"{name} got a distributed tensor that is {placement} over {_axis(x, axis)}, a "
-                "sum that has not been taken: redistribute it to Shard(1) or Replicate() before "
+                f"{name} got a distributed tensor that is {placement} over {_axis(x, axis)}, an "
+                "unreduced sum: redistribute it to Shard(1) or Replicate() before "
                 "the norm"
             )
         if _divided_dim(placement) == feature_dim % x.ndim:
             raise InputError(
-                f"{name} got a distributed tensor whose features are divided ({placement} over "
+                f"{name} got a distributed tensor whose features are sharded ({placement} over "
                 f"{_axis(x, axis)}), expected whole tokens: redistribute it to Shard(1) or "
                 "Replicate() before the norm"
             )
@@ -160,11 +160,11 @@ def local_state(norm: nn.Module, x: DTensor | None = None) -> Iterator[None]:
 
     Args:
         norm: its tensors may be distributed or ordinary.
-        x: the distributed input, which says how the gradients of the parameters add up.
+        x: the distributed input, which determines how gradients of the parameters add up.
 
     Raises:
-        InputError: a parameter or buffer is divided; or ordinary parameters that learn, with an
-            input that is divided: their gradients would be those of a part of the tokens.
+        InputError: a parameter or buffer is sharded; or parameters that learn are ordinary tensors
+            and the input is sharded, so their gradients would be those of a part of the tokens.
     """
     kept: list[tuple[nn.Module, dict[str, Any], dict[str, Any]]] = []
     try:
@@ -206,8 +206,8 @@ def _local_parameter(parameter: Tensor, x: DTensor | None) -> Tensor:
             f"{x.device_mesh}: parallelize both over one mesh"
         )
     partial = [Replicate() if one.is_replicate() else Partial() for one in x.placements]
-    # The redistribution changes nothing here; its backward adds the processes' gradients, so that
-    # the parameter's gradient is placed as the parameter is.
+    # The redistribution changes nothing here; its backward adds the processes' gradients and
+    # gives the result the parameter's placements.
     whole = distributed.redistribute(placements=distributed.placements)
     return whole.to_local(grad_placements=partial)
 
@@ -259,6 +259,6 @@ def _own_part(mask: Tensor, x: DTensor, dim: int) -> Tensor:
     """Return the part of a mask for all tokens that belongs to this process's."""
     from torch.distributed.tensor import distribute_tensor
 
-    # All processes hold the mask, so that none has to send it.
+    # All processes hold the mask, so none has to send it.
     placements = _placements_without(x, dim)
     return distribute_tensor(mask, x.device_mesh, placements, src_data_rank=None).to_local()

@@ -39,7 +39,7 @@ class StatefulNorm(AffineNorm):
         eps: added inside the root.
         affine: learn γ and β.
         bias: learn β, if affine.
-        sync: share what updates the state over all processes of the group.
+        sync: share the sums that update the state over all processes of the group.
         process_group: the group; None is the default one if torch.distributed runs.
         feature_dim: the dimension of x that holds the features; 1 for (N, C, H, W).
         device: device of parameters and buffers.
@@ -123,7 +123,7 @@ class StatefulNorm(AffineNorm):
             check_group(self.class_name, x, self.process_group)
 
     def see_inputs(self, x: Tensor, mask: Tensor | None, residual: Tensor | None) -> SeenInputs:
-        """Check the arguments of a forward and return what to normalize by."""
+        """Check the arguments of a forward and return the values that it normalizes by."""
         training = self.training
         if mask is None:
             # Evaluation needs a mask only in the released variants; a model's own mask, which may
@@ -175,7 +175,7 @@ class StatefulNorm(AffineNorm):
         """Undo `freeze_statistics`.
 
         Args:
-            mode: training mode from now on; None means what `train` was last called with.
+            mode: training mode from now on; None means that of the last call of `train`.
         """
         if self.is_frozen:
             self.is_frozen = False
@@ -216,11 +216,11 @@ class StatefulNorm(AffineNorm):
 
     @torch.no_grad()
     def move_statistics(self, present: Tensor, *moves: Move) -> None:
-        """Update buffers toward new values where those are finite, and count.
+        """Update buffers toward new values, if these are finite, and count.
 
         Args:
             present: 0-d bool; False changes nothing (no valid token, or a recomputation).
-            moves: of each buffer.
+            moves: (buffer, new value, weight) of each buffer.
         """
         move_buffers(self.num_batches_tracked, self.num_nonfinite_batches, present, *moves)
 

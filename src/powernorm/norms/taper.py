@@ -1,4 +1,4 @@
-"""TaperNorm: RMSNorm or LayerNorm that becomes a constant scale in the course of the training."""
+"""TaperNorm: RMSNorm or LayerNorm that becomes a constant scale during training."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from powernorm.ops.torch_private import are_transforms_active
 
 
 class TaperNorm(CarrierNorm):
-    """TaperNorm (Kanavalau et al. 2026): a norm of each token that tapers off to a constant scale.
+    """TaperNorm (Kanavalau et al. 2026): a per-token norm that tapers off to a constant scale.
 
     RMS form `y = g γ x/r + (1 - g) c γ̃ x`, `r = sqrt(mean x² + eps)`; LN form, with x̄ = x - mean x,
     `y = g γ x̄/σ + (1 - g) c γ̃ x̄ + β`. The gate g is 1 until `start_step`, then falls as half a
-    cosine and is 0 from `end_step` on. Until the start the layer averages what makes the two
-    branches alike, `c = E[‖γ x‖²/r] / E[‖γ x‖²]`; at the start c is fixed and γ̃ begins as γ, and
-    both γ and γ̃ go on learning.
+    cosine and is 0 from `end_step` on. Until the start the layer averages the factor that makes the
+    two branches equal, `c = E[‖γ x‖²/r] / E[‖γ x‖²]`; at the start c is fixed and γ̃ begins as γ,
+    and both γ and γ̃ continue to learn.
 
     The paper tapers the norms inside the blocks and keeps the final norm, or adds `scale_loss`:
     without either the logits grow. Its schedules from scratch begin at the end of the learning
@@ -38,13 +38,13 @@ class TaperNorm(CarrierNorm):
     Args:
         num_features: C.
         eps: added to the mean square.
-        start_step: step k_s ≥ 1 (from 0) with which the tapering begins; paper's for GPT-2 S.
+        start_step: step k_s ≥ 1 (from 0) at which the tapering begins; the paper's for GPT-2 S.
         end_step: step k_e > k_s from which on g is 0.
         kind: `rms` or `ln`. `powernorm.swap` takes that of the old norm.
         momentum: weight of the new batch in the averages; the paper has 0.01 from scratch, 0.1 for
             fine-tuning.
-        accumulation: micro-batches per step, each of which is a backward through the layer; inside
-            `powernorm.training_step` they are one by themselves.
+        accumulation: micro-batches per step, each with a backward through the layer; inside
+            `powernorm.training_step` they count as one automatically.
         sync: averages over all processes.
         process_group: the processes; None is the default group if torch.distributed runs.
         feature_dim: the dimension of x that holds the features; 1 for (N, C, H, W).
@@ -53,8 +53,8 @@ class TaperNorm(CarrierNorm):
 
     Attributes:
         weight: γ, (C,).
-        tapered_offset: γ̃ less what γ was at the start, (C,): a weight decay pulls γ̃ toward that.
-        bias: β, (C,), of the LN form alone.
+        tapered_offset: γ̃ minus γ at the start, (C,): weight decay pulls γ̃ toward that γ.
+        bias: β, (C,), in the LN form only.
 
     Shape:
         x (..., C), padding_mask `x.shape[:-1]` bool with True = padding, which counts in no
@@ -66,7 +66,7 @@ class TaperNorm(CarrierNorm):
         updated in the *backward*.
 
     Distributed:
-        One all-reduce in the backward until the end. A resting parameter gets a gradient of zeros.
+        One all-reduce in the backward until the end. An unused parameter gets a gradient of zeros.
 
     >>> norm = TaperNorm(4, start_step=1, end_step=3)
     >>> for _ in range(3):
@@ -117,8 +117,8 @@ class TaperNorm(CarrierNorm):
         self.end_step = check_count("end_step", end_step, 1)
         if end_step <= start_step:
             raise InputError(
-                f"end_step is {end_step}, expected a step after start_step={start_step}, from "
-                "which on the gate falls"
+                f"end_step is {end_step}, expected a step after start_step={start_step}, at which "
+                "the gate begins to fall"
             )
         self.momentum = check_share("momentum", momentum)
         self.accumulation = check_count("accumulation", accumulation, 1)
@@ -146,7 +146,7 @@ class TaperNorm(CarrierNorm):
 
     @property
     def centers(self) -> bool:
-        """Whether it is an affine map of x less its mean: the LN form, once the gate is 0."""
+        """Whether it is an affine map of x minus its mean: the LN form, once the gate is 0."""
         return self.kind == "ln" and self._is_over
 
     @property
@@ -154,7 +154,7 @@ class TaperNorm(CarrierNorm):
         return int(self.num_batches_tracked) >= self.thresholds[-1]
 
     def affine(self) -> tuple[Tensor, Tensor]:
-        """Return (a, c): c γ̃ and β, or 0, (C,) float64; where `centers` is true, of x - mean x.
+        """Return (a, c): c γ̃ and β, or 0, (C,) float64; if `centers`, of x - mean x.
 
         Raises:
             InputError: the gate is not 0 yet.
@@ -187,8 +187,8 @@ class TaperNorm(CarrierNorm):
     def _stage_to_evaluate(self) -> int:
         if not torch.compiler.is_compiling():
             if are_transforms_active():
-                # The members of an ensemble may be in different stages: the tapering's formula
-                # holds before and after it too.
+                # The members of an ensemble may be in different stages: the tapering's formula also
+                # holds before and after it.
                 return 1
             self.follow_counter()
         return self.stage
@@ -196,7 +196,7 @@ class TaperNorm(CarrierNorm):
     def _blended(
         self, total: Tensor, stage: int, count: Tensor, scale: Tensor, start: Tensor
     ) -> Tensor:
-        """Return the output in a stage: before, in and after the tapering."""
+        """Return the output in a stage: before, during and after the tapering."""
         base = TokenNormArgs(
             total, None, self.weight, self.bias, eps=self.eps, centered=self.kind == "ln"
         )
@@ -236,12 +236,12 @@ class TaperNorm(CarrierNorm):
     def scale_loss(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
         """Return the mean of (s - s*)² over the valid tokens, s the r or σ of a token, 0-d.
 
-        The paper's anchor for the stream in front of a final norm that is tapered too: add it to
-        the loss with a factor of 0.1 (0.01 for GPT-2 XL). The target s* is the average of s until
-        the start; before that the loss is 0.
+        This is the paper's anchor for the residual stream in front of a final norm that is tapered
+        too: add it to the loss with a factor of 0.1 (0.01 for GPT-2 XL). The target s* is the
+        average of s until the start; before that the loss is 0.
 
         Args:
-            x: what the layer normalizes, features in `feature_dim`.
+            x: the layer's input, features in `feature_dim`.
             padding_mask: True = padding; None means the mask of the scope.
         """
         x = x.movedim(self.feature_dim, -1)
@@ -252,7 +252,7 @@ class TaperNorm(CarrierNorm):
             self.follow_counter()
         if self.stage == 0:
             return tokens.new_zeros(())
-        # The start's own backward fixes it.
+        # The start's own backward sets the target.
         is_fixed = snapshot(self.branch_scale) != 0
         target = torch.where(is_fixed, snapshot(self.scale_target), self._averaged_scale())
         scales, _ = self._scales(keep(tokens, valid))
@@ -266,7 +266,7 @@ class TaperNorm(CarrierNorm):
         return self.running_scale / correction
 
     def update_running_stats(self, sums: Tensor) -> None:
-        """Update the averages by one step, or fix what begins with the tapering."""
+        """Update the averages by one step, or at the start of the tapering fix c, γ̃ and s*."""
         count = sums[0].amax()
         present = count > 0
         if self.stage == 0:
@@ -278,7 +278,7 @@ class TaperNorm(CarrierNorm):
                 (self.running_scale, length, self.momentum),
             )
             return
-        # γ̃ has had no part so far: in this step g was still 1.
+        # γ̃ was not used so far: in this step g was still 1.
         first = present & (self.branch_scale == 0)
         ratio = self.running_numerator / self.running_denominator
         ratio = torch.where(ratio.isfinite(), ratio, 1.0)
@@ -291,7 +291,7 @@ class TaperNorm(CarrierNorm):
         self.move_statistics(present)
 
     def reset_running_stats(self) -> None:
-        """Begin the schedule anew."""
+        """Restart the schedule."""
         for name in (*_SCALARS, "start_weight"):
             self.get_buffer(name).zero_()
         super().reset_running_stats()

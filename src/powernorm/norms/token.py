@@ -1,8 +1,8 @@
-"""Norms of each token over its own features: no state, the same in training and evaluation.
+"""Per-token norms over the token's own features: no state, the same in training and evaluation.
 
 All take `padding_mask` for the common interface; it changes no value, because tokens are
-normalized independently. A token that no gradient arrives at gives none, whatever it holds: NaN in
-padding reaches neither the parameters nor the layers below.
+normalized independently. A token that receives no gradient passes none on, whatever it holds: NaN
+in padding reaches neither the parameters nor the layers below.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from powernorm.ops.token_norm import TokenNormArgs, layer_norm, token_norm
 
 
 def _by_token(norm: AffineNorm, x: Tensor, residual: Tensor | None, **settings: Any) -> Normalized:
-    """Return what a norm's forward returns, by settings of `TokenNormArgs`."""
+    """Return the result of a norm's forward, by settings of `TokenNormArgs`."""
     prepares = norm.may_prepare(x, residual)
     key = (norm.eps, *settings.values()) if prepares else ()
     if prepares and norm._prepared is not None:
@@ -53,7 +53,7 @@ class _StandardizingNorm(AffineNorm):
         self.variant = check_variant(variant)
         if variant == "released" and self.num_features == 1:
             raise InputError(
-                "variant='released' divides by C - 1 and needs at least 2 features, got 1: take "
+                "variant='released' divides by C - 1 and needs at least 2 features, got 1: use "
                 "variant='paper'"
             )
 
@@ -124,7 +124,7 @@ class SimpleLayerNorm(_StandardizingNorm):
 class DetachNorm(_StandardizingNorm):
     """SimpleLayerNorm whose statistics are constants in the backward (Xu et al. 2019, eq. 4).
 
-    The forward is SimpleLayerNorm's. The norm isolates what the derivatives of μ and σ do for
+    The forward is SimpleLayerNorm's. The norm isolates the effect of the derivatives of μ and σ on
     training.
 
     Args:
@@ -229,8 +229,8 @@ class LayerNorm(AffineNorm):
     """torch's LayerNorm with this library's signature: `y = γ (x - μ)/σ + β` per token.
 
     Numerics:
-        Torch's own function computes it in evaluation, this library's kernel in training: its
-        gradients leave out what padding holds, NaN included. Results differ by rounding.
+        torch's own function computes it in evaluation, this library's kernel in training: its
+        gradients ignore padding, NaN included. Results differ by rounding.
 
     Args:
         num_features: C.
@@ -261,8 +261,8 @@ class LayerNorm(AffineNorm):
     def normalize(self, x: Tensor, _: Tensor | None, residual: Tensor | None, /) -> Normalized:
         """Normalize (..., C)."""
         if self.training:
-            # Padding may hold NaN. Torch's backward multiplies it by the zeros that arrive there.
-            # By the mode alone: a checkpoint runs the forward again where no mask is known.
+            # Padding may hold NaN, which torch's backward multiplies by incoming zeros. Chosen by
+            # the mode only, because a checkpoint repeats the forward without a known mask.
             return _by_token(self, x, residual)
         total = x if residual is None else x + residual
         return answer((layer_norm(total, self.weight, self.bias, self.eps), total), residual)

@@ -1,4 +1,4 @@
-"""Norms of each token with another scale than γ: SeeDNorm, ScaleNorm, BiasNorm, GatedRMSNorm."""
+"""Per-token norms with other scales than γ: SeeDNorm, ScaleNorm, BiasNorm, GatedRMSNorm."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ from powernorm.ops.token_norm import TokenNormArgs, token_norm
 class SeeDNorm(AffineNorm):
     """SeeDNorm, self-rescaled dynamic norm (Cai et al. 2025).
 
-    `y = (γ + α tanh⟨x, b⟩) ⊙ x/sqrt(mean x² + eps)` per token: RMSNorm, as long as b is 0, whose
-    scale then depends on the token itself. The paper decays α and b like other weights, and for
-    images also drops parts of the dynamic term.
+    `y = (γ + α tanh⟨x, b⟩) ⊙ x/sqrt(mean x² + eps)` per token: RMSNorm while b is 0; then its scale
+    depends on the token itself. The paper decays α and b like other weights, and for images also
+    drops parts of the dynamic term.
 
     Args:
         num_features: C.
-        num_heads: number of equal slices of the features, each with a tanh of its own. For ViT the
+        num_heads: number of equal slices of the features, each with its own tanh. For ViT the
             paper has 16; with one head it diverged there.
         eps: added to the mean square.
         feature_dim: the dimension of x that holds the features; 1 for (N, C, H, W).
@@ -137,8 +137,8 @@ class ScaleNorm(AffineNorm):
 class BiasNorm(AffineNorm):
     """BiasNorm of the Zipformer (Yao et al. 2023, arXiv:2310.11230), `y = exp(γ) x/RMS(x - b)`.
 
-    The scale leaves out what b knows, and x itself is not centered: a feature that the model keeps
-    large, to be free of the scale of the others, is not needed.
+    The scale ignores b, and x itself is not centered. The model therefore need not keep a feature
+    large to make the others independent of the scale.
 
     Args:
         num_features: C.
@@ -190,8 +190,8 @@ class BiasNorm(AffineNorm):
 class GatedRMSNorm(AffineNorm):
     """GatedNorm (Qiu et al. 2026, arXiv:2601.22966): `y = z ⊙ σ(U silu(D z))`, z = RMSNorm(x).
 
-    The gate of low rank scales features by what a token is, for which a model otherwise needs
-    features with outliers in the residual stream.
+    The gate of low rank scales features depending on the token, for which a model otherwise needs
+    outlier features in the residual stream.
 
     Args:
         num_features: C.
@@ -204,8 +204,9 @@ class GatedRMSNorm(AffineNorm):
     Attributes:
         weight: γ of the RMSNorm, (C,), 1 at the start.
         down: D, (R, C), rows of the cosine transform DCT-IV at the start.
-        up: U, (C, R), 0 at the start: every gate begins at ½. (Both starts are ours. Nothing is
-            drawn, so that a seed gives a model the same other weights with every norm.)
+        up: U, (C, R), 0 at the start: every gate begins at ½. (Both initial values are ours. They
+            are not random, so that a seed gives a model's other weights the same values with every
+            norm.)
 
     Shape:
         x (..., C), output as x.
@@ -250,7 +251,7 @@ class GatedRMSNorm(AffineNorm):
 
     @torch.no_grad()
     def _start_gate(self) -> None:
-        # In one type on one device, whatever the defaults are.
+        # In a fixed type on a fixed device, whatever the defaults are.
         row, column = (
             torch.arange(size, dtype=torch.float64, device="cpu") + 0.5 for size in self.down.shape
         )

@@ -29,16 +29,16 @@ from powernorm.ops.unified_norm import (
 
 
 class Acting(NamedTuple):
-    """What of the layer acts in a stage of its training."""
+    """Parts of the layer that are active in a stage of its training."""
 
     own_forward: bool
-    """The batch's ψ_B² alone."""
+    """Use only the batch's ψ_B²."""
     own_backward: bool
-    """The batch's mean(u z) alone."""
+    """Use only the batch's mean(u z)."""
     ratio: bool
-    """r."""
+    """Apply r."""
     filters: bool
-    """The filter of outliers."""
+    """Filter outliers."""
 
 
 class UnifiedNorm(GradientMomentNorm):
@@ -47,8 +47,8 @@ class UnifiedNorm(GradientMomentNorm):
     Forward `z = x/sqrt(σ² + eps)`, `y = γ z + β`, with σ² the *geometric* mean of ψ_B² over the
     last batches, this one included. Backward `∂L/∂x = (u - z ν)/sqrt(σ² + eps)` with
     `u = γ r ∂L/∂y` and ν a running mean that moves toward the mean of the last batches' mean(u z),
-    this one included. In the warm-up both are of the batch alone. r, the ratio of σ to the running
-    ψ clipped to [1/5, 5], acts in the backward only (in MABN in the forward too).
+    this one included. In the warm-up both use this batch only. r, the ratio of σ to the running
+    ψ clipped to [1/5, 5], is applied in the backward only (in MABN in the forward too).
 
     Fidelity:
         The formulas are the released code's, whose golden data are reproduced to 1e-10; the paper's
@@ -64,15 +64,15 @@ class UnifiedNorm(GradientMomentNorm):
         start: how ψ² starts: `average` of the first 1/momentum batches, or `torch`,
             at 1. None means `average`, and `torch` in the released variant.
         window: M ≥ 1, number of batches averaged, or a pair of them for forward and backward. With
-            1 forward a batch counts alone: PowerNormV, with its exact gradient.
+            1 in the forward only the batch counts: PowerNormV, with its exact gradient.
         backward_momentum: weight in ν; None means `momentum`.
-        warmup_steps: steps by the batch alone (at least the window).
+        warmup_steps: steps that use only the batch (at least the window).
         ratio_start: steps with r = 1 (at least the warm-up); None leaves r out.
-        filter_outliers: leave a batch out of the windows whose ψ_B² stands out in any feature, and
-            normalize it by itself; from the end of the warm-up on. Off for text, on for images in
-            the released code.
+        filter_outliers: exclude a batch from the windows if its ψ_B² is an outlier in any feature,
+            and normalize it by itself; from the end of the warm-up on. Off for text, on for images
+            in the released code.
         variant: `paper`, or `released`: mean(u z) is over all positions, padding too, and its
-            term acts there.
+            term is applied there.
         sync: statistics over all processes (never in the released code).
         process_group: the processes; None is the default group if torch.distributed runs.
         feature_dim: the dimension of x that holds the features; 1 for (N, C, H, W).
@@ -84,9 +84,9 @@ class UnifiedNorm(GradientMomentNorm):
 
     State:
         running_second_moment (ψ²), running_gradient_moment (ν), (C,); window_second_moment (M_f, C)
-        and window_gradient_moment (M_b, C), newest last; counters, one of them of the batches left
-        out (num_skipped_batches); updated in the *backward*. ν and its window are in units of the
-        loss: see `set_loss_scale`. For fine-tuning the authors begin the counters anew:
+        and window_gradient_moment (M_b, C), newest last; counters, one of which counts excluded
+        batches (num_skipped_batches); updated in the *backward*. ν and its window are in units of
+        the loss: see `set_loss_scale`. For fine-tuning the authors reset the counters:
         `num_batches_tracked.zero_()`.
 
     >>> norm = UnifiedNorm(4, window=4, warmup_steps=100)
@@ -173,24 +173,24 @@ class UnifiedNorm(GradientMomentNorm):
 
     @property
     def _own_ends(self) -> tuple[int, int]:
-        """Steps by the batch alone, t ≤ M or t < warm-up, forward and backward."""
+        """Steps that use only the batch, t ≤ M or t < warm-up, forward and backward."""
         forward, backward = (max(size, self.warmup_steps - 1) for size in self.windows)
         return forward, backward
 
     @property
     def thresholds(self) -> tuple[int, ...]:
-        """Steps at which something begins: filtering, the windows, r."""
+        """Steps at which filtering, the windows and r begin."""
         begins = [max(self.warmup_steps - 1, 0), *self._own_ends]
         if self.ratio_start is not None:
             begins.append(self._ratio_begin(self.ratio_start))
         return tuple(sorted(begins))
 
     def _ratio_begin(self, start: int) -> int:
-        """Return the steps with r = 1; by an average the first one has nothing to compare with."""
+        """Return the steps with r = 1; for an average the first has no running value yet."""
         return max(start, self.warmup_steps, int(self.starts_by_average))
 
     def acting_in(self, stage: int) -> Acting:
-        """Return what acts in a stage."""
+        """Return the parts that are active in a stage."""
         passed = self.thresholds[stage - 1] if stage else -1
         forward, backward = self._own_ends
         start = self.ratio_start
@@ -247,7 +247,8 @@ class UnifiedNorm(GradientMomentNorm):
         present = count.amax() > 0
         now = self.acting_in(self.stage)
         skip = is_left_out(self.window_second_moment, batch, now.filters)
-        # As the released code: a window of one batch keeps the batch itself, which counts as kept.
+        # As in the released code: a window of one batch keeps the batch itself, which counts as
+        # kept.
         replaced = skip & (self.windows[0] > 1)
         second = _entered(
             self.window_second_moment, torch.where(replaced, self.running_second_moment, batch)
@@ -257,7 +258,7 @@ class UnifiedNorm(GradientMomentNorm):
             torch.where(skip, self.running_gradient_moment, current),
         )
         used, moment = geometric_mean(second), gradient.mean(0)
-        # A feature whose batch was not finite keeps all that it has.
+        # A feature whose batch was not finite keeps all of its values.
         self.move_statistics(
             present,
             (
@@ -285,7 +286,7 @@ class UnifiedNorm(GradientMomentNorm):
     def adopt_keys(self, state_dict: dict[str, Tensor], prefix: str) -> None:
         """Rename the released layer's keys: `running_var`, `ema_gz`, `buffer_x2` and others.
 
-        Its windows are rings whose entry of step t is at `t mod M`.
+        Its windows are ring buffers with the entry of step t at `t mod M`.
         """
         features = (self.num_features,)
         steps = state_dict.get(f"{prefix}iters")

@@ -1,4 +1,4 @@
-"""The mathematics without state, and the kernels that serve it."""
+"""Stateless math of the norms, and the kernels that compute it."""
 
 from types import ModuleType
 

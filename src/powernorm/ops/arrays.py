@@ -1,4 +1,4 @@
-"""What the references of the ops share: accumulation type, masked sums, the affine end."""
+"""Helpers of the reference ops: accumulation type, masked sums, affine output."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from powernorm.ops.graphs import num_features_of
 
 
 def accumulation_dtype(x: Tensor) -> torch.dtype:
-    """float64 for float64 input, float32 for everything else."""
+    """Return float64 for float64 input, else float32."""
     return torch.float64 if x.dtype == torch.float64 else torch.float32
 
 
 def tokens_of(x: Tensor) -> Tensor:
-    """The input as (tokens, C) in the accumulation type."""
+    """Return the input as (tokens, C) in the accumulation type."""
     return x.reshape(-1, x.shape[-1]).to(accumulation_dtype(x))
 
 
 def add_residual(x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor | None]:
-    """(what is normalized, the sum as an output): None without a residual."""
+    """Return (the input of the norm, its sum as an output); the latter None without a residual."""
     if residual is None:
         return x, None
     total = x + residual
@@ -27,24 +27,24 @@ def add_residual(x: Tensor, residual: Tensor | None) -> tuple[Tensor, Tensor | N
 
 
 def validity_of(padding_mask: Tensor | None) -> Tensor | None:
-    """(tokens, 1) bool, True = valid; None where every token is."""
+    """Return (tokens, 1) bool, True = valid; None without padding."""
     return None if padding_mask is None else ~padding_mask.reshape(-1, 1)
 
 
 def count_of(tokens: Tensor, valid: Tensor | None) -> Tensor:
-    """Number of valid tokens, 0-d, in the accumulation type."""
+    """Return the number of valid tokens, 0-d, in the accumulation type."""
     if valid is None:
         return tokens.new_full((), float(tokens.shape[0]))
     return valid.sum().to(tokens.dtype)
 
 
 def keep(values: Tensor, valid: Tensor | None) -> Tensor:
-    """Zero at padding. `where`, not a product: padding may hold infinities and NaN."""
+    """Set padding to 0. `where`, not a product: padding may hold infinities and NaN."""
     return values if valid is None else torch.where(valid, values, 0.0)
 
 
 def scale_and_shift(normalized: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    """γ ⊙ x̂ + β in the accumulation type."""
+    """Return γ ⊙ x̂ + β in the accumulation type."""
     if weight is not None:
         normalized = normalized * weight.to(normalized.dtype)
     if bias is not None:
@@ -53,15 +53,15 @@ def scale_and_shift(normalized: Tensor, weight: Tensor | None, bias: Tensor | No
 
 
 def reciprocal_root(second_moment: Tensor, eps: float, floor: bool) -> Tensor:
-    """1/sqrt(m + eps), or 1/sqrt(max(m, eps)) where eps is a floor (released variants)."""
+    """Return 1/sqrt(m + eps), or 1/sqrt(max(m, eps)) if eps is a floor (released variants)."""
     return torch.rsqrt(second_moment.clamp(min=eps) if floor else second_moment + eps)
 
 
 def products(grad: Tensor, values: Tensor, valid: Tensor | None) -> Tensor:
-    """Grad ⊙ values, over padding too, but 0 where padding holds anything and grad is 0.
+    """Return grad ⊙ values, padding included, with 0 at padded positions whose gradient is 0.
 
-    The loss may look at padded outputs, then they count; it usually does not, and then an
-    infinity in the padding must not turn a sum into NaN.
+    If the loss reads padded outputs, they count. It usually does not, and then an infinity in the
+    padding must not turn a sum into NaN.
     """
     if valid is None:
         return grad * values
@@ -69,9 +69,9 @@ def products(grad: Tensor, values: Tensor, valid: Tensor | None) -> Tensor:
 
 
 def where_arriving(grad: Tensor, values: Tensor) -> Tensor:
-    """Values where the gradient that they multiply is not 0, else 0.
+    """Return the values, with 0 wherever the gradient that multiplies them is 0.
 
-    `where` and not the product itself: what is multiplied may be NaN in a token that no loss sees.
+    `where`, not the product itself: a token that no loss reads may hold NaN.
     """
     return torch.where(grad != 0, values, 0.0)
 
@@ -79,7 +79,7 @@ def where_arriving(grad: Tensor, values: Tensor) -> Tensor:
 def affine_gradients(
     grad_y: Tensor, normalized: Tensor, weight: Tensor | None, valid: Tensor | None
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """(g = γ ∂L/∂y, ∂L/∂γ, ∂L/∂β); the last two over all positions, padding included."""
+    """Return (g = γ ∂L/∂y, ∂L/∂γ, ∂L/∂β); the last two over all positions, padding included."""
     grad_weight = products(grad_y, normalized, valid).sum(0)
     grad_bias = grad_y.sum(0)
     g = grad_y if weight is None else grad_y * weight.to(grad_y.dtype)
@@ -87,11 +87,11 @@ def affine_gradients(
 
 
 def scale_groups(tokens: Tensor, groups: int, eps: float) -> tuple[Tensor, Tensor | None]:
-    """GroupScaling: (scaled tokens, factors (tokens, groups)); without groups (tokens, None).
+    """Return GroupScaling's scaled tokens and factors, (tokens, groups); None without groups.
 
     Args:
         tokens: (tokens, C) in the accumulation type.
-        groups: number of groups of features; 0 leaves all as it is.
+        groups: number of groups of features; 0 leaves the tokens unchanged.
         eps: added to the mean square.
     """
     if not groups:
@@ -102,7 +102,7 @@ def scale_groups(tokens: Tensor, groups: int, eps: float) -> tuple[Tensor, Tenso
 
 
 def apply_scales(tokens: Tensor, scales: Tensor | None) -> Tensor:
-    """Multiply each group of a token's features by its factor; without factors as it is."""
+    """Multiply each group of a token's features by its factor; without factors change nothing."""
     if scales is None:
         return tokens
     scaled: Tensor = tokens.unflatten(-1, (scales.shape[-1], -1)) * scales.unsqueeze(-1)
@@ -110,7 +110,7 @@ def apply_scales(tokens: Tensor, scales: Tensor | None) -> Tensor:
 
 
 def _through_scaling(gradient: Tensor, scaled: Tensor, scales: Tensor) -> Tensor:
-    # Where no gradient arrives none leaves, whatever the padding holds.
+    # A zero gradient stays zero, even where the padding holds NaN.
     parts = (scales.shape[-1], -1)
     products = torch.where(gradient != 0, gradient * scaled, 0.0)
     mean: Tensor = products.unflatten(-1, parts).mean(-1, keepdim=True)
@@ -126,16 +126,16 @@ def finish_gradient(
     grad_total: Tensor | None,
     like: Tensor,
 ) -> Tensor:
-    """From the gradient of what was normalized to that of the op's input.
+    """Return the gradient of the op's input from that of the normalized values.
 
-    Back through GroupScaling, `s (t - x̃ mean_group(t x̃))`, and the residual stream's own gradient.
+    Go back through GroupScaling, `s (t - x̃ mean_group(t x̃))`, and add the residual's gradient.
 
     Args:
         gradient: t, (tokens, C).
         scaled: x̃, (tokens, C).
         scales: s, (tokens, groups), or None.
         grad_total: gradient of the sum with the residual, shape of `like`.
-        like: gives shape and type.
+        like: gives the result's shape and type.
     """
     if scales is not None:
         gradient = _through_scaling(gradient, scaled, scales)
@@ -145,14 +145,14 @@ def finish_gradient(
 
 
 def converted(tensor: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return a tensor in a type; a conversion to its own type would be an operator of a graph."""
+    """Convert a tensor, if its type differs: a redundant conversion would add a node to a graph."""
     return tensor if tensor.dtype == dtype else tensor.to(dtype)
 
 
 def standardized(x: Tensor, groups: int, centered: bool, eps: float) -> Tensor:
-    """Return (…, C) with each group of features by its own mean, if centered, and deviation.
+    """Divide each group of features, centered if asked, by its standard deviation: (…, C).
 
-    In few operators, for exported graphs.
+    It uses few operators, for exported graphs.
     """
     size = num_features_of(x) // groups
     parts = x if groups == 1 else x.unflatten(-1, (groups, size))

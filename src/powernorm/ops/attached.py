@@ -1,4 +1,4 @@
-"""Gradients of what takes no part in a result: sums for a carrier, zeros for resting parameters."""
+"""Gradients of tensors that a result does not depend on: a norm's carrier, unused parameters."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class _Attached(PlainFunction):
         ctx: Any, y: Tensor, _carrier: Tensor | None, sums: Tensor, *resting: Tensor
     ) -> Tensor:
         ctx.save_for_backward(sums, *resting)
-        # Detached: autograd forbids to change a view in place that one of its functions gives.
+        # Detached: autograd forbids in-place changes of a view that a custom function returns.
         return y.detach()
 
     @staticmethod
@@ -27,16 +27,16 @@ class _Attached(PlainFunction):
 
 
 def attach(y: Tensor, carrier: Tensor | None, sums: Tensor, *resting: Tensor | None) -> Tensor:
-    """Return y, whose backward also gives a carrier its sums and resting parameters a gradient.
+    """Return y, and let its backward also give the carrier its sums and unused parameters zeros.
 
-    Parameters of a branch that is off get zeros: data-parallel training waits for a gradient of
-    each parameter.
+    Parameters of a branch that is off get zeros, because data-parallel training waits for a
+    gradient of each parameter.
 
     Args:
         y: the result of a norm.
         carrier: a leaf of the shape of the sums; see `powernorm.norms.carrier`.
-        sums: its gradient; without gradients of their own.
-        resting: parameters that had no part in y.
+        sums: the carrier's gradient; they have no gradients of their own.
+        resting: parameters that y does not depend on.
     """
     waiting = [one for one in resting if one is not None and one.requires_grad]
     if not torch.is_grad_enabled() or (carrier is None and not waiting):

@@ -1,7 +1,7 @@
 """BatchNorm, PowerNormV and BatchRenorm over tokens: batch statistics with their gradient.
 
-With μ = 0 and the quadratic mean in place of the variance the same lines are PowerNormV, with
-r = 1 and d = 0 they are BatchNorm.
+With μ = 0 and the quadratic mean in place of the variance, the same code computes PowerNormV; with
+r = 1 and d = 0, BatchNorm.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class BatchNormArgs(NamedTuple):
 
 
 class BatchNormOutput(NamedTuple):
-    """What the forward returns."""
+    """Outputs of the forward."""
 
     y: Tensor
     total: Tensor | None
@@ -85,24 +85,24 @@ class BatchNormOutput(NamedTuple):
     mean, 1/sqrt(var + eps), BatchRenorm's r and d (1 and 0 without), number of valid tokens; over
     all processes of the group. Differentiable in the first two rows."""
     sums: Tensor | None
-    """Float64, over the valid tokens of this process alone: (4, C) of `centered_sums`, or (2, C),
-    n and Σx², if uncentered. None where the op itself has updated running statistics by them."""
+    """Float64, over the valid tokens of this process only: (4, C) of `centered_sums`, or (2, C),
+    n and Σx², if uncentered. None if the op itself has updated the running statistics."""
     has_tokens: Tensor | None = None
-    """Whether running statistics may be updated, 0-d bool: is there a valid token, and is this no
-    repetition in a backward? Of the registered op alone."""
+    """Whether running statistics may be updated, 0-d bool: there is a valid token, and this call is
+    not a repetition in a backward. Only the registered op returns it."""
 
 
 class BatchNormBackwardArgs(NamedTuple):
-    """Arguments of the backward; those without a description are the forward's."""
+    """Arguments of the backward; fields without a description are as in the forward."""
 
     grad_y: Tensor
-    """As y."""
+    """Gradient of y."""
     grad_total: Tensor | None
-    """Gradient of the sum with the residual; None without."""
+    """Gradient of the sum with the residual; None without a residual."""
     grad_statistics: Tensor | None
-    """(6, C), of which the first two rows count; None for zeros."""
+    """(6, C), of which only the first two rows are used; None for zeros."""
     inputs: Tensor
-    """What was normalized: x, or the sum with the residual."""
+    """The normalized input: x, or its sum with the residual."""
     padding_mask: Tensor | None
     weight: Tensor | None
     scales: Tensor | None
@@ -110,7 +110,7 @@ class BatchNormBackwardArgs(NamedTuple):
     eps: float
     floor: bool
     centered: bool
-    """Was there a mean?"""
+    """Whether the mean was subtracted."""
     group_name: str
 
 
@@ -129,7 +129,7 @@ def reference(args: BatchNormArgs) -> BatchNormOutput:
         normalized = normalized * r + d
     y = scale_and_shift(normalized, args.weight, args.bias)
     y = y.to(x.dtype).reshape(x.shape).contiguous()
-    # Detached: autograd forbids to change a view in place that one of its functions gives.
+    # Detached: autograd forbids in-place changes of a view that a custom function returns.
     return BatchNormOutput(y.detach(), total, scales, statistics, sums)
 
 
@@ -176,7 +176,7 @@ def _complete(measured: tuple[Tensor, Tensor, Tensor], args: BatchNormArgs) -> T
 def _renormalization(
     mean: Tensor, var: Tensor, args: BatchNormArgs, limits: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Return BatchRenorm's r and d (Ioffe 2017, Algorithm 1), clipped: constants later on."""
+    """Return BatchRenorm's clipped r and d (Ioffe 2017, Algorithm 1), constants of the backward."""
     assert args.running_mean is not None
     max_r, max_d = limits.to(mean.dtype).unbind()
     running_std = (args.running_var.to(mean.dtype) + args.eps).sqrt()
@@ -215,14 +215,14 @@ def reference_backward(args: BatchNormBackwardArgs) -> Gradients:
     if args.centered:
         through_statistics = through_statistics + (grad_mean - rstd * sum_g) / size
     through_statistics = keep(through_statistics, valid)
-    # Without a valid token anywhere the running statistics were used: the direct path is all.
+    # Without a valid token anywhere the running statistics were used: only the direct path is left.
     gradient = g * rstd + torch.where(count > 0, through_statistics, 0.0)
     grad_x = finish_gradient(gradient, tokens, args.scales, args.grad_total, args.inputs)
     return Gradients(grad_x, grad_weight, grad_bias)
 
 
 class _BatchNorm(Operator):
-    """Registration and gradient."""
+    """The registered op and its gradient."""
 
     name = "batch_norm"
     arguments = BatchNormArgs
@@ -256,7 +256,7 @@ class _BatchNorm(Operator):
         return Gradients(dense_like(inputs), features_like(inputs), features_like(inputs))
 
     def saved(self, inputs: Tensor, args: BatchNormArgs, output: BatchNormOutput) -> Saved:
-        # A repeated forward has to save as many tensors as the first, which may have no sums.
+        # A repeated forward has to save as many tensors as the first, but may have no sums.
         sums = None if args.carrier is None else output.sums
         mask, centered = args.padding_mask, args.running_mean is not None
         tensors = inputs, mask, args.weight, output.scales, output.statistics, sums
@@ -297,8 +297,8 @@ def batch_norm(args: BatchNormArgs, update: Update | None = None) -> BatchNormOu
 
     Args:
         args: the arguments.
-        update: an update of running statistics by the sums of this process, to be made in the same
-            call; in eager mode alone.
+        update: an update of running statistics by the sums of this process, made in the same
+            call; in eager mode only.
 
     Raises:
         InputError: inside a transform of torch.func.

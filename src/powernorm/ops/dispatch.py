@@ -1,8 +1,8 @@
-"""Which code serves an op: kernels where they exist for device and type, else eager torch.
+"""Choice of the code that computes an op: kernels if there are any for device and type, else torch.
 
-The choice can be seen (`explain`, `powernorm doctor`) and forced (`use_backend`); a forced backend
-that cannot serve raises, it never falls back in silence. Triton compiles its kernels at their first
-launch: where that fails, eager torch serves the call and all later ones, after one warning.
+`explain` and `powernorm doctor` show the choice, `use_backend` forces it. A forced backend that
+cannot compute a call raises an error; it never falls back silently. Triton compiles its kernels at
+their first launch. If that fails, eager torch computes all calls from then on, after one warning.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ VARIABLE: Final = "POWERNORM_BACKEND"
 OPS: Final = ("batch_norm", "power_norm", "token_norm", "static_norm")
 """Ops with kernels."""
 EAGER_OPS: Final = {"moving_average_norm": "MABN", "unified_norm": "UnifiedNorm"}
-"""Ops that are eager everywhere, by the norm that has them."""
+"""Ops that are eager everywhere, with the norm that uses them."""
 
 _NOT_OTHERS: Final = (None, "cpu")
 _CPU_TYPES: Final = frozenset({torch.float32, torch.bfloat16, torch.float64})
@@ -40,13 +40,13 @@ _TRITON_TYPES: Final = frozenset({*_CPU_TYPES, torch.float16})
 
 @dataclass(frozen=True)
 class Choice:
-    """Which backend serves an op, and why not another.
+    """The backend that serves an op, with the reasons.
 
     Attributes:
         op: name of the op.
-        backend: what serves it.
-        reason: why this one.
-        others: why not the others, by name.
+        backend: name of the backend.
+        reason: why this backend was chosen.
+        others: why each other backend was not, by name.
     """
 
     op: str
@@ -61,7 +61,7 @@ class Choice:
 
 
 class _BackendSetting:
-    """The forced backend of this process: backwards run in threads of their own, and obey too."""
+    """The forced backend of this process; it holds in the threads of backwards too."""
 
     def __init__(self, forced: str | None) -> None:
         self.forced = None if forced is None else _check_backend(forced)
@@ -69,10 +69,10 @@ class _BackendSetting:
 
 
 def _check_backend(name: str) -> Backend:
-    """Return the name itself.
+    """Return the name if it is a backend's.
 
     Raises:
-        InputError: no such backend.
+        InputError: there is no such backend.
     """
     if name not in BACKENDS:
         raise InputError(f"backend is {name!r}, expected one of {', '.join(BACKENDS)}")
@@ -84,25 +84,26 @@ _loaders: Final[dict[Backend, Callable[[], ModuleType]]] = {}
 
 
 def add_backend(backend: Backend, load: Callable[[], ModuleType]) -> None:
-    """Say how the functions of a backend are imported, when they are first needed.
+    """Register how the functions of a backend are imported when they are first needed.
 
-    The package `powernorm.ops` does: backends import the ops, whose files call `functions_for`.
+    The package `powernorm.ops` calls this, because backends import the ops, whose files call
+    `functions_for`.
     """
     _loaders[backend] = load
 
 
 @contextmanager
 def use_backend(backend: Backend | None) -> Iterator[None]:
-    """Serve every op inside the scope by one backend, for the whole process.
+    """Let one backend compute every op inside the scope, for the whole process.
 
-    Forward and backward belong inside the same scope. An op that the backend cannot serve raises
-    an InputError that says why; the ops of MABN and UnifiedNorm are eager in any case.
+    Forward and backward belong inside the same scope. If the backend cannot compute an op, the call
+    raises an InputError with the reason; the ops of MABN and UnifiedNorm are eager in any case.
 
     Args:
-        backend: `eager`, `cpu` or `triton`; None goes back to choosing.
+        backend: `eager`, `cpu` or `triton`; None restores the automatic choice.
 
     Raises:
-        InputError: no such backend, or it is not available on this machine.
+        InputError: there is no such backend, or it is not available on this machine.
 
     >>> import torch, powernorm
     >>> norm, x = powernorm.PowerNorm(4), torch.randn(2, 4)
@@ -121,10 +122,10 @@ def use_backend(backend: Backend | None) -> Iterator[None]:
 
 @contextmanager
 def use_functions(functions: Any) -> Iterator[None]:
-    """Serve every op inside the scope by these functions; for benchmarks and experiments.
+    """Let these functions compute every op inside the scope; for benchmarks and experiments.
 
     Args:
-        functions: has the functions of `powernorm.ops.eager` by name.
+        functions: an object with the functions of `powernorm.ops.eager` by name.
     """
     previous, _setting.functions = _setting.functions, functions
     try:
@@ -134,7 +135,7 @@ def use_functions(functions: Any) -> Iterator[None]:
 
 
 def missing_reason(backend: Backend) -> str:
-    """Return why a backend is not available on this machine, `""` where it is."""
+    """Return why a backend is not available on this machine, `""` if it is."""
     if backend == "cpu":
         from powernorm.ops.kernels.cpu.loading import load_library
 
@@ -162,7 +163,7 @@ def _triton_absence() -> str:
 
 
 def unfit_reason(backend: Backend, x: Tensor) -> str:
-    """Return why an available backend cannot serve this input, `""` where it can."""
+    """Return why an available backend cannot serve this input, `""` if it can."""
     if backend == "eager":
         return ""
     if backend == "cpu":
@@ -180,7 +181,7 @@ def unfit_reason(backend: Backend, x: Tensor) -> str:
 
 @cache
 def _module(backend: Backend) -> ModuleType | None:
-    """Return the backend's functions, None where it is missing."""
+    """Return the backend's functions, None if it is not available."""
     return None if missing_reason(backend) else _loaders[backend]()
 
 
@@ -189,20 +190,20 @@ def _eager() -> ModuleType:
 
 
 _triton_failure = ""
-"""Why no Triton kernel can run here, found out at a launch."""
+"""Why no Triton kernel can run on this machine, set by a failed launch."""
 
 
 class _TritonFunctions:
-    """The functions of `kernels.triton` for one type and width; what fails goes to eager torch.
+    """Functions of `kernels.triton` for one type and width, with eager torch for those that fail.
 
-    A kernel that failed has not been started, and functions that move buffers in place start one
-    only: what eager torch then does is done once.
+    A kernel that failed was never started, and a function that updates buffers in place starts only
+    one kernel, so eager torch never repeats an update.
     """
 
     def __init__(self, dtype: torch.dtype, features: int) -> None:
         self.kind = f"{str(dtype).removeprefix('torch.')} with {features} features"
         self.failures: dict[str, tuple[str, str]] = {}
-        """(what cannot be served, why) by the name of the function."""
+        """(what cannot be served, reason) by the name of the function."""
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
         function, instead = (getattr(_loaders[kind](), name) for kind in ("triton", "eager"))
@@ -231,7 +232,7 @@ class _TritonFunctions:
             self.failures[name] = (f"{op} of {self.kind}", failure.reason)
 
     def failure_of(self, op: str) -> str:
-        """Why an op or its backward cannot be served, `""` as long as nothing is known."""
+        """Return why an op or its backward cannot be served, `""` if no failure is known."""
         found = (self.failures.get(name) for name in (op, f"{op}_backward"))
         return next((why for _, why in filter(None, found)), "")
 
@@ -241,7 +242,7 @@ _triton_functions = cache(_TritonFunctions)
 
 @cache
 def _or_eager(backend: Backend) -> ModuleType:
-    """Return the backend that a device has by nature; eager, with a warning, if it is missing."""
+    """Return the default backend of a device; eager, with a warning, if it is not available."""
     module = _module(backend)
     if module is None:
         _warn_of_eager("the norms", missing_reason(backend))
@@ -250,7 +251,7 @@ def _or_eager(backend: Backend) -> ModuleType:
 
 @cache
 def _warn_of_eager(what: str, reason: str) -> None:
-    """Say it once."""
+    """Warn once."""
     warnings.warn(
         f"eager torch serves {what}, several times slower than kernels, because {reason} "
         f"({VARIABLE}=eager silences this)",
@@ -274,7 +275,7 @@ def functions_for(x: Tensor, has_kernels: bool = True) -> Any:
         has_kernels: False for an op that is eager everywhere.
 
     Raises:
-        InputError: a forced backend cannot.
+        InputError: a forced backend cannot serve this input.
     """
     if not has_kernels:
         return _eager()
@@ -298,7 +299,7 @@ def functions_for(x: Tensor, has_kernels: bool = True) -> Any:
 
 
 def _for_input(backend: Backend, module: ModuleType, x: Tensor) -> Any:
-    """Return the functions for an input: of Triton those that have not failed."""
+    """Return the functions for an input, without Triton kernels that have failed."""
     if backend != "triton" or module is _eager():
         return module
     if _triton_failure:
@@ -308,19 +309,19 @@ def _for_input(backend: Backend, module: ModuleType, x: Tensor) -> Any:
 
 
 def is_cpu_chosen() -> bool:
-    """Return whether the CPU kernels serve what they can: no other backend is forced."""
+    """Return whether the CPU kernels are used where possible: no other backend is forced."""
     return _setting.functions is None and _setting.forced in _NOT_OTHERS
 
 
 def explain(x: Tensor, op: str | None = None) -> list[Choice]:
-    """Say which backend serves the ops on an input like this one, and why.
+    """Return which backend serves the ops on an input like this one, and why.
 
     Args:
         x: an input of a norm, (..., C).
         op: one of `OPS` or `EAGER_OPS`; None for all.
 
     Raises:
-        InputError: an op that does not exist.
+        InputError: there is no such op.
 
     >>> import torch, powernorm
     >>> with powernorm.ops.use_backend("eager"):

@@ -1,4 +1,4 @@
-"""The backend that serves everything: the references of the ops, in eager torch."""
+"""The backend that serves every input: the reference ops, in eager torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What kind of graph is being made of a call, if any."""
+"""Whether a call is compiled, exported or traced, and the checks that graphs need."""
 
 from __future__ import annotations
 
@@ -18,39 +18,39 @@ from powernorm.ops.torch_private import (
 
 
 def is_exported() -> bool:
-    """Return whether the graph has to run without this library: torch.export, TorchScript."""
+    """Return whether the graph has to run without this library: torch.export and TorchScript."""
     if torch.compiler.is_compiling():
         return is_exporting()
     return is_tracing()
 
 
 def is_traced() -> bool:
-    """Return whether a graph is being made of the call, which will run on other values."""
+    """Return whether the call is recorded as a graph that will run on other values."""
     return torch.compiler.is_compiling() or is_tracing()
 
 
 def shape_of(x: Tensor) -> torch.Size:
-    """Return the shape, for TorchScript's tracer too numbers.
+    """Return the shape as numbers, under TorchScript's tracer too.
 
-    To that tracer sizes are operators of the graph, and what takes a number cannot take those.
+    That tracer turns sizes into operators of the graph, which functions that need numbers reject.
     """
     if torch.compiler.is_compiling() or not is_tracing():
         return x.shape
-    with warnings.catch_warnings():  # of numbers in the trace, which are what is wanted
+    with warnings.catch_warnings():  # about numbers in the trace, which are intended here
         warnings.simplefilter("ignore", torch.jit.TracerWarning)  # type: ignore[attr-defined]
         return torch.Size(int(size) for size in x.shape)
 
 
 def num_features_of(x: Tensor) -> int:
-    """Return the size of the last dimension, see `shape_of`."""
+    """Return the size of the last dimension as a number; see `shape_of`."""
     return shape_of(x)[-1]
 
 
 def is_known(condition: bool | torch.SymBool) -> bool:
     """Return whether a condition on sizes holds for all sizes that the graph is made for.
 
-    Compilers and torch.export have symbols for sizes. Python's own comparison would make the graph
-    valid only where it comes out as for the example: `batch != 80` forbids a batch of 80.
+    Compilers and torch.export represent sizes by symbols. Python's own comparison would restrict
+    the graph to the example's outcome: `batch != 80` would forbid a batch of 80.
     """
     if not torch.compiler.is_compiling():
         return bool(condition)
@@ -60,7 +60,7 @@ def is_known(condition: bool | torch.SymBool) -> bool:
 
 
 def same_sizes(one: Sequence[int], other: Sequence[int]) -> bool | None:
-    """Compare sizes; None where they are symbols of a graph that may or may not be equal."""
+    """Compare sizes; return None if they are symbols of a graph that may or may not be equal."""
     if not torch.compiler.is_compiling():
         return tuple(one) == tuple(other)
     if len(one) != len(other):
@@ -74,7 +74,7 @@ def same_sizes(one: Sequence[int], other: Sequence[int]) -> bool | None:
 def is_transformed() -> bool:
     """Return whether this is inside a transform of torch.func, or forward-mode differentiation.
 
-    Registered ops have no rules for those; forward mode would give zeros without a word.
+    Registered ops have no rules for those; forward mode would silently give zeros.
     """
     if torch.compiler.is_compiling():
         return False
@@ -82,10 +82,10 @@ def is_transformed() -> bool:
 
 
 def refuse_transforms() -> None:
-    """For what has no rules under transforms.
+    """Refuse a call inside a transform of torch.func, for ops that have no rules for it.
 
     Raises:
-        InputError: inside one.
+        InputError: the call is inside a transform.
     """
     if is_transformed():
         raise InputError(

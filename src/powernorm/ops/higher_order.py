@@ -1,4 +1,4 @@
-"""Gradients with a graph of their own, for derivatives of the derivative."""
+"""Gradients that are differentiable themselves, for second derivatives."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from powernorm.ops.operators import Gradients
 
 
 def without_lost(inputs: Tensor, grad_y: Tensor) -> Tensor:
-    """Return the inputs, but 0 in tokens that are not finite and that no gradient arrives at.
+    """Return the inputs, with 0 in tokens that are not finite and receive no gradient.
 
-    Autograd would multiply them by that 0, and give NaN.
+    Autograd would multiply these by the gradient's 0, which gives NaN.
     """
     lost = ~inputs.isfinite().all(-1, keepdim=True) & (grad_y == 0).all(-1, keepdim=True)
     return torch.where(lost, 0.0, inputs)
@@ -20,10 +20,10 @@ def without_lost(inputs: Tensor, grad_y: Tensor) -> Tensor:
 def starting_points(
     inputs: Tensor, weight: Tensor | None, bias: Tensor | None
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """Return the same tensors as starting points of their own.
+    """Return views of the tensors, to differentiate with respect to.
 
-    With respect to the tensors themselves a gradient would also run through what came before, such
-    as an earlier use of the same γ, and with a residual through this very node without an end.
+    A gradient with respect to the tensors themselves would also run through earlier operations,
+    such as a previous use of the same γ, and with a residual through this node without end.
     """
     return (
         inputs.view_as(inputs),
@@ -38,7 +38,7 @@ def differentiate(
     grad_y: Tensor,
     grad_total: Tensor | None,
 ) -> Gradients:
-    """Return the gradients of `starting_points` with a graph of their own."""
+    """Return differentiable gradients with respect to the tensors of `starting_points`."""
     wanted = [s for s in sources if s is not None and s.requires_grad]
     found = iter(torch.autograd.grad(y, wanted, grad_y, create_graph=True, allow_unused=True))
     grad_x, grad_weight, grad_bias = (

@@ -1,4 +1,4 @@
-"""Moments: what a batch of tokens adds to a statistic, mergeable in any order."""
+"""Moments of a batch of tokens, mergeable in any order."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from powernorm.ops.processes import all_gather
 
 
 def merge_moments(counts: Tensor, means: Tensor, squares: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """(count, mean, sum of squared deviations) of several sets together, by Chan's formula.
+    """Return (count, mean, sum of squared deviations) of several sets together, by Chan's formula.
 
-    The variance never meets the mean's square, which would swallow it where |mean| >> std.
+    The mean's square is never added to the variance, which would vanish in it where |mean| >> std.
 
     Args:
         counts: (sets, C) or (sets, 1).
         means: (sets, C), of each set.
-        squares: (sets, C), of the deviations from each set's own mean.
+        squares: (sets, C), sums of squared deviations from each set's own mean.
     """
     count = counts.sum(0)
     mean = (counts * means).sum(0) / count.clamp(min=1)
@@ -30,7 +30,7 @@ class Moments:
     """Count, mean and squared deviations of a set of tokens, per feature, in float64.
 
     At mean 1e9 and standard deviation 1 the variance of float64 tokens is right to 1e-6; raw sums
-    of squares would leave nothing of it.
+    of squares would lose all of its digits.
 
     Attributes:
         count: number of valid tokens, 0-d.
@@ -49,7 +49,7 @@ class Moments:
 
     @classmethod
     def of(cls, x: Tensor, padding_mask: Tensor | None = None) -> Moments:
-        """Moments of the valid tokens of `x`.
+        """Compute the moments of the valid tokens of `x`.
 
         Args:
             x: shape (..., C).
@@ -68,13 +68,13 @@ class Moments:
 
     @classmethod
     def from_sums(cls, count: Tensor, total: Tensor, total_squares: Tensor) -> Moments:
-        """Moments from sums of values and squares, which lose digits if `|mean| >> std`."""
+        """Compute moments from sums of values and squares, which lose digits if `|mean| >> std`."""
         mean = total / count.clamp(min=1)
         return cls(count, mean, (total_squares - total * mean).clamp(min=0))
 
     @classmethod
     def zero(cls, num_features: int, device: torch.device | None = None) -> Moments:
-        """Moments of no token: the neutral element of `merge`."""
+        """Return the moments of no token: the neutral element of `merge`."""
         zeros = torch.zeros(num_features, dtype=torch.float64, device=device)
         return cls(torch.zeros((), dtype=torch.float64, device=device), zeros, zeros)
 
@@ -89,11 +89,11 @@ class Moments:
         return self.var + self.mean.square()
 
     def merge(self, other: Moments) -> Moments:
-        """Moments of both sets together; associative and commutative."""
+        """Return the moments of both sets together; associative and commutative."""
         return _merged(torch.stack([self._packed(), other._packed()]))
 
     def all_reduce(self, group_name: str) -> Moments:
-        """Moments over all processes of the group; one collective. `""` means no group."""
+        """Return the moments over all processes of the group; one collective, none for `""`."""
         return _merged(all_gather(self._packed(), group_name)) if group_name else self
 
     def _packed(self) -> Tensor:
@@ -101,7 +101,7 @@ class Moments:
 
 
 def _merged(packed: Tensor) -> Moments:
-    """Moments of several sets together, from the rows of (sets, 1 + 2 C)."""
+    """Merge the moments of several sets, the rows of (sets, 1 + 2 C)."""
     features = packed.shape[1] // 2
     counts, means, squares = packed.split([1, features, features], dim=1)
     count, mean, total = merge_moments(counts, means, squares)

@@ -1,6 +1,6 @@
 """Moving Average Batch Normalization (Yan et al. 2020): statistics of the last K batches.
 
-Eager on every device.
+The op is eager on every device.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class MovingAverageNormArgs(NamedTuple):
     eps: float
     """Added inside the root."""
     own_statistics: bool
-    """Use this batch's statistics alone (the first K steps and the warm-up)."""
+    """Use this batch's statistics only (the first K steps and the warm-up)."""
     use_ratio: bool
     """Apply r, the ratio of the used root to the running root, clipped to [1/5, 5]."""
     group_name: str
@@ -74,7 +74,7 @@ class MovingAverageNormArgs(NamedTuple):
 
 
 class MovingAverageNormOutput(NamedTuple):
-    """What the forward returns; the backward reads these and no buffer."""
+    """Outputs of the forward; the backward reads these and no buffer."""
 
     y: Tensor
     total: Tensor | None
@@ -86,22 +86,22 @@ class MovingAverageNormOutput(NamedTuple):
     ratio: Tensor
     """r, (C,): constant in the backward."""
     history: Tensor
-    """Sum of the window's gradient moments that stay when this step's enters, (C,)."""
+    """Sum of the window's gradient moments that remain after this step's is added, (C,)."""
     num_valid: Tensor
     """Number of valid tokens over the group, 0-d."""
     sums: Tensor
-    """(2, C) float64, of this process alone: n, Σx² over valid tokens."""
+    """(2, C) float64, of this process only: n, Σx² over valid tokens."""
 
 
 class MovingAverageNormBackwardArgs(NamedTuple):
-    """Arguments of the backward; those without a description are the forward's."""
+    """Arguments of the backward; fields without a description are as in the forward."""
 
     grad_y: Tensor
-    """As y."""
+    """Gradient of y."""
     grad_total: Tensor | None
-    """Gradient of the sum with the residual; None without."""
+    """Gradient of the sum with the residual; None without a residual."""
     inputs: Tensor
-    """What was normalized: x, or the sum with the residual."""
+    """The normalized input: x, or its sum with the residual."""
     padding_mask: Tensor | None
     weight: Tensor | None
     scales: Tensor | None
@@ -116,10 +116,10 @@ class MovingAverageNormBackwardArgs(NamedTuple):
 
 
 class MovingAverageNormGradients(NamedTuple):
-    """What the backward returns."""
+    """Outputs of the backward."""
 
     x: Tensor
-    """Of x and of the residual."""
+    """Gradient of x, and of the residual."""
     weight: Tensor
     bias: Tensor
     gradient_sum: Tensor
@@ -154,16 +154,16 @@ def reference(args: MovingAverageNormArgs) -> MovingAverageNormOutput:
     y = y.to(x.dtype).reshape(x.shape).contiguous()
     history = args.window_gradient_moment[1:].to(tokens.dtype).sum(0)
     num_valid = count.to(tokens.dtype)
-    # Detached: autograd forbids to change a view in place that one of its functions gives.
+    # Detached: autograd forbids in-place changes of a view that a custom function returns.
     y = y.detach()
     return MovingAverageNormOutput(y, total_out, scales, rstd, ratio, history, num_valid, sums)
 
 
 def reference_backward(args: MovingAverageNormBackwardArgs) -> MovingAverageNormGradients:
-    """Return the gradients and what updates the window.
+    """Return the gradients and the sums that update the window.
 
     ∂L/∂x = (g r - z m)/sqrt(χ + eps), where m is the mean of mean(g r z) over the last K
-    batches, or of this batch alone while the layer uses its own statistics.
+    batches, or of this batch only while the layer uses its own statistics.
     """
     count, valid = args.num_valid, validity_of(args.padding_mask)
     tokens = apply_scales(tokens_of(args.inputs), args.scales)
@@ -182,7 +182,7 @@ def reference_backward(args: MovingAverageNormBackwardArgs) -> MovingAverageNorm
 
 
 class _MovingAverageNorm(Operator):
-    """Registration and gradient."""
+    """The registered op and its gradient."""
 
     name = "moving_average_norm"
     arguments = MovingAverageNormArgs

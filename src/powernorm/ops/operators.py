@@ -1,10 +1,10 @@
-"""Ops: what each defines once, registered with torch and called past its dispatcher in eager mode.
+"""Base class of the ops: registration with torch, and eager calls that bypass the dispatcher.
 
 Each op is a pure function of one named tuple of arguments. It returns its output *and* the
-statistics that it used; its backward reads saved outputs only, never a buffer. That is what keeps
-gradients right under `torch.compile`, where a buffer that the graph overwrites would be read too
-late. The optional `carrier` is a leaf tensor that takes no part in the result: the backward returns
-the sums that update the running statistics as its "gradient" (see `powernorm.norms.carrier`).
+statistics that it used; its backward reads saved outputs only, never a buffer. This keeps gradients
+right under `torch.compile`, where a buffer that the graph overwrites would be read too late. The
+optional `carrier` is a leaf tensor that the result does not depend on: the backward returns the
+sums that update the running statistics as its "gradient" (see `powernorm.norms.carrier`).
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ _SCHEMA_TYPES: Final = {
     str: "str",
 }
 
-# Bound once: in a small norm every look-up shows.
+# Bound once, because every attribute look-up is noticeable in a small norm.
 _is_compiling = torch.compiler.is_compiling
 
 
 class Inputs(NamedTuple):
-    """One value for each argument of an op that has a gradient, None where there is none."""
+    """One value for each argument of an op that may have a gradient, else None."""
 
     x: Any = None
     residual: Any = None
@@ -55,7 +55,7 @@ class Inputs(NamedTuple):
     bias: Any = None
     carrier: Any = None
     others: None = None
-    """All other arguments, which are one to autograd in eager mode."""
+    """All other arguments; autograd sees them as one in eager mode."""
 
 
 Saved = tuple[tuple[Tensor | None, ...], Any]
@@ -63,16 +63,16 @@ Saved = tuple[tuple[Tensor | None, ...], Any]
 
 
 class Gradients(NamedTuple):
-    """What the backward of most ops returns."""
+    """Outputs of most backwards."""
 
     x: Tensor | None
-    """Of x and of the residual."""
+    """Gradient of x, and of the residual."""
     weight: Tensor | None
     bias: Tensor | None
 
 
 def is_plain(*tensors: Tensor | None) -> bool:
-    """Return whether these are ordinary tensors in eager mode, with nothing that records ops.
+    """Return whether these are ordinary tensors in eager mode and no mode records operators.
 
     The dispatcher costs about as much as a small norm itself. Compilers, export, tracers, dispatch
     modes and tensor subclasses need it, and get it.
@@ -92,9 +92,9 @@ def is_plain(*tensors: Tensor | None) -> bool:
 class Operator(ABC):
     """An op: its arguments and outputs, its gradient, and its registration with torch.
 
-    The computation itself is in the backends, each of which has two functions: `NAME(arguments)`
-    and `NAME_backward(backward_arguments)`. Tensors that do not exist are None; torch's operators
-    return tensors only, so that they are empty, (0,), in a compiled graph.
+    The backends have the computation itself, in two functions each: `NAME(arguments)` and
+    `NAME_backward(backward_arguments)`. Missing tensors are None. Operators of torch can return
+    tensors only, so these are empty, (0,), in a compiled graph.
     """
 
     name: ClassVar[str]
@@ -119,10 +119,10 @@ class Operator(ABC):
 
     @abstractmethod
     def saved(self, inputs: Tensor, args: Any, output: Any) -> Saved:
-        """Return what the backward reads: inputs and outputs, never buffers.
+        """Return the values that the backward reads: inputs and outputs, never buffers.
 
         Args:
-            inputs: what was normalized: x, or the sum with the residual.
+            inputs: the normalized input: x, or its sum with the residual.
             args: the op's arguments.
             output: its outputs.
         """
@@ -136,12 +136,12 @@ class Operator(ABC):
         grad_total: Tensor | None,
         grad_statistics: Tensor | None,
     ) -> Inputs:
-        """Return the gradients that are needed; at least one arrives.
+        """Return the gradients that are needed; at least one gradient arrives.
 
         Args:
-            ctx: with what `saved` returned and `bias_dtype`, the type of β.
-            needs: which are needed.
-            grad_y: gradient of y, as the others None where none arrives.
+            ctx: has the values that `saved` returned and `bias_dtype`, the type of β.
+            needs: which gradients are needed.
+            grad_y: gradient of y; this and the other gradients are None if absent.
             grad_total: gradient of the sum with the residual.
             grad_statistics: gradient of the statistics, if they are differentiable.
         """
@@ -151,12 +151,12 @@ class Operator(ABC):
         return getattr(functions_for(args.x, self.has_kernels), self.name)(args)
 
     def apply(self, args: Any, update: Any = None) -> Any:
-        """Return the outputs of a layer's call, past torch's dispatcher where nothing needs it.
+        """Return the outputs of a layer's call, without torch's dispatcher if nothing needs it.
 
         Args:
             args: the op's arguments.
             update: an update of running statistics that the backend makes in the same call; in
-                eager mode alone.
+                eager mode only.
         """
         if args.residual is not None and args.residual.dtype != args.x.dtype:
             args = _in_common_type(args)
@@ -171,26 +171,26 @@ class Operator(ABC):
         return call.output
 
     def prepare(self, args: Any, *update: Any) -> Any:
-        """Return a training call like this one prepared, to be made again and again.
+        """Return a prepared training call like this one, which can be made repeatedly.
 
-        None if its backend prepares none; see `kernels.cpu.prepared`.
+        Return None if the backend prepares no calls; see `kernels.cpu.prepared`.
         """
         if _is_compiling():
             return None
         x = args.x
-        # A call that repeats another reads copies of what the layer has now.
+        # A repeated call reads copies of the layer's current buffers.
         plain = is_plain(x, args.weight, args.bias) and not may_be_repeated()
         if not (plain and torch.is_grad_enabled() and x.is_cpu and is_cpu_chosen()):
             return None
         if not x.is_contiguous() or x.is_neg() or is_zero_tensor(x):
-            return None  # the next input will hardly be in memory as prepared calls want it
+            return None  # the next input will hardly have the memory layout of prepared calls
         prepare = getattr(functions_for(x), f"prepare_{self.name}", None)
         return None if prepare is None else prepare(args, *update)
 
     def backward(self, args: Any) -> Any:
-        """Return the gradients by the backend itself, or by the op where a graph is recorded."""
+        """Return the gradients: from the registered op if a graph is recorded, else the backend."""
         grad_y, grad_total = args.grad_y, args.grad_total
-        # Of those torch calls the registered op for each.
+        # torch calls the registered op for each gradient of a batch of gradients.
         batched = is_batched(grad_y) or (grad_total is not None and is_batched(grad_total))
         if not torch.is_grad_enabled() and is_plain(grad_y) and not batched:
             functions = functions_for(args.inputs, self.has_kernels)
@@ -199,16 +199,16 @@ class Operator(ABC):
         return self.backward_output(*recorded)
 
     def call(self, args: Any) -> Any:
-        """Return the outputs of the registered op: for compilers, modes and tensor subclasses.
+        """Return the outputs of the registered op, for compilers, modes and tensor subclasses.
 
         Raises:
-            InputError: inside a transform of torch.func.
+            InputError: the call is inside a transform of torch.func.
         """
         refuse_transforms()
         return self.output(*getattr(torch.ops.powernorm, self.name)(*args))
 
     def save(self, ctx: Any, args: Any, output: Any) -> None:
-        """Keep what `gradients` reads."""
+        """Save the tensors and settings that `gradients` reads."""
         inputs = args.x if args.residual is None else output.total
         tensors, ctx.settings = self.saved(inputs, args, output)
         ctx.save_for_backward(*tensors)
@@ -273,19 +273,19 @@ class Operator(ABC):
 
 
 class PlainFunction(torch.autograd.Function):
-    """A function that is applied without what `Function.apply` does for torch.func."""
+    """A function whose application skips the work of `Function.apply` for torch.func."""
 
     # With `forward(ctx, ...)` and not `setup_context`: torch binds the arguments of the latter form
-    # by Python's `inspect` at every call, which takes longer than a small norm.
+    # with Python's `inspect` at every call, which takes longer than a small norm.
 
     @classmethod
     def apply_plain(cls, *args: Any) -> Any:
-        """Apply it; outside transforms of torch.func."""
+        """Apply the function, outside transforms of torch.func."""
         return super(torch.autograd.Function, cls).apply(*args)  # type: ignore[misc]
 
 
 class _OperatorCall:
-    """A call on its way through autograd, which looks at tensors among its arguments only."""
+    """All other arguments of a call, hidden from autograd, which looks for tensors."""
 
     __slots__ = ("args", "forward", "operator", "output", "update")
 
@@ -295,7 +295,7 @@ class _OperatorCall:
 
 
 class _Function(PlainFunction):
-    """Any op, as autograd sees it in eager mode."""
+    """Autograd function of any op in eager mode."""
 
     @staticmethod
     def forward(
@@ -311,7 +311,7 @@ class _Function(PlainFunction):
         output = call.forward(args) if update is None else call.forward(args, update)
         operator.save(ctx, args, output)
         ctx.operator, call.output = operator, output
-        # What nobody differentiates is no output: autograd wraps each.
+        # Return differentiable outputs only: autograd wraps each one.
         if carrier is None or "statistics" not in operator.differentiable:
             return output.y, output.total
         return output.y, output.total, output.statistics
@@ -344,7 +344,7 @@ def _define(name: str, arguments: Any, output: Any, function: Any, fake: Any) ->
 
 
 def _filled(x: Tensor, output: Any) -> tuple[Tensor, ...]:
-    """Return outputs as torch's operators do: empty where they do not exist."""
+    """Return outputs in the form of torch's operators: empty tensors for None."""
     return tuple(
         x.new_empty(0, dtype=x.dtype if name == "total" else accumulation_dtype(x))
         if value is None
@@ -354,14 +354,14 @@ def _filled(x: Tensor, output: Any) -> tuple[Tensor, ...]:
 
 
 def existing(value: Tensor | None) -> Tensor | None:
-    """Return None for a tensor that is empty because it does not exist; see `Operator`."""
+    """Return None for an empty tensor that replaces None; see `Operator`."""
     return None if value is None or value.shape == (0,) else value
 
 
 def _in_common_type(args: Any) -> Any:
-    """Return the arguments with x and residual in the type of their sum.
+    """Convert x and residual to the type of their sum.
 
-    Under autocast a branch is narrower than its stream.
+    Under autocast the branch has a narrower type than the residual stream.
     """
     x, residual = args.x, args.residual
     dtype = torch.promote_types(x.dtype, residual.dtype)
@@ -375,14 +375,14 @@ def input_gradients(
     bias_dtype: torch.dtype | None,
     carried: Tensor | None = None,
 ) -> Inputs:
-    """Return the gradients that are needed, in the types of what they belong to.
+    """Return the gradients that are needed, in the types of their inputs.
 
     Args:
         grads: `Gradients`, or a named tuple with its fields.
-        needs: which are needed.
+        needs: which gradients are needed.
         weight: γ.
         bias_dtype: type of β.
-        carried: what the carrier receives.
+        carried: the carrier's gradient.
     """
     grad_x, grad_weight, grad_bias = grads.x, None, None
     if needs.weight and weight is not None:
@@ -403,7 +403,7 @@ def input_gradients(
 
 
 def _raise_on_double_backward(*_: object) -> NoReturn:
-    """The autograd rule of a backward that has no derivative.
+    """Raise the error of a backward that has no derivative.
 
     Raises:
         RuntimeError: always.
@@ -415,7 +415,7 @@ def _raise_on_double_backward(*_: object) -> NoReturn:
 
 
 def features_like(x: Tensor, *leading: int, dtype: torch.dtype | None = None) -> Tensor:
-    """Return an empty (*leading, C), in the accumulation type unless told otherwise."""
+    """Return an empty (*leading, C), in the accumulation type by default."""
     return x.new_empty((*leading, x.shape[-1]), dtype=dtype or accumulation_dtype(x))
 
 
@@ -432,9 +432,9 @@ def scales_like(x: Tensor, groups: int) -> Tensor | None:
 
 
 def snapshot(buffer: Tensor) -> Tensor:
-    """Return a copy by an op that compilers do not look into.
+    """Return a copy, by an op that is opaque to compilers.
 
-    A compiled backward would read the buffer again, after its update.
+    A compiled backward would otherwise read the buffer after its update.
     """
     copied: Tensor = torch.ops.powernorm.snapshot(buffer)
     return copied
@@ -446,9 +446,9 @@ torch.library.register_fake("powernorm::snapshot", torch.empty_like, lib=_LIBRAR
 
 
 def unless_repeated(sums: Tensor) -> Tensor:
-    """Return the sums of a batch, zeros in a backward, by an op that compilers do not look into.
+    """Return the sums of a batch, zeros in a backward, by an op that is opaque to compilers.
 
-    Where activation checkpointing repeats a compiled forward, no Python of the layer runs.
+    If activation checkpointing repeats a compiled forward, none of the layer's Python runs.
     """
     counted: Tensor = torch.ops.powernorm.unless_repeated(sums)
     return counted

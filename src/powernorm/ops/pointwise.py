@@ -1,7 +1,7 @@
-"""Maps in plain torch, with the gradient's rule of the norms: where none arrives none leaves.
+"""Elementwise maps in plain torch whose gradients keep zeros: a zero gradient stays zero.
 
-Autograd multiplies a zero that arrives by what the value is, which is NaN where padding holds NaN.
-Most are maps of single values; the last four read the features of a token.
+Autograd multiplies an incoming zero by the local derivative, which is NaN where padding holds NaN.
+Most maps act on single values; the last four use the features of a token.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class _ScaleAndShift(PlainFunction):
         grad_values = grad * weight.to(grad.dtype) if needs[0] else None
         grad_weight = grad_bias = None
         if needs[1]:
-            products = grad * _heard(values, grad)
+            products = grad * _mask_for_double_backward(values, grad)
             grad_weight = products.sum_to_size(weight.shape)
             if not _is_known_finite(grad_weight):
                 grad_weight = where_arriving(grad, products).sum_to_size(weight.shape)
@@ -53,8 +53,8 @@ class _ScaledTanh(PlainFunction):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         x, alpha, y = ctx.saved_tensors
-        x = _heard(x, grad)
-        inner = torch.ops.aten.tanh_backward(grad, _heard(y, grad))
+        x = _mask_for_double_backward(x, grad)
+        inner = torch.ops.aten.tanh_backward(grad, _mask_for_double_backward(y, grad))
         products = inner * x
         grad_alpha = products.sum()
         if not _is_known_finite(grad_alpha):
@@ -72,7 +72,7 @@ class _ScaledErf(PlainFunction):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         x, alpha, shift = ctx.saved_tensors
-        x = _heard(x, grad)
+        x = _mask_for_double_backward(x, grad)
         slope = (2 / math.sqrt(math.pi)) * torch.exp(-(alpha * x + shift).square())
         inner = where_arriving(grad, grad * slope)
         grad_alpha = where_arriving(inner, inner * x).sum().reshape(alpha.shape)
@@ -80,7 +80,7 @@ class _ScaledErf(PlainFunction):
 
 
 class _InverseRoot(PlainFunction):
-    """x/sqrt(B + x²); by hypot, which is finite wherever x and the result are."""
+    """x/sqrt(B + x²) by hypot, which is finite wherever x and the result are."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, spread: Tensor) -> Tensor:
@@ -90,7 +90,7 @@ class _InverseRoot(PlainFunction):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor]:
         x, spread = ctx.saved_tensors
-        x = _heard(x, grad)
+        x = _mask_for_double_backward(x, grad)
         root = torch.hypot(x, spread.sqrt())
         inner = where_arriving(grad, grad / root)
         # In this order: the cube of the root overflows long before the root does.
@@ -100,7 +100,7 @@ class _InverseRoot(PlainFunction):
 
 
 class _DynamicScale(PlainFunction):
-    """(γ + α tanh⟨x, b⟩) ⊙ z, the product and its tanh in each head's slice of the features."""
+    """(γ + α tanh⟨x, b⟩) ⊙ z, with the product and its tanh per head's slice of the features."""
 
     @staticmethod
     def forward(
@@ -113,8 +113,8 @@ class _DynamicScale(PlainFunction):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         x, z, weight, alpha, beta = ctx.saved_tensors
-        x, z = _heard(x, grad), _heard(z, grad)
-        # Again: it depends on x, which derivatives of the derivative must know.
+        x, z = _mask_for_double_backward(x, grad), _mask_for_double_backward(z, grad)
+        # Recomputed, because it depends on x, which second derivatives need.
         attention = _attention(x, beta, ctx.heads)
         spread_out = _spread_out(attention, x)
         grad_z = where_arriving(grad, grad * (weight + alpha * spread_out))
@@ -128,7 +128,7 @@ class _DynamicScale(PlainFunction):
 
 
 class _UnitLength(PlainFunction):
-    """g x/max(‖x‖, eps), the length of each token over its features."""
+    """g x/max(‖x‖, eps), with the length of each token over its features."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, scale: Tensor, eps: float) -> Tensor:
@@ -139,7 +139,7 @@ class _UnitLength(PlainFunction):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None]:
         x, scale = ctx.saved_tensors
-        x = _heard(x, grad)
+        x = _mask_for_double_backward(x, grad)
         length = _length(x)
         root = length.clamp(min=ctx.eps)
         unit = x / root
@@ -152,7 +152,7 @@ class _UnitLength(PlainFunction):
 
 
 class _CenteredScale(PlainFunction):
-    """s x/sqrt(mean (x - b)² + eps), the mean over the features of a token."""
+    """s x/sqrt(mean (x - b)² + eps), with the mean over the features of a token."""
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, center: Tensor, scale: Tensor, eps: float) -> Tensor:
@@ -168,7 +168,7 @@ class _CenteredScale(PlainFunction):
         distance = x - center
         inverse = _inverse_rms(distance, ctx.eps)
         along = where_arriving(grad, grad * x).sum(-1, keepdim=True) * inverse
-        # Of the root, at x and with the other sign at b.
+        # Derivative of the root, for x and with opposite sign for b.
         through = torch.where(
             arriving, scale * along * inverse.square() * distance / num_features_of(x), 0.0
         )
@@ -211,7 +211,7 @@ def _gated(z: Tensor, down: Tensor, up: Tensor) -> Tensor:
 
 
 def _outer(a: Tensor, b: Tensor) -> Tensor:
-    """The sum of the outer products of all tokens."""
+    """Return the sum of the outer products of all tokens."""
     return a.reshape(-1, a.shape[-1]).transpose(0, 1) @ b.reshape(-1, b.shape[-1])
 
 
@@ -221,62 +221,62 @@ def _length(x: Tensor) -> Tensor:
 
 
 def _is_arriving(grad: Tensor) -> Tensor:
-    """Whether a gradient arrives at any feature of a token, (…, 1)."""
+    """Return whether any feature of a token has a nonzero gradient, (…, 1)."""
     return (grad != 0).any(-1, keepdim=True)
 
 
 def _by_head(x: Tensor, heads: int) -> Tensor:
-    """(…, heads, C/heads)."""
+    """Return (…, heads, C/heads)."""
     parts: Tensor = x.unflatten(-1, (heads, x.shape[-1] // heads))
     return parts
 
 
 def _attention(x: Tensor, beta: Tensor, heads: int) -> Tensor:
-    """tanh⟨x, b⟩ of each head, (…, heads)."""
+    """Return tanh⟨x, b⟩ of each head, (…, heads)."""
     return torch.tanh(_by_head(x * beta, heads).sum(-1))
 
 
 def _spread_out(of_heads: Tensor, x: Tensor) -> Tensor:
-    """A value of each head at each of its features, (…, C)."""
+    """Repeat each head's value over its features, (…, C)."""
     if of_heads.shape[-1] == 1:
         return of_heads.expand_as(x)
-    # Not repeat_interleave, of which the exporter that traces makes a graph that fails.
+    # Not repeat_interleave: the tracing exporter makes a graph of it that fails.
     wide = of_heads.unsqueeze(-1).expand(*of_heads.shape, x.shape[-1] // of_heads.shape[-1])
     return wide.flatten(-2)
 
 
 def _is_known_finite(sums: Tensor) -> bool:
-    """Whether sums over all that arrived show that nothing has to be left out of them.
+    """Return whether sums over all positions show that no value has to be left out.
 
-    They are read on the CPU alone, where that waits for nothing; elsewhere the answer is no.
+    They are read on the CPU only, where no sync is needed; elsewhere the answer is no.
     """
     readable = sums.is_cpu and is_plain(sums) and not is_batched(sums)
     readable = readable and not torch.is_grad_enabled()
     return readable and math.isfinite(sums.sum().item())
 
 
-def _heard(values: Tensor, grad: Tensor) -> Tensor:
-    """The values, for derivatives of the derivative without those that would give NaN for 0."""
+def _mask_for_double_backward(values: Tensor, grad: Tensor) -> Tensor:
+    """Return the values; for second derivatives with 0 where 0 · value would give NaN."""
     if not torch.is_grad_enabled():
         return values
     return torch.where((grad == 0) & ~values.isfinite(), 0.0, values)
 
 
 def scale_and_shift(values: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    """γ ⊙ values + β in the type of the values, which is that of accumulation."""
+    """Return γ ⊙ values + β in the type of the values, the accumulation type."""
     if weight is None or not _is_recorded(values, weight, bias):
         return arrays.scale_and_shift(values, weight, bias)
     return _applied(_ScaleAndShift, values, weight, bias)
 
 
 def add_scaled(y: Tensor, x: Tensor, scale: Tensor) -> Tensor:
-    """`y + η x` in the type of x, η one number."""
+    """Return `y + η x` in the type of x; η is one number."""
     wide = x.to(accumulation_dtype(x))
     return (y.to(wide.dtype) + scale_and_shift(wide, scale, None)).to(x.dtype)
 
 
 def dynamic_tanh(x: Tensor, alpha: Tensor, weight: Tensor | None, bias: Tensor | None) -> Tensor:
-    """`γ tanh(α x) + β` (Zhu et al. 2025) in the type of x."""
+    """Return `γ tanh(α x) + β` (Zhu et al. 2025) in the type of x."""
     wide, alpha = x.to(accumulation_dtype(x)), alpha.to(accumulation_dtype(x))
     recorded = _is_recorded(x, alpha)
     y = _applied(_ScaledTanh, wide, alpha) if recorded else torch.tanh(alpha * wide)
@@ -286,7 +286,7 @@ def dynamic_tanh(x: Tensor, alpha: Tensor, weight: Tensor | None, bias: Tensor |
 def dynamic_erf(
     x: Tensor, alpha: Tensor, shift: Tensor, weight: Tensor | None, bias: Tensor | None
 ) -> Tensor:
-    """`γ erf(α x + s) + β` in the type of x."""
+    """Return `γ erf(α x + s) + β` in the type of x."""
     dtype = accumulation_dtype(x)
     wide = [tensor.to(dtype) for tensor in (x, alpha, shift)]
     if _is_recorded(x, alpha, shift):
@@ -299,12 +299,12 @@ def dynamic_erf(
 def inverse_root_unit(
     x: Tensor, spread: Tensor, weight: Tensor | None, bias: Tensor | None
 ) -> Tensor:
-    """`γ √C x/sqrt(B + x²) + β` in the type of x."""
+    """Return `γ √C x/sqrt(B + x²) + β` in the type of x."""
     wide, spread = x.to(accumulation_dtype(x)), spread.to(accumulation_dtype(x))
     if _is_recorded(x, spread):
         y = _applied(_InverseRoot, wide, spread)
     else:
-        # Exporters know no hypot.
+        # Exporters do not support hypot.
         y = wide * torch.rsqrt(spread + wide.square())
     return scale_and_shift(y * math.sqrt(num_features_of(x)), weight, bias).to(x.dtype)
 
@@ -312,7 +312,7 @@ def inverse_root_unit(
 def dynamic_scale(
     x: Tensor, z: Tensor, weight: Tensor, alpha: Tensor, beta: Tensor, heads: int
 ) -> Tensor:
-    """`(γ + α tanh⟨x, b⟩) ⊙ z` in the type of z, which is that of accumulation."""
+    """Return `(γ + α tanh⟨x, b⟩) ⊙ z` in the type of z, the accumulation type."""
     x, weight, alpha, beta = (tensor.to(z.dtype) for tensor in (x, weight, alpha, beta))
     if _is_recorded(x, z, weight, alpha, beta):
         return _applied(_DynamicScale, x, z, weight, alpha, beta, heads)
@@ -320,7 +320,7 @@ def dynamic_scale(
 
 
 def unit_length(x: Tensor, scale: Tensor, eps: float) -> Tensor:
-    """`g x/max(‖x‖, eps)` in the type of x."""
+    """Return `g x/max(‖x‖, eps)` in the type of x."""
     wide, scale = x.to(accumulation_dtype(x)), scale.to(accumulation_dtype(x))
     if _is_recorded(x, scale):
         y = _applied(_UnitLength, wide, scale, eps)
@@ -330,7 +330,7 @@ def unit_length(x: Tensor, scale: Tensor, eps: float) -> Tensor:
 
 
 def centered_scale(x: Tensor, center: Tensor, scale: Tensor, eps: float) -> Tensor:
-    """`s x/sqrt(mean (x - b)² + eps)` in the type of x."""
+    """Return `s x/sqrt(mean (x - b)² + eps)` in the type of x."""
     dtype = accumulation_dtype(x)
     wide, center, scale = (tensor.to(dtype) for tensor in (x, center, scale))
     if _is_recorded(x, center, scale):
@@ -341,23 +341,20 @@ def centered_scale(x: Tensor, center: Tensor, scale: Tensor, eps: float) -> Tens
 
 
 def low_rank_gate(z: Tensor, down: Tensor, up: Tensor) -> Tensor:
-    """`z ⊙ σ(U silu(D z))` in the type of z; D (R, C), U (C, R)."""
+    """Return `z ⊙ σ(U silu(D z))` in the type of z; D (R, C), U (C, R)."""
     down, up = down.to(z.dtype), up.to(z.dtype)
     return _applied(_LowRankGate, z, down, up) if _is_recorded(z, down, up) else _gated(z, down, up)
 
 
 def _applied(function: type[PlainFunction], *args: Any) -> Tensor:
-    """The function of these, past torch's rules for torch.func where nothing needs them."""
+    """Apply a function, without torch's rules for torch.func if nothing needs them."""
     tensors = (arg for arg in args if isinstance(arg, Tensor))
     apply = function.apply_plain if is_plain(*tensors) else function.apply
     return cast(Tensor, apply(*args))
 
 
 def _is_recorded(*tensors: Tensor | None) -> bool:
-    """Whether autograd records these, with nothing that needs the rules of torch's own functions.
-
-    A transform of torch.func, an export and a trace do.
-    """
+    """Return whether autograd records these and no transform, export or trace does."""
     return (
         torch.is_grad_enabled()
         and any(tensor is not None and tensor.requires_grad for tensor in tensors)

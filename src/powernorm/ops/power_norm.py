@@ -67,7 +67,7 @@ class PowerNormArgs(NamedTuple):
 
 
 class PowerNormOutput(NamedTuple):
-    """What the forward returns; the backward reads these and no buffer."""
+    """Outputs of the forward; the backward reads these and no buffer."""
 
     y: Tensor
     total: Tensor | None
@@ -75,21 +75,21 @@ class PowerNormOutput(NamedTuple):
     scales: Tensor | None
     """GroupScaling's factors, (tokens, groups); None without groups."""
     statistics: Tensor
-    """(3, C): 1/ψ of the forward; 1/ψ that divides the gradient (another one in the released
-    variant only); ν that the backward subtracts."""
+    """(3, C): 1/ψ of the forward; 1/ψ that divides the gradient (different in the released variant
+    only); ν that the backward subtracts."""
     sums: Tensor
-    """(2, C) float64, of this process alone: n, Σx² over valid tokens."""
+    """(2, C) float64, of this process only: n, Σx² over valid tokens."""
 
 
 class PowerNormBackwardArgs(NamedTuple):
-    """Arguments of the backward; those without a description are the forward's."""
+    """Arguments of the backward; fields without a description are as in the forward."""
 
     grad_y: Tensor
-    """As y."""
+    """Gradient of y."""
     grad_total: Tensor | None
-    """Gradient of the sum with the residual; None without."""
+    """Gradient of the sum with the residual; None without a residual."""
     inputs: Tensor
-    """What was normalized: x, or the sum with the residual."""
+    """The normalized input: x, or its sum with the residual."""
     padding_mask: Tensor | None
     weight: Tensor | None
     scales: Tensor | None
@@ -99,10 +99,10 @@ class PowerNormBackwardArgs(NamedTuple):
 
 
 class PowerNormGradients(NamedTuple):
-    """What the backward returns."""
+    """Outputs of the backward."""
 
     x: Tensor | None
-    """Of x and of the residual."""
+    """Gradient of x, and of the residual."""
     weight: Tensor | None
     bias: Tensor | None
     carried: Tensor
@@ -120,7 +120,7 @@ def reference(args: PowerNormArgs) -> PowerNormOutput:
     running = args.second_moment.to(tokens.dtype)
     used = for_gradient = running
     if args.use_batch or args.released or args.max_ratio:
-        # Only here does the forward wait for other processes.
+        # This is the only case in which the forward waits for other processes.
         count, total = all_reduce_sum(sums, args.group_name).unbind()
         batch = torch.where(count > 0, total / count.clamp(min=1), running).to(tokens.dtype)
         if args.use_batch:
@@ -132,16 +132,16 @@ def reference(args: PowerNormArgs) -> PowerNormOutput:
     backward_rstd = reciprocal_root(for_gradient, args.eps, floor=False)
     y = scale_and_shift(tokens * rstd, args.weight, args.bias)
     y = y.to(x.dtype).reshape(x.shape).contiguous()
-    # A copy: ν is updated before the backward of a second forward of the same step.
+    # A copy, because ν is updated before the backward of a second forward of the same step.
     statistics = torch.stack([rstd, backward_rstd, args.gradient_moment.to(tokens.dtype)])
     return PowerNormOutput(y, total_out, scales, statistics, sums)
 
 
 def reference_backward(args: PowerNormBackwardArgs) -> PowerNormGradients:
-    """Return the gradients and what updates the running statistics.
+    """Return the gradients and the sums that update the running statistics.
 
-    ∂L/∂x = (g - ν x̂)/ψ (Shen et al. 2020, eq. 12), on purpose not the forward's derivative. The
-    released variant counts padding in the sums and subtracts ν x̂ there as well.
+    ∂L/∂x = (g - ν x̂)/ψ (Shen et al. 2020, eq. 12), which is deliberately not the forward's
+    derivative. The released variant counts padding in the sums and subtracts ν x̂ there as well.
     """
     tokens = apply_scales(tokens_of(args.inputs), args.scales)
     valid = validity_of(args.padding_mask)
@@ -161,7 +161,7 @@ def reference_backward(args: PowerNormBackwardArgs) -> PowerNormGradients:
 
 
 class _PowerNorm(Operator):
-    """Registration and gradient."""
+    """The registered op and its gradient."""
 
     name = "power_norm"
     arguments = PowerNormArgs

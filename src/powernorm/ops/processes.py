@@ -17,7 +17,7 @@ from powernorm.ops.torch_private import resolve_process_group
 
 
 def group_name_of(group: dist.ProcessGroup | None, sync: bool) -> str:
-    """The name under which the ops find a process group, `""` where nothing is exchanged.
+    """Return the name by which the ops find a process group, `""` if nothing is exchanged.
 
     Args:
         group: a process group, or None for the default group.
@@ -32,7 +32,7 @@ def group_name_of(group: dist.ProcessGroup | None, sync: bool) -> str:
 
 
 def all_reduce_sum(tensor: Tensor, group_name: str) -> Tensor:
-    """The sum of a tensor over all processes of a group, as a new tensor."""
+    """Return the sum of a tensor over all processes of a group, as a new tensor."""
     if not group_name:
         return tensor
     total = tensor.clone(memory_format=torch.contiguous_format)
@@ -41,13 +41,13 @@ def all_reduce_sum(tensor: Tensor, group_name: str) -> Tensor:
 
 
 def all_gather(tensor: Tensor, group_name: str) -> Tensor:
-    """The tensors of all processes of a group, (processes, *shape), by rank."""
+    """Return the tensors of all processes of a group, (processes, *shape), by rank."""
     if not group_name:
         return tensor.unsqueeze(0)
     group = _resolve(group_name)
-    # Its name before torch 2.13, which warns about the old one.
+    # The name before torch 2.13, which warns about it.
     gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
-    # Flat: gloo takes no outputs with one dimension more than the input.
+    # Flat, because gloo requires outputs with as many dimensions as the input.
     parts = tensor.new_empty(group.size() * tensor.numel())
     gather(parts, tensor.reshape(-1), group=group)
     return parts.view(-1, *tensor.shape)

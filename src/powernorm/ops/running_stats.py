@@ -1,8 +1,8 @@
-"""How running statistics are updated by the sums over a batch, in place.
+"""In-place updates of running statistics from the sums over a batch.
 
 The sums of a centered norm have the rows n, Σx, M2 (squared deviations from the mean of this use)
-and n μ² (of that mean). They may be added up, as autograd does over the uses of a shared layer,
-and yet a single use keeps its variance at any mean: it is M2/n, in which no large numbers cancel.
+and n μ² (of that mean). They can be added up, as autograd does over the uses of a shared layer,
+and still a single use keeps its variance at any mean: it is M2/n, in which no large numbers cancel.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ from powernorm.ops.moments import merge_moments
 from powernorm.ops.processes import all_gather, all_reduce_sum
 
 _ROUNDING: Final = 32 * torch.finfo(torch.float64).eps
-"""Share of Σ n μ² below which the spread between uses is rounding error: 0 for a single use."""
+"""Share of Σ n μ² below which the variance between uses is rounding error: 0 for a single use."""
 
 
 class Average(NamedTuple):
-    """The plain average of batches, until a batch's weight in it would fall below the least."""
+    """The plain average of batches, until a batch's weight in it would fall below `least`."""
 
     least: float = 0.0
-    """Weight that a batch has at least; 0 for the plain average of all."""
+    """Smallest weight of a batch; 0 for the plain average of all."""
     first: int = 1
     """Number of the first batch of the average, counted from 1."""
 
@@ -37,9 +37,9 @@ Move = tuple[Tensor, Tensor, Momentum]
 def next_weight(
     momentum: Momentum, num_batches_tracked: Tensor, num_nonfinite_batches: Tensor
 ) -> float | Tensor:
-    """Return the weight of the next batch; in an average 0-d float64, without a host sync.
+    """Return the weight of the next batch; 0-d float64 for an average, without a host sync.
 
-    Batches that were left out take no part, or the start value would stay in the average.
+    Excluded batches do not count, or the initial value would stay in the average.
     """
     if not isinstance(momentum, Average):
         return momentum
@@ -50,7 +50,7 @@ def next_weight(
 def mixed(old: Tensor, new: Tensor, weight: float | Tensor) -> Tensor:
     """Return `(1 - w) old + w new` as `torch.lerp` computes it, in the type of `old`.
 
-    `old + w (new - old)` would lose a new value that is small beside the old one, even at w = 1.
+    `old + w (new - old)` would lose a new value that is small compared with the old, even at w = 1.
     """
     if isinstance(weight, Tensor):
         weight = weight.to(old.dtype)
@@ -63,13 +63,13 @@ def move_buffers(
     present: Tensor,
     *moves: Move,
 ) -> None:
-    """Move buffers toward new values where those are finite, and count.
+    """Move buffers toward new values, if these are finite, and count batches.
 
     Args:
-        num_batches_tracked: 0-d int64; one more where `present`.
-        num_nonfinite_batches: 0-d int64; one more where a value was not finite.
-        present: 0-d bool; False leaves all as it was (no valid token, or a recomputation).
-        moves: of each buffer.
+        num_batches_tracked: 0-d int64; increased by one if `present`.
+        num_nonfinite_batches: 0-d int64; increased by one if a value was not finite.
+        present: 0-d bool; False changes nothing (no valid token, or a recomputation).
+        moves: (buffer, new value, weight) of each buffer.
     """
     nonfinite = torch.zeros_like(present)
     for buffer, value, momentum in moves:
@@ -78,13 +78,13 @@ def move_buffers(
         finite = torch.isfinite(value) & torch.isfinite(moved)
         buffer.copy_(torch.where(finite & present, moved, buffer))
         nonfinite = nonfinite | ~finite.all()
-    # In place: rebinding fails in a compiled and checkpointed region.
+    # In place, because rebinding fails in a compiled and checkpointed region.
     num_batches_tracked.add_(present)
     num_nonfinite_batches.add_(present & nonfinite)
 
 
 def unbiased(var: Tensor, count: Tensor) -> Tensor:
-    """Return the variance divided by M - 1, by M where M = 1."""
+    """Return the variance divided by M - 1, or by M if M = 1."""
     return var * (count / (count - 1).clamp(min=1))
 
 
@@ -102,7 +102,7 @@ def centered_sums(count: Tensor, mean: Tensor, squares: Tensor) -> Tensor:
 
 
 def centered_moments(sums: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return (count, mean, sum of squared deviations from it) of rows that may have been added up.
+    """Return (count, mean, sum of squared deviations from it) of rows that may be sums of several.
 
     Args:
         sums: (..., 4, C) of `centered_sums`.
@@ -114,7 +114,7 @@ def centered_moments(sums: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def merge_sums(parts: Tensor) -> Tensor:
-    """Return the rows of several batches together, as of one: (parts, 4, C) to (4, C)."""
+    """Merge the rows of several batches into those of one: (parts, 4, C) to (4, C)."""
     return centered_sums(*merge_moments(*centered_moments(parts)))
 
 
@@ -122,8 +122,8 @@ def reduce_sums(sums: Tensor, centered: bool, group_name: str) -> Tensor:
     """Return the sums of all processes of a group; one collective, none for the empty name.
 
     Args:
-        sums: of this process; `centered_sums` of a centered norm.
-        centered: was there a mean?
+        sums: the sums of this process; `centered_sums` for a centered norm.
+        centered: whether the norm subtracts a mean.
         group_name: process group of `processes.group_name_of`.
     """
     if not group_name:
@@ -134,15 +134,15 @@ def reduce_sums(sums: Tensor, centered: bool, group_name: str) -> Tensor:
 
 
 class Update:
-    """One step of running statistics: the buffers, and by which weight the batch enters.
+    """One update of running statistics: the buffers, and the weight of the batch.
 
-    Kept by a layer from step to step, so that a backend prepares it once.
+    A layer keeps it from step to step, so that a backend prepares it once.
 
     Attributes:
-        buffers: float32 or float64, (C,) each; and the last two, 0-d int64, the number of batches
-            with a token, and of those in which, besides, some feature was not finite.
+        buffers: float32 or float64, (C,) each; the last two are 0-d int64, the number of batches
+            with a token, and of those among them with a feature that was not finite.
         momentum: weight of the batch.
-        native: what a backend has prepared.
+        native: the update as a backend has prepared it.
     """
 
     __slots__ = ("buffers", "momentum", "native")
@@ -154,7 +154,7 @@ class Update:
 
 
 def memory_of(*buffers: Tensor) -> list[Any]:
-    """Return what must not change of buffers that are read or written by their addresses."""
+    """Return the addresses and sizes that must stay the same for buffers used by address."""
     return [
         (buffer.data_ptr(), buffer.dtype, buffer.numel(), buffer.is_contiguous())
         for buffer in buffers
@@ -162,7 +162,7 @@ def memory_of(*buffers: Tensor) -> list[Any]:
 
 
 class CenteredUpdate(Update):
-    """Of a running mean and variance, by the sums of `centered_sums`.
+    """Update of a running mean and variance by the sums of `centered_sums`.
 
     Attributes:
         unbiased: divide the variance by M - 1.
@@ -176,20 +176,20 @@ class CenteredUpdate(Update):
 
 
 class UncenteredUpdate(Update):
-    """Of a running ψ², by n and Σx², (2, C) float64."""
+    """Update of a running ψ² by n and Σx², (2, C) float64."""
 
     __slots__ = ()
 
 
 class PowerUpdate(Update):
-    """Of PowerNorm's ψ² and ν (Shen et al. 2020, eq. 13).
+    """Update of PowerNorm's ψ² and ν (Shen et al. 2020, eq. 13).
 
     The sums are n, Σx², n of the gradient sums, Σx̂², Σ g x̂, (5, C) float64. The momentum is that
     of ψ², an average in the warm-up.
 
     Attributes:
         backward_momentum: weight of the batch in ν.
-        floored: keep ν's factor 1 - m_b Γ at 0 or above.
+        floored: keep ν's factor 1 - m_b Γ at or above 0.
     """
 
     __slots__ = ("backward_momentum", "floored")
@@ -207,13 +207,13 @@ class PowerUpdate(Update):
 
 
 def update_running_stats(update: Update, sums: Tensor) -> None:
-    """Take one step, in place.
+    """Make one update in place.
 
-    Features whose statistics are not finite stay as they were; without a valid token all do.
+    A feature whose statistics are not finite stays unchanged; without a valid token all do.
 
     Args:
-        update: what, and how.
-        sums: over the valid tokens of all processes, the first row their number.
+        update: the buffers and weights.
+        sums: sums over the valid tokens of all processes; the first row is their number.
     """
     count = sums[0]
     size = count.clamp(min=1)

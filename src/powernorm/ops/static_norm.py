@@ -1,4 +1,4 @@
-"""Norms by given statistics, constants of the pass: evaluation and frozen statistics."""
+"""Norms by given statistics, which are constants: evaluation and frozen statistics."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class StaticNormArgs(NamedTuple):
 
 
 class StaticNormOutput(NamedTuple):
-    """What the forward returns."""
+    """Outputs of the forward."""
 
     y: Tensor
     total: Tensor | None
@@ -75,14 +75,14 @@ class StaticNormBackwardArgs(NamedTuple):
     """Arguments of the backward."""
 
     grad_y: Tensor
-    """As y."""
+    """Gradient of y."""
     grad_total: Tensor | None
-    """Gradient of the sum with the residual; None without."""
+    """Gradient of the sum with the residual; None without a residual."""
     inputs: Tensor
-    """What was normalized: x, or the sum with the residual."""
+    """The normalized input: x, or its sum with the residual."""
     weight: Tensor | None
     scales: Tensor | None
-    """The forward's, as the statistics."""
+    """The forward's statistics."""
     statistics: Tensor
 
 
@@ -101,7 +101,7 @@ def reference(args: StaticNormArgs) -> StaticNormOutput:
 
 
 def reference_backward(args: StaticNormBackwardArgs) -> Gradients:
-    """Return the gradients; none leaves where none arrives, whatever the token holds."""
+    """Return the gradients; a zero gradient stays zero, whatever the token holds."""
     tokens = apply_scales(tokens_of(args.inputs), args.scales)
     center, rstd = args.statistics.unbind()
     normalized = (tokens - center) * rstd
@@ -113,9 +113,9 @@ def reference_backward(args: StaticNormBackwardArgs) -> Gradients:
 
 
 def exported(total: Tensor, args: StaticNormArgs) -> Tensor:
-    """Return y in torch's own operators, for a graph that runs where this library is not.
+    """Return y in torch's own operators, for a graph that runs without this library.
 
-    The form is short: exporters fold what depends on constants alone.
+    The expression is short: exporters fold operators on constants.
 
     Args:
         total: the sum with the residual.
@@ -138,7 +138,7 @@ def exported(total: Tensor, args: StaticNormArgs) -> Tensor:
 
 
 class _StaticNorm(Operator):
-    """Registration and gradient."""
+    """The registered op and its gradient."""
 
     name = "static_norm"
     arguments = StaticNormArgs
@@ -184,7 +184,7 @@ class _StaticNorm(Operator):
         return input_gradients(found, needs, weight, ctx.bias_dtype)
 
     def call(self, args: StaticNormArgs) -> Any:
-        """Return the outputs, by torch's own operators where the registered one cannot serve."""
+        """Return the outputs, by torch's own operators if the registered one cannot be used."""
         if is_exported():
             total = args.x if args.residual is None else args.x + args.residual
             return StaticNormOutput(exported(total, args), total, None, None)

@@ -1,4 +1,4 @@
-"""Norms of one token by its own features: no state, the same in training and evaluation.
+"""Per-token norms, by the token's own features: no state, the same in training and evaluation.
 
 Statistics in float32 (float64 for float64 input), the result in the input's type.
 """
@@ -53,7 +53,7 @@ class TokenNormArgs(NamedTuple):
     centered: bool = True
     """Subtract the mean."""
     eps: float = 1e-5
-    """Inside the root; released: added to the standard deviation."""
+    """Added inside the root; released: added to the standard deviation."""
     released: bool = False
     """Divide the variance by one less than the group's size, eps outside the root."""
     scale: float = 1.0
@@ -67,7 +67,7 @@ class TokenNormArgs(NamedTuple):
 
 
 class TokenNormOutput(NamedTuple):
-    """What the forward returns."""
+    """Outputs of the forward."""
 
     y: Tensor
     total: Tensor | None
@@ -77,14 +77,14 @@ class TokenNormOutput(NamedTuple):
 
 
 class TokenNormBackwardArgs(NamedTuple):
-    """Arguments of the backward; those without a description are the forward's."""
+    """Arguments of the backward; fields without a description are as in the forward."""
 
     grad_y: Tensor
-    """As y."""
+    """Gradient of y."""
     grad_total: Tensor | None
-    """Gradient of the sum with the residual; None without."""
+    """Gradient of the sum with the residual; None without a residual."""
     inputs: Tensor
-    """What was normalized: x, or the sum with the residual."""
+    """The normalized input: x, or its sum with the residual."""
     weight: Tensor | None
     statistics: Tensor
     centered: bool
@@ -94,7 +94,7 @@ class TokenNormBackwardArgs(NamedTuple):
     detach_mean: bool
     detach_std: bool
     affine: bool = True
-    """Are the gradients of γ and β wanted? Else they are None."""
+    """Whether the gradients of γ and β are wanted; else they are None."""
 
 
 def reference(args: TokenNormArgs) -> TokenNormOutput:
@@ -115,8 +115,8 @@ def reference_backward(args: TokenNormBackwardArgs) -> Gradients:
     """Return the gradients; Xu et al. 2019, Theorem 1.
 
     `∂L/∂x = (g - mean g)/σ - (x - μ) Σ g (x - μ) / (σ² N σ₀)`, over the N features of a group, with
-    σ₀ = σ (released: σ without eps, N one less); detached statistics drop their term. Where no
-    gradient arrives none leaves, whatever the token holds: padding may be NaN.
+    σ₀ = σ (released: σ without eps, N one less); detached statistics drop their term. A zero
+    gradient stays zero, whatever the token holds: padding may be NaN.
     """
     mean, rstd = (part.unsqueeze(-1) for part in args.statistics.unbind())
     groups = mean.shape[-2]
@@ -149,26 +149,26 @@ def _standard_deviation(deviations: Tensor, eps: float, released: bool) -> Tenso
     if not released:
         return (deviations.square().mean(-1) + eps).sqrt()
     var = deviations.square().sum(-1) / (deviations.shape[-1] - 1)
-    # The root's gradient at 0 is infinite; of a token whose features are all equal it is 0.
+    # The root has an infinite gradient at 0; the gradient of a token with equal features is 0.
     varies = var != 0  # NaN too, which stays NaN
     return torch.where(varies, torch.where(varies, var, 1.0).sqrt(), 0.0) + eps
 
 
 def _root_of(deviations: Tensor, rstd: Tensor, released: bool) -> Tensor:
-    """N σ₀ of the backward; 1 where a token's features are all equal, whose term is 0."""
+    """Return N σ₀ of the backward; 1 for a token with equal features, whose term is 0."""
     size = deviations.shape[-1]
     if not released:
         return size / rstd
-    # From the data: 1/rstd - eps would cancel where eps is the larger part.
+    # From the data, because 1/rstd - eps would cancel if eps is the larger part.
     root = (deviations.square().sum(-1, keepdim=True) * (size - 1)).sqrt()
     return torch.where(root > 0, root, 1.0)
 
 
 def differentiable(x: Tensor, args: TokenNormArgs) -> Tensor:
-    """Return y in differentiable torch, for derivatives of the derivative.
+    """Return y in differentiable torch, for second derivatives.
 
     Args:
-        x: what is normalized: the sum with the residual.
+        x: the normalized input: x, or its sum with the residual.
         args: the other arguments.
     """
     parts = tokens_of(x).unflatten(-1, (args.groups, num_features_of(x) // args.groups))
@@ -185,12 +185,12 @@ def differentiable(x: Tensor, args: TokenNormArgs) -> Tensor:
 
 
 def exported(x: Tensor, args: TokenNormArgs) -> Tensor:
-    """Return y in torch's own operators, for a graph that runs where this library is not.
+    """Return y in torch's own operators, for a graph that runs without this library.
 
-    The form is short. Gradients are those of the layers, for an exported graph may be trained.
+    The expression is short. Gradients are those of the layers, as an exported graph may be trained.
 
     Args:
-        x: what is normalized: the sum with the residual.
+        x: the normalized input: x, or its sum with the residual.
         args: the other arguments.
     """
     if args.released or args.detach_mean or args.detach_std:
@@ -210,18 +210,18 @@ def exported(x: Tensor, args: TokenNormArgs) -> Tensor:
 
 
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-    """Return torch's LayerNorm over the features."""
+    """Apply torch's LayerNorm over the features."""
     shape = (num_features_of(x),)
     if weight is not None and weight.dtype != x.dtype:
         wide = x.to(accumulation_dtype(x))
         normalized = torch.nn.functional.layer_norm(wide, shape, None, None, eps)
         return scale_and_shift(normalized, weight, bias).to(x.dtype)
-    # Autocast on some devices returns float32.
+    # Autocast returns float32 on some devices.
     return torch.nn.functional.layer_norm(x, shape, weight, bias, eps).to(x.dtype)
 
 
 class _TokenNorm(Operator):
-    """Registration and gradient."""
+    """The registered op and its gradient."""
 
     name = "token_norm"
     arguments = TokenNormArgs
@@ -242,7 +242,7 @@ class _TokenNorm(Operator):
         return Gradients(dense_like(inputs), features_like(inputs), features_like(inputs))
 
     def saved(self, inputs: Tensor, args: TokenNormArgs, output: TokenNormOutput) -> Saved:
-        # Without the tensors: those saved above may be offloaded or computed again.
+        # Without the tensors, because the saved ones above may be offloaded or recomputed.
         settings = args._replace(x=None, residual=None, weight=None, bias=None)  # type: ignore[arg-type]
         return (inputs, args.weight, args.bias, output.statistics), settings
 
@@ -276,14 +276,14 @@ class _TokenNorm(Operator):
                     settings.k,
                     settings.detach_mean,
                     settings.detach_std,
-                    # Without γ and β their gradients need not be summed.
+                    # Without γ and β their gradients need no sums.
                     affine=weight is not None or bias is not None,
                 )
             )
         return input_gradients(found, needs, weight, ctx.bias_dtype)
 
     def call(self, args: TokenNormArgs) -> Any:
-        """Return the outputs, by torch's own operators where the registered one cannot serve."""
+        """Return the outputs, by torch's own operators if the registered one cannot be used."""
         if not (is_exported() or is_transformed()):
             return super().call(args)
         total = args.x if args.residual is None else args.x + args.residual

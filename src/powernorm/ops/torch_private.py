@@ -1,8 +1,8 @@
-"""Private names of torch, each looked up once, with what happens where a torch lacks it.
+"""Private names of torch, each looked up once, and the replacement if a version lacks it.
 
-No layer needs one to be imported, constructed or called. Where a public way exists that is merely
-slower, it replaces the name. Where none exists, what the name would tell is unknown: a call whose
-result depends on it raises, and no batch is counted twice.
+No layer needs one to be imported, constructed or called. If there is a slower public way, it
+replaces the name. If there is none, the information is unknown: a call whose result depends on it
+raises an error, and no batch is counted twice.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _F = TypeVar("_F", bound=Callable[..., Any])
 
 
 def untested_note() -> str:
-    """Return a sentence on a torch that is newer than the newest tested one, "" for another."""
+    """Return a note if torch is newer than the newest tested release, else ""."""
     if tuple(int(part) for part in torch.__version__.split(".")[:2]) <= NEWEST_TESTED:
         return ""
     return f"powernorm was tested with torch up to {_NEWEST}, not with {torch.__version__}"
@@ -37,7 +37,7 @@ def untested_note() -> str:
 
 @cache
 def warn_of_untested_torch() -> None:
-    """Warn once in a process of a torch that is newer than the newest tested one."""
+    """Warn once per process if torch is newer than the newest tested release."""
     if note := untested_note():
         warnings.warn(
             f"{note}: `powernorm doctor` shows whether the layers run", UserWarning, stacklevel=3
@@ -46,11 +46,11 @@ def warn_of_untested_torch() -> None:
 
 NO_BACKWARD: Final = -1
 UNKNOWN_BACKWARD: Final = -2
-"""Number of the backward where torch does not tell whether one runs."""
+"""Number of the backward if none runs, or if torch does not report it."""
 
 
 def find(path: str) -> Any:
-    """Return what torch has under a dotted name, None if it has nothing."""
+    """Return torch's object with a dotted name, None if it does not exist."""
     value: Any = torch
     for name in path.split("."):
         value = getattr(value, name, None)
@@ -58,7 +58,7 @@ def find(path: str) -> Any:
 
 
 def _raises(probe: Callable[[], object]) -> bool:
-    """Return whether a call, or entering the context that it gives, raises a RuntimeError."""
+    """Return whether a call, or entering the context manager it returns, raises a RuntimeError."""
     try:
         given = probe()
         with given if isinstance(given, AbstractContextManager) else nullcontext():
@@ -67,7 +67,7 @@ def _raises(probe: Callable[[], object]) -> bool:
         return True
 
 
-# Backwards and their repetitions.
+# Backwards and recomputation.
 
 _graph_task: Final = find("_C._current_graph_task_id")
 _top_hooks: Final = find("_C._autograd._top_saved_tensors_default_hooks")
@@ -81,7 +81,7 @@ current_backward: Final[Callable[[], int]] = _graph_task or (lambda: UNKNOWN_BAC
 def innermost_hooks() -> tuple[Hook, Hook] | None:
     """Return `pack` and `unpack` of the innermost open hooks on saved tensors.
 
-    None where torch does not show them: a call in a backward then repeats no known region.
+    None if torch does not report them: a call in a backward then repeats no known region.
     """
     return None if _top_hooks is None else _top_hooks(True)
 
@@ -94,10 +94,10 @@ def _are_hooks_open() -> bool:
 
 
 def in_backward() -> bool:
-    """Return whether autograd runs a backward in this thread, as where a forward is repeated.
+    """Return whether autograd runs a backward in this thread, as when a forward is repeated.
 
     Raises:
-        InputError: torch does not tell, and the call may be part of a checkpointed region.
+        InputError: torch does not report it, and the call may be part of a checkpointed region.
     """
     if _graph_task is not None:
         return bool(_graph_task() != NO_BACKWARD)
@@ -112,15 +112,15 @@ def may_be_repeated() -> bool:
 
 
 def unknown_backward() -> InputError:
-    """Return the error for a call of which torch does not tell whether it is a repetition."""
+    """Return the error for a call that may or may not be a repetition."""
     return InputError(
-        f"torch {torch.__version__} does not tell whether a backward runs, so that a forward "
-        "repeated by activation checkpointing cannot be told from a new batch: train without "
-        f"checkpointing, torch.compile and torch.no_grad, or install torch {_NEWEST}"
+        f"torch {torch.__version__} does not report whether a backward runs, so a forward "
+        "repeated by activation checkpointing cannot be distinguished from a new batch: train "
+        f"without checkpointing, torch.compile and torch.no_grad, or install torch {_NEWEST}"
     )
 
 
-# What looks at the operators.
+# Modes and tracers that record operators.
 
 _has_export_flag: Final = find("compiler._is_exporting_flag") is not None
 
@@ -128,7 +128,7 @@ _has_export_flag: Final = find("compiler._is_exporting_flag") is not None
 def is_exporting() -> bool:
     """Return whether torch.export makes the graph.
 
-    In graphs of torch.compile torch 2.11's public function says so, too.
+    torch 2.11's public function also returns True in graphs of torch.compile.
     """
     return torch.compiler._is_exporting_flag if _has_export_flag else torch.compiler.is_exporting()
 
@@ -137,7 +137,7 @@ is_tracing: Final[Callable[[], bool]] = torch.jit.is_tracing  # type: ignore[att
 """Whether TorchScript's tracer records the operators."""
 
 num_dispatch_modes: Final[Callable[[], int]] = find("_C._len_torch_dispatch_stack") or (lambda: 1)
-"""Number of open dispatch modes; where it is unknown, calls take the dispatcher."""
+"""Number of open dispatch modes; if it is unknown, calls use the dispatcher."""
 
 _disable_modes: Final = find("utils._python_dispatch._disable_current_modes")
 
@@ -146,7 +146,7 @@ def without_modes() -> AbstractContextManager[Any]:
     """Hide operators from dispatch modes: selective checkpointing counts those of both runs.
 
     Raises:
-        InputError: there may be modes and torch cannot disable them.
+        InputError: there may be modes, and torch cannot disable them.
     """
     if not num_dispatch_modes():
         return nullcontext()
@@ -160,7 +160,7 @@ def without_modes() -> AbstractContextManager[Any]:
 
 
 class _Refused(torch.autograd.Function):
-    """A function of the form that transforms of torch.func refuse."""
+    """A function of the form that transforms of torch.func reject."""
 
     @staticmethod
     def forward(ctx: Any) -> None:
@@ -180,13 +180,13 @@ in_forward_mode: Final[Callable[[], bool]] = (
 """Whether this is inside forward-mode differentiation."""
 
 is_batched: Final[Callable[[Tensor], bool]] = find("_C._functorch.is_legacy_batchedtensor") or (
-    lambda _: True  # the registered op, which batches are for, is right for others too
+    lambda _: True  # use the registered op, which is also right for single gradients
 )
 """Whether a tensor is a stack of gradients, as of `autograd.grad(…, is_grads_batched=True)`."""
 
 
 def disable_dynamo(function: _F) -> _F:
-    """Let compilers not look into a function; torch's public decorator imports the compiler."""
+    """Exclude a function from compilation; torch's public decorator imports the compiler."""
     disable: Callable[[_F], _F] = find("_compile._disable_dynamo") or torch.compiler.disable
     return disable(function)
 
@@ -197,7 +197,7 @@ def disable_dynamo(function: _F) -> _F:
 is_zero_tensor: Final[Callable[[Tensor], bool]] = find("Tensor._is_zerotensor") or (
     lambda tensor: _raises(tensor.data_ptr)
 )
-"""Whether a tensor is zeros without memory, as autograd makes them."""
+"""Whether a tensor is a lazy zero tensor, as autograd makes them."""
 
 is_fake: Final[Callable[[object], bool]] = find("_subclasses.fake_tensor.is_fake") or (
     lambda tensor: any(kind.__name__ == "FakeTensor" for kind in type(tensor).__mro__)
@@ -209,7 +209,7 @@ _COUNTS_WRITES: Final = find("Tensor._version") is not None
 
 
 def version_of(tensor: Tensor) -> int | None:
-    """Return the number of writes to a tensor; None where they are not counted.
+    """Return the number of writes to a tensor; None if it is not counted.
 
     Tensors made under inference_mode do not count them.
     """
@@ -220,9 +220,9 @@ _set_version: Final = find("_C._autograd._unsafe_set_version_counter")
 
 
 def restore_version(tensor: Tensor, version: int | None) -> None:
-    """Let a tensor count the writes that it had, for one that has changed no value.
+    """Reset a tensor's version counter after writes that changed no value.
 
-    Without it selective checkpointing refuses, by an error of torch, a result that it has saved.
+    Otherwise selective checkpointing rejects a saved result with an error of torch.
     """
     if _set_version is not None and version is not None:
         _set_version((tensor,), (version,))
@@ -231,4 +231,4 @@ def restore_version(tensor: Tensor, version: int | None) -> None:
 # Processes.
 
 resolve_process_group: Final = find("_C._distributed_c10d._resolve_process_group")
-"""The process group of a name, which is unique in a process; None where torch does not tell."""
+"""The process group of a name, which is unique in a process; None if torch does not report it."""

@@ -1,6 +1,6 @@
 """Unified Normalization (Yang et al. 2022): windows of statistics, forward and backward.
 
-Eager on every device.
+The op is eager on every device.
 """
 
 from __future__ import annotations
@@ -64,44 +64,44 @@ class UnifiedNormArgs(NamedTuple):
     backward_momentum: float
     """Weight of the new Λ in ν."""
     own_forward: bool
-    """Use this batch's ψ_B² alone."""
+    """Use this batch's ψ_B² only."""
     own_backward: bool
-    """Move ν toward this batch's Λ alone."""
+    """Move ν toward this batch's Λ only."""
     use_ratio: bool
     """Apply r, the ratio of the used root to the running root, clipped to [1/5, 5]."""
     filter_outliers: bool
-    """Leave a batch out of the windows whose ψ_B² stands out."""
+    """Exclude a batch from the windows if its ψ_B² is an outlier."""
     counts_padding: bool
-    """Average Λ over all positions (released), not over the valid tokens."""
+    """Average Λ over all positions (released), not only over the valid tokens."""
     group_name: str
     """Process group of `processes.group_name_of`."""
 
 
 class UnifiedNormOutput(NamedTuple):
-    """What the forward returns; the backward reads these and no buffer."""
+    """Outputs of the forward; the backward reads these and no buffer."""
 
     y: Tensor
     total: Tensor | None
     """x + residual; None without a residual."""
     statistics: Tensor
-    """(4, C): 1/sqrt(σ² + eps); r; the sum of the window's Λ that stay when this step's enters; ν
-    after the last step."""
+    """(4, C): 1/sqrt(σ² + eps); r; the sum of the window's Λ that remain after this step's is
+    added; ν after the last step."""
     decided: Tensor
-    """(2,): number of valid tokens over the group; 1 where the batch is left out."""
+    """(2,): number of valid tokens over the group; 1 if the batch is excluded, else 0."""
     sums: Tensor
-    """(3, C) float64, of this process alone: n, Σx² over valid tokens, the number of tokens over
+    """(3, C) float64, of this process only: n, Σx² over valid tokens, the number of tokens over
     which Λ is averaged."""
 
 
 class UnifiedNormBackwardArgs(NamedTuple):
-    """Arguments of the backward; those without a description are the forward's."""
+    """Arguments of the backward; fields without a description are as in the forward."""
 
     grad_y: Tensor
-    """As y."""
+    """Gradient of y."""
     grad_total: Tensor | None
-    """Gradient of the sum with the residual; None without."""
+    """Gradient of the sum with the residual; None without a residual."""
     inputs: Tensor
-    """What was normalized: x, or the sum with the residual."""
+    """The normalized input: x, or its sum with the residual."""
     padding_mask: Tensor | None
     weight: Tensor | None
     statistics: Tensor
@@ -116,10 +116,10 @@ class UnifiedNormBackwardArgs(NamedTuple):
 
 
 class UnifiedNormGradients(NamedTuple):
-    """What the backward returns."""
+    """Outputs of the backward."""
 
     x: Tensor
-    """Of x and of the residual."""
+    """Gradient of x, and of the residual."""
     weight: Tensor
     bias: Tensor
     gradient_sum: Tensor
@@ -127,17 +127,17 @@ class UnifiedNormGradients(NamedTuple):
 
 
 def is_left_out(window: Tensor, batch: Tensor, filter_outliers: bool) -> Tensor:
-    """Return whether a batch stays out of the windows, 0-d bool.
+    """Return whether a batch is excluded from the windows, 0-d bool.
 
-    With A and G the arithmetic and geometric mean of the window that has the batch in it, it does
+    With A and G the arithmetic and geometric mean of the window including the batch, it is excluded
     if `A - G > M_f V` in any feature, V the variance of the roots of the *whole* window before, one
     number for all features (the released rule: with the variance of the same window and feature, as
-    the paper has it, that cannot happen). A window of one batch is always left out.
+    in the paper, that cannot happen). A window of one batch always excludes it.
 
     Args:
         window: ψ_B² of the last batches, (M_f, C), newest last.
         batch: this batch's, (C,). Features that are not finite do not count.
-        filter_outliers: is filtration on?
+        filter_outliers: whether outliers are excluded.
     """
     if window.shape[0] == 1:
         return torch.ones((), dtype=torch.bool, device=window.device)
@@ -184,19 +184,19 @@ def reference(args: UnifiedNormArgs) -> UnifiedNormOutput:
     y = scale_and_shift(tokens * rstd, args.weight, args.bias)
     y = y.to(x.dtype).reshape(x.shape).contiguous()
     history = args.window_gradient_moment[1:].to(dtype).sum(0)
-    # Copies: windows and ν are updated before the backward of a second forward of the same step.
+    # Copies, because windows and ν are updated before a second forward's backward in a step.
     statistics = torch.stack([rstd, ratio, history, args.running_gradient_moment.to(dtype)])
     decided = torch.stack([count, skip.double()]).to(dtype)
-    # Detached: autograd forbids to change a view in place that one of its functions gives.
+    # Detached: autograd forbids in-place changes of a view that a custom function returns.
     return UnifiedNormOutput(y.detach(), total_out, statistics, decided, sums)
 
 
 def reference_backward(args: UnifiedNormBackwardArgs) -> UnifiedNormGradients:
-    """Return the gradients and what updates the windows.
+    """Return the gradients and the sums that update the windows.
 
     With `u = γ r ∂L/∂y` and Λ the mean of u z, ν moves toward the mean of the last Λ and
-    `∂L/∂x = (u - z ν)/sqrt(σ² + eps)` has the ν *after* that move. A batch that is left out takes
-    its own Λ in place of both.
+    `∂L/∂x = (u - z ν)/sqrt(σ² + eps)` has the ν *after* that move. An excluded batch uses its own Λ
+    in place of both.
     """
     valid = validity_of(args.padding_mask)
     tokens = tokens_of(args.inputs)
@@ -218,7 +218,7 @@ def reference_backward(args: UnifiedNormBackwardArgs) -> UnifiedNormGradients:
     moved = (1 - args.backward_momentum) * nu + args.backward_momentum * moment
     moment = torch.where(count > 0, torch.where(skip, moment, moved), 0.0)
     if args.counts_padding:
-        # Padding takes part, unless it holds what is no number.
+        # Padding counts, unless it is not finite.
         kept = z if valid is None else torch.where(valid | z.isfinite(), z, 0.0)
     else:
         kept = keep(z, valid)
@@ -228,7 +228,7 @@ def reference_backward(args: UnifiedNormBackwardArgs) -> UnifiedNormGradients:
 
 
 class _UnifiedNorm(Operator):
-    """Registration and gradient."""
+    """The registered op and its gradient."""
 
     name = "unified_norm"
     arguments = UnifiedNormArgs

@@ -43,18 +43,18 @@ from powernorm.surgery.populations import (
 from powernorm.surgery.stand_ins import give_back, torch_batch_norms_replaced
 
 Way = Literal["layer_by_layer", "one_pass"]
-"""Which statistics the layers below use while a layer is measured, see `calibrate`."""
+"""Statistics that the layers below use while a layer is measured, see `calibrate`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CalibrationRow(NormRow):
-    """What calibration did to one layer.
+    """Calibration of one layer.
 
     Attributes:
         tokens: number of valid tokens behind the statistics, over all processes.
         mean_shift: mean over features of |μ_new - μ_old|/σ_new; None for a layer without a mean.
         std_shift: mean over features of |σ_new - σ_old|/σ_new (ψ without centering); σ includes
-            eps. None for a layer that was kept as it is.
+            eps. None for a layer that was kept unchanged.
     """
 
     tokens: int = 0
@@ -64,7 +64,7 @@ class CalibrationRow(NormRow):
 
 @dataclass(frozen=True)
 class CalibrationReport(NormTable):
-    """How far the statistics of each layer moved, in the order in which the model calls them."""
+    """Shift of the statistics of each layer, in the order in which the model calls the layers."""
 
     rows: Sequence[CalibrationRow]
 
@@ -95,41 +95,41 @@ def calibrate(
     - `way="one_pass"`: all layers are measured in one pass in which every layer normalizes by the
       statistics of the batch, as the papers do. It is cheap, and works with data that can be
       iterated over only once. But a layer sees inputs that the evaluated network never produces,
-      and the more so the smaller the batches and the deeper the layer.
+      increasingly so for smaller batches and deeper layers.
 
     PowerNorm and MABN past their warm-up, and BatchRenorm past its plain BatchNorm, normalize by
-    their running statistics in training too. The weights have grown around these, and measuring
-    them again makes another function: such layers are kept, in a row with the reason, unless
+    their running statistics in training too. The weights are adapted to these, and measuring them
+    again changes the function: such layers are kept, in a row with the reason, unless
     `names` names them. Layers in evaluation mode and frozen ones are calibrated too.
 
     Args:
-        model: holds norms with running statistics, of this library or torch's.
-        batches: each on the model's device; for more than one layer in `layer_by_layer` an
+        model: a model with norms with running statistics, of this library or torch's.
+        batches: batches on the model's device; for more than one layer in `layer_by_layer` an
             iterable that can be iterated over several times (torch's random numbers are the same
             in each pass, so that a shuffling loader yields the same batches).
         forward: runs the model on a batch. None calls `model(batch)` for a tensor,
             `model(*batch)` for a tuple or list and `model(**batch)` for a mapping.
         names: globs over module names; other layers keep and evaluate by their statistics. None
-            means all layers whose statistics are not part of the trained function, but torch's that
-            no batch goes through.
+            means all layers whose statistics are not part of the trained function, except torch's
+            that no batch goes through.
         way: see above.
         on_progress: called after every batch with (batches done, batches in all); the second is
-            0 while it is unknown.
+            0 if it is unknown.
 
     Returns:
-        One row per norm: how many tokens, how far its statistics moved, or why it was kept.
+        One row per norm: the number of tokens and the shift of its statistics, or why it was kept.
 
     Raises:
         InputError: no layer with batch statistics, a glob that matches none, a layer that no
             batch went through, no valid token, a moment that is not finite, batches that can be
-            iterated over only once where several passes are needed. Nothing has changed then.
+            iterated over only once although several passes are needed. Nothing has changed then.
 
     State:
         Running statistics are written in place. A layer that has not seen a batch counts one
         (and MABN's window holds the new ψ²), so that it no longer counts as untrained; other
         counters stay. A warm-up is not shortened, because a forward cannot provide the gradient
-        statistics that it collects. So a new PowerNorm continues to train by batch statistics,
-        and its ψ² moves away from the calibrated value. Weights, modes,
+        statistics that it collects. A new PowerNorm therefore continues to train by batch
+        statistics, and its ψ² moves away from the calibrated value. Weights, modes,
         torch's random numbers, ν, `momentum` and pending penalties stay as before.
 
     Numerics:
@@ -153,7 +153,7 @@ def calibrate(
     check_model(model)
     norms = find_norms(model)
     with torch_batch_norms_replaced(model, norms) as torchs:
-        # Where none is named, torch's that no batch goes through keep what they were trained to.
+        # Without names, torch's that no batch goes through keep their trained statistics.
         optional = torchs if names is None else {}
         report = _calibrate(model, batches, forward, names, way, on_progress, optional)
         layers = batch_layers(model)
@@ -194,7 +194,7 @@ def _calibrate(
     survey = _Survey(model, layers, batches, forward or call_model, num_passes, on_progress)
     with preserved_state(model, layers.values()):
         for layer in layers.values():
-            # As `adopt_statistics` leaves it: PRepBN's mixture depends on it.
+            # Keep the state that `adopt_statistics` leaves: PRepBN's mixture depends on it.
             layer.num_batches_tracked.clamp_(min=1)
         populations = survey.measure(way, optional)
         new = {
@@ -210,7 +210,7 @@ def _calibrate(
 def _others(
     norms: Sequence[FoundNorm], rows: Sequence[CalibrationRow], unseen: Container[str]
 ) -> Iterator[CalibrationRow]:
-    """Yield rows of the norms that are left as they are."""
+    """Yield rows of the norms that are not calibrated."""
     for norm in norms:
         name = name_without_compile(norm.names[0])
         if any(row.name == name or row.name.startswith(f"{name}.") for row in rows):
@@ -233,7 +233,7 @@ def _kept_row(name: str, layer: BatchStatisticsNorm) -> CalibrationRow:
         name=name,
         kind=short_name(layer),
         action="keep",
-        reason="it trains by its running statistics, which the weights have grown around: "
+        reason="it trains by its running statistics, to which the weights are adapted: "
         f"measuring them again changes the model; names={name!r} does so",
     )
 
@@ -242,8 +242,8 @@ class _Survey:
     """Passes over the data that pool the moments of the layers' inputs.
 
     Args:
-        model: in evaluation mode, except for the layers, which are also called in it.
-        layers: to be measured; their buffers are written, the caller restores them.
+        model: model in evaluation mode, except for the layers, which are also called in it.
+        layers: layers to measure; their buffers are written, and the caller restores them.
         batches: the data.
         run: runs the model on a batch.
         num_passes: number of passes, for the progress.
@@ -272,7 +272,7 @@ class _Survey:
     def measure(self, way: Way, optional: Container[str]) -> dict[str, Moments]:
         """Return each layer's population moments over all processes, in the order of the calls.
 
-        Those of `optional` that were not called are left out.
+        Layers in `optional` that were not called are left out.
         """
         self._go_through(self._layers, normalize_by_batch=True)
         order = order_of_calls(self._layers, self._pools, "no batch went", optional)
@@ -292,7 +292,7 @@ class _Survey:
                 self._layers[name], evaluated_statistics(self._layers[name], merged[name])
             )
             if not index:
-                # Discard what the last batch left; a layer that is called twice reads its own.
+                # Drop the last batch's statistics; a layer that is called twice reads its own.
                 for later in order[1:]:
                     write_statistics(
                         self._layers[later],
@@ -341,7 +341,7 @@ class _Survey:
 
 
 def _length(batches: Iterable[Any]) -> int:
-    """Return the number of batches, 0 if it is not known beforehand."""
+    """Return the number of batches, 0 if it is unknown."""
     try:
         return len(batches) if isinstance(batches, Sized) else 0
     except TypeError:  # a DataLoader over a stream

@@ -1,7 +1,7 @@
 """Changes of a model's modules that can be undone.
 
-A norm that is put behind a linear map is a child of the map, which a hook calls. The map stays
-where it is and what it is, so that the names of its own weights stay, too.
+A norm that is inserted behind a linear map is a child of the map, called by a hook. The map stays
+in its place with its class, so the names of its own weights stay, too.
 """
 
 from __future__ import annotations
@@ -35,10 +35,7 @@ CHILD: Final = "inserted_norm"
 
 
 class Changes:
-    """Record of set modules, parameters and attributes that can restore the former ones.
-
-    The same objects are restored.
-    """
+    """Record of set modules, parameters and attributes that can restore the former objects."""
 
     def __init__(self) -> None:
         self._undo: list[Callable[[], None]] = []
@@ -60,7 +57,7 @@ class Changes:
         setattr(target, name, value)
 
     def set_entry(self, module: nn.Module, name: str, value: object) -> None:
-        """Set an attribute of a module itself, in front of one of its class."""
+        """Set an attribute of a module instance, in front of one of its class."""
         self._set(module.__dict__, name, value)
 
     def leave_fast_path(self, model: nn.Module, norms: Iterable[nn.Module]) -> None:
@@ -95,7 +92,7 @@ class Changes:
     def check_not_undone(self) -> None:
         """Raise an InputError if everything was undone already."""
         if self._done:
-            raise InputError("undo was called already: there is nothing left to be put back")
+            raise InputError("undo was called already: there is nothing left to restore")
 
     def undo(self) -> None:
         """Undo all changes, last change first.
@@ -127,8 +124,8 @@ def put_behind(linear: nn.Module, norm: nn.Module, changes: Changes) -> None:
 
     Args:
         linear: changed in place.
-        norm: of its outputs.
-        changes: takes down how it is undone.
+        norm: norm of its outputs.
+        changes: record of the change, for undo.
     """
     changes.set_module(linear, CHILD, norm)
     changes.on_undo(linear.register_forward_hook(_normalize).remove)
@@ -145,8 +142,8 @@ def maps_with_one_behind(model: nn.Module) -> tuple[str, ...]:
 
 
 def _normalize(linear: nn.Module, args: Any, output: Tensor) -> Tensor:
-    # The attribute is read anew: a swap or a fold may have put another module there. A function of
-    # the module that is called, not a method of an object, is right in copies of the model.
+    # The attribute is read at each call, as a swap or a fold may have replaced the module. A
+    # function of the called module, not a method of an object, is right in copies of the model.
     del args
     normalized: Tensor = linear._modules[CHILD](output)  # type: ignore[misc]
     return normalized
@@ -173,7 +170,7 @@ def slot_of(model: nn.Module, name: str) -> tuple[nn.Module, str]:
 
 
 def modules_around(modules: Mapping[str, nn.Module], name: str) -> list[nn.Module]:
-    """Return the modules around a dotted name, from the model on."""
+    """Return the modules around a dotted name, starting with the model."""
     parts = name.split(".")
     return [modules[".".join(parts[:length])] for length in range(len(parts))]
 
@@ -196,7 +193,7 @@ def hook_ids(module: nn.Module) -> dict[str, frozenset[int]]:
 
 
 def drop_later_hooks(module: nn.Module, before: Mapping[str, frozenset[int]]) -> None:
-    """Remove the hooks that came later than `hook_ids`."""
+    """Remove the hooks that were added after `hook_ids`."""
     for name, ids in before.items():
         hooks = module.__dict__[name]
         for key in [key for key in hooks if key not in ids]:

@@ -1,9 +1,9 @@
-"""Zeros at padding in front of what sees several positions, so that padding is as nothing there.
+"""Zeros at padding before operators that see several positions, so that padding has no effect.
 
-A convolution mixes what a sequence is padded with into its last positions, in evaluation too. While
-a module runs that takes a mask, each call of a convolution or pooling, of a module or a function,
-gets its input with zeros (for a maximum, with the lowest number) at padding: what a convolution
-puts around a sequence that is alone.
+A convolution mixes padding into the last positions of a sequence, in evaluation too. While a module
+that takes a mask runs, each call of a convolution or pooling, as a module or a function, gets its
+input with zeros (for a maximum, with the lowest number) at padding: the values that a convolution
+itself puts around a sequence without padding.
 """
 
 from __future__ import annotations
@@ -45,15 +45,15 @@ _OTHERS: Final = (
     functional.interpolate, torch.stft, torch.lstm, torch.gru, torch.rnn_tanh, torch.rnn_relu,
     functional.max_pool1d_with_indices, functional.max_pool2d_with_indices,
 )  # fmt: skip
-"""Functions that see several positions, too, and get no zeros."""
+"""Functions that see several positions, too, but get no zeros."""
 _SEEN: Final = frozenset({*_WINDOWS, *_OTHERS, functional.pad})
 
 
 def erase_padding(model: nn.Module, names: Sequence[str]) -> Iterator[Callable[[], None]]:
-    """Put hooks on the modules that take the masks of norms; yield what takes them down.
+    """Put hooks on the modules that take the masks of norms; yield the function that removes them.
 
     Args:
-        model: whose masks say where padding is, in evaluation too.
+        model: its masks mark padding, in evaluation too.
         names: dotted names of the norms, or of other modules inside those.
     """
     modules = dict(model.named_modules(remove_duplicate=False))
@@ -77,13 +77,13 @@ def erased_names(model: nn.Module) -> tuple[str, ...]:
 
 
 class PaddingEraser(ReplacedForward):
-    """The forward of a module around its own, and hooks on the convolutions and poolings inside.
+    """A forward that wraps a module's own, and hooks on the convolutions and poolings inside.
 
-    Hooks around the module's calls would leave the mode on where an export fails or a user
+    Hooks around the module's calls would leave the mode on if an export fails or a user
     interrupts.
 
     Args:
-        module: takes a mask.
+        module: module that takes a mask.
         slots: parents and attributes of the norms inside.
     """
 
@@ -91,12 +91,12 @@ class PaddingEraser(ReplacedForward):
         super().__init__(module)
         self.slots = slots
         self._records = CallRecords()
-        self._mode: _Mode | None = None  # of the call that runs
+        self._mode: _Mode | None = None  # mode of the running call
         self.running: list[nn.Module] = []
-        """Convolutions and poolings that run, which a repetition can find again."""
+        """Running convolutions and poolings that a repetition can find again."""
         self.checks = MaskChecks(module)
         self.sides: dict[tuple[int, ...], None] = {}
-        """Numbers of positions that were put around inputs."""
+        """Numbers of positions that were added around inputs."""
         self.was_called = False
         """Whether an eager call has shown these numbers."""
         self._handles: list[RemovableHandle] = []
@@ -106,8 +106,8 @@ class PaddingEraser(ReplacedForward):
                 self._handles.append(part.register_forward_hook(self.leave, always_call=True))
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Call the module's own forward and look at the functions that it calls."""
-        # Calls in several threads have each a mode.
+        """Call the module's own forward and intercept the functions that it calls."""
+        # Each thread's call has its own mode.
         self._mode = mode = _Mode(self, type(self.module).__name__)
         self.running.clear()
         with mode:
@@ -118,9 +118,9 @@ class PaddingEraser(ReplacedForward):
         return output
 
     def enter(self, module: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...] | None:
-        """Note the mask of a call that a checkpoint may repeat; or erase by it in the repetition.
+        """Record the mask of a call that a checkpoint may repeat; in the repetition erase by it.
 
-        A repetition runs inside a backward, without the hooks of the modules around.
+        A repetition runs inside a backward, without the hooks of the outer modules.
         """
         self.running.append(module)
         if torch.compiler.is_compiling() or not module.training or not may_be_repeated():
@@ -139,25 +139,25 @@ class PaddingEraser(ReplacedForward):
         self.running.pop()
 
     def remove(self) -> None:
-        """Remove the hooks, and put the module's own forward back."""
+        """Remove the hooks, and restore the module's own forward."""
         for handle in self._handles:
             handle.remove()
         super().remove()
 
 
 class _Mode(TorchFunctionMode):
-    """Erases padding in what functions see, and follows the mask through what changes the length.
+    """Erases padding in functions' inputs, and follows the mask through changes of the length.
 
     Args:
-        eraser: knows what earlier calls have shown.
-        owner: class of the module whose call this is, for messages.
+        eraser: has the observations of earlier calls.
+        owner: class of the module that is called, for messages.
     """
 
     def __init__(self, eraser: PaddingEraser, owner: str) -> None:
         super().__init__()
         self._eraser = eraser
         self._owner = owner
-        self._made: list[Tensor] = []  # masks of what padding and strides have made
+        self._made: list[Tensor] = []  # masks after padding and strides
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -187,8 +187,8 @@ class _Mode(TorchFunctionMode):
 
         Args:
             x: the input, whose first dimension counts the sequences.
-            dims: where the positions may be.
-            place: what gets the input, of which earlier calls may have shown the order.
+            dims: dimensions that may hold the positions.
+            place: receiver of the input, whose earlier calls may have shown the order.
         """
         for dim in (dim for dim in dims if dim < x.ndim):
             sizes = (shape_of(x)[0], shape_of(x)[dim])
@@ -196,7 +196,7 @@ class _Mode(TorchFunctionMode):
             if mask is None or same_sizes(shape_of(mask), sizes) is False:
                 made, given = [*self._made], current_padding_mask()
                 if given is not None and torch.compiler.is_dynamo_compiling():
-                    # It does not show calls of F.pad.
+                    # Calls of F.pad are not visible to it.
                     made += [functional.pad(given, one, value=False) for one in self._eraser.sides]
                 mask = next((one for one in made if same_sizes(shape_of(one), sizes) is True), None)
             if mask is not None:
@@ -205,13 +205,13 @@ class _Mode(TorchFunctionMode):
 
     def _check_misfit(self, func: Any, x: Tensor, place: object) -> None:
         given = current_padding_mask()
-        if given is None:  # an error or a warning if there is one that cannot be read
+        if given is None:  # raises or warns if there is one that cannot be read
             current_padding_mask(_tokens(x, 2), place)
         elif same_sizes(shape_of(given)[:1], shape_of(x)[:1]):
             if torch.compiler.is_dynamo_compiling() and not self._eraser.was_called:
                 raise InputError(
                     f"{func.__name__} in {self._owner} got an input {tuple(x.shape)} that the mask "
-                    "does not fit, and what was put around it is not seen in compiled code: call "
+                    "does not fit, and padding added around it is not seen in compiled code: call "
                     "the model once before it is compiled"
                 )
             self._warn(func, f"got an input {tuple(x.shape)} that the mask does not fit")
@@ -223,7 +223,7 @@ class _Mode(TorchFunctionMode):
             self._check_misfit(func, x, place)
             return func(x, *args, **kwargs)
         mask, dim = found
-        # A repetition finds the masks of the modules' calls again, not those of functions.
+        # A repetition finds the masks of the modules' calls again, but not those of functions.
         may_repeat = not is_traced() and torch.is_grad_enabled() and may_be_repeated()
         if may_repeat and not self._eraser.running:
             raise InputError(
@@ -244,7 +244,7 @@ class _Mode(TorchFunctionMode):
     def _follow_windows(
         self, mask: Tensor, length: int, func: Any, given: Mapping[str, Any], axis: int
     ) -> None:
-        """Note the mask of what strides and windows have made of the positions."""
+        """Record the mask after strides and windows."""
 
         def of(name: str, default: Any) -> Any:
             value = given.get(name)
@@ -266,7 +266,7 @@ class _Mode(TorchFunctionMode):
     def _follow_padding(
         self, x: Tensor, pad: Sequence[int], mode: str = "constant", value: float | None = None
     ) -> None:
-        """Note the mask of an input with zeros in front of it and behind it."""
+        """Record the mask of an input with zeros before and after it."""
         for index in range(len(pad) // 2):
             dim, sides = x.ndim - 1 - index, tuple(pad[2 * index : 2 * index + 2])
             found = self.mask_of(x, (dim,), "pad") if dim and sides != (0, 0) else None

@@ -1,4 +1,4 @@
-"""Freezing running statistics for further training, at once or layer by layer."""
+"""Freezing of running statistics for further training, at once or layer by layer."""
 
 import warnings
 from collections.abc import Mapping
@@ -18,7 +18,7 @@ _PURPOSE = "to freeze"
 
 
 class FreezingState(TypedDict):
-    """What a schedule has done so far."""
+    """State of a freezing schedule."""
 
     frozen: list[str]
 
@@ -95,9 +95,9 @@ class StatisticsFreezing:
 
     Use it to fine-tune a pretrained LayerNorm model into one with static norms: swap, calibrate,
     and from step `start` on freeze another layer every `every` steps, so that the layers above can
-    adapt before it is their turn. When all are frozen the model trains as it will be evaluated.
+    adapt before they are frozen. When all are frozen the model trains as it will be evaluated.
     The layers themselves hold the frozen state: a layer that `unfreeze_statistics` has unfrozen is
-    due again.
+    frozen again.
 
     Args:
         model: any module.
@@ -160,10 +160,10 @@ class StatisticsFreezing:
         return {"frozen": [name for name, layer in self._layers.items() if layer.is_frozen]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Freeze exactly the layers that a state names; load the model's own state dict first.
+        """Freeze exactly the layers of a state; load the model's own state dict first.
 
         Raises:
-            InputError: it is no such state, or that of another model, or a layer's statistics are
+            InputError: the state is invalid, belongs to another model, or a layer's statistics are
                 not loaded. Nothing has changed then.
         """
         frozen = _names_in(state)
@@ -197,7 +197,7 @@ def _unfreeze(model: nn.Module, layers: Mapping[str, BatchStatisticsNorm]) -> li
     frozen = {name: layer for name, layer in layers.items() if layer.is_frozen}
     parents = {child: module for module in model.modules() for child in module.children()}
     for layer in frozen.values():
-        # Some trainers set `training` without calling `train`, so that only the parent knows.
+        # Some trainers set `training` without calling `train`, so only the parent has the mode.
         parent = parents.get(layer)
         layer.unfreeze_statistics(None if parent is None else parent.training)
     return list(frozen)
@@ -208,8 +208,8 @@ def _freeze(layers: Mapping[str, BatchStatisticsNorm]) -> None:
     untrained = [name for name, layer in layers.items() if not int(layer.num_batches_tracked)]
     if untrained:
         raise InputError(
-            f"{listed(untrained)}: the running statistics are still those that the layer was made "
-            "with; run powernorm.calibrate(model, batches) or train first, then freeze"
+            f"{listed(untrained)}: the running statistics still have their initial "
+            "values; run powernorm.calibrate(model, batches) or train first, then freeze"
         )
     for layer in layers.values():
         layer.freeze_statistics()

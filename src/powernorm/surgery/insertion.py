@@ -1,4 +1,4 @@
-"""Putting norms between or behind the linear maps of a model: plan, apply, undo."""
+"""Insertion of norms between or behind the linear maps of a model: plan, apply, undo."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from powernorm.surgery.plans import (
 )
 
 Places = Literal["feed-forward", "linears"] | str | Sequence[str] | Callable[[str, nn.Module], bool]
-"""Between the maps of each feed-forward network, behind every map of the layers, globs over the
-maps' dotted names, or a predicate of (name, module)."""
+"""Places of the norms: between the maps of each feed-forward network, behind every map of the
+layers, globs over the maps' dotted names, or a predicate of (name, module)."""
 
 FEED_FORWARD: Final = "feed-forward"
 LINEARS: Final = "linears"
@@ -54,7 +54,7 @@ class _Map:
         return self.names[0]
 
     def reason(self) -> str:
-        """Return why no norm can stand behind the map, or ""."""
+        """Return why no norm can be behind the map, or ""."""
         if has_one_behind(self.module):
             return "a norm was inserted behind it already"
         if isinstance(self.parent, nn.MultiheadAttention):
@@ -97,7 +97,7 @@ def plan_insert(
 
     Args:
         model: a model of torch, Hugging Face, timm, this library or your own.
-        norm: short name of the norm, one of `powernorm.NORMS` or of your own, or `module:Class`.
+        norm: short name of the norm, one of `powernorm.NORMS` or your own, or `module:Class`.
         where: `feed-forward`: behind each map into the hidden features of a feed-forward network,
             in front of its activation (a gated one has two); these are found by their sizes: maps
             from C to more features, which the next map brings back to C. `linears`: behind every
@@ -145,13 +145,13 @@ def insert(
 ) -> AppliedPlan:
     """Put norms behind linear maps of a model in place, and pass them the model's padding mask.
 
-    BatchNorm between the maps of a feed-forward network is what lets a Transformer train with
+    BatchNorm between the maps of a feed-forward network lets a Transformer train with
     batch statistics elsewhere, too (Yao et al. 2021); behind every map it needs no other norm.
-    Static norms fold into the maps afterwards (`powernorm.fold`), which then cost nothing. The
-    maps keep their names and weights; the norm of `fc1` is `fc1.inserted_norm`. It changes what
-    the model computes: train it on, or calibrate the statistics first (`powernorm.calibrate`).
-    Insert before `torch.compile`, before the model is wrapped for several processes, and before
-    the optimizer is built, or give it: it would miss the new parameters.
+    Static norms fold into the maps afterwards (`powernorm.fold`), and then cost nothing. The
+    maps keep their names and weights; the norm of `fc1` is `fc1.inserted_norm`. The insertion
+    changes the model's function: continue training, or calibrate the statistics first
+    (`powernorm.calibrate`). Insert before `torch.compile`, before the model is wrapped for several
+    processes, and before the optimizer is built, or pass it: it would miss the new parameters.
 
     Args:
         model: changed in place.
@@ -207,7 +207,7 @@ def _maps_of(model: nn.Module) -> Iterator[_Map]:
 
 
 def _sizes_of(module: nn.Module) -> tuple[int, int] | None:
-    """Return the numbers of inputs and outputs of a linear map; None of another module."""
+    """Return the numbers of inputs and outputs of a linear map; None for another module."""
     if isinstance(module, nn.Linear):
         return module.in_features, module.out_features
     if (type(module).__module__, type(module).__name__) == _CONV1D:
@@ -244,7 +244,7 @@ def _chosen(maps: Sequence[_Map], where: Places) -> list[_Map]:
 
 
 def _between(maps: Sequence[_Map]) -> list[_Map]:
-    """Return the maps into hidden features, which the next map brings back."""
+    """Return the maps into hidden features, which the next map reduces to the input size."""
     found: list[_Map] = []
     into: list[_Map] = []  # maps of the same sizes to more features, one after the other
     for one in maps:

@@ -1,4 +1,4 @@
-"""Making modules of the functional norms that a model calls, so that other verbs can take them."""
+"""Conversion of functional norms in a model to modules, so that other verbs can use them."""
 
 from __future__ import annotations
 
@@ -32,27 +32,27 @@ class Modularization(NormTable):
 
     Args:
         model: the changed model.
-        rows: one a call: `modularize`, into a module of the row's name; or `keep`, and why.
+        rows: one per call: `modularize`, into a module with the row's name; or `keep`, and why.
     """
 
     model: nn.Module
     rows: tuple[NormRow, ...]
     _changes: Changes = field(repr=False)
     _made: tuple[tuple[nn.Module, str, object], ...] = field(repr=False)
-    """Modules, and what was put into which of their attributes."""
+    """Modules, with the attributes and values that were set in them."""
 
     def undo(self) -> None:
         """Remove the modules: the model's own forwards call the functions again.
 
         Raises:
-            InputError: it was undone already, or what was put there has been replaced since.
+            InputError: undo was called already, or an attribute has been replaced since.
         """
         self._changes.check_not_undone()
         for module, name, value in self._made:
             if getattr(module, name, None) is not value:
                 raise InputError(
-                    f"{name} of {type(module).__name__} is no longer what modularize put there: "
-                    "undo what came later first"
+                    f"{name} of {type(module).__name__} has been replaced since modularize: "
+                    "undo later changes first"
                 )
         self._changes.undo()
 
@@ -64,9 +64,9 @@ def modularize(
 
     A call such as `F.rms_norm(x, (x.size(-1),))` in the forward of `h.0`, also by a helper, becomes
     a call of the new module `h.0.norm_call0`, a `torch.nn.RMSNorm`; the next call in the same
-    forward one of `h.0.norm_call1`, and so on. Calls inside an attention that normalize queries or
-    keys of each head are named `h.0.attn.qk_norm0`. The model computes the same, to the digit.
-    `powernorm.swap`, `fold` and `diagnose` take the new modules as they take others.
+    forward becomes one of `h.0.norm_call1`, and so on. Calls inside an attention that normalize
+    queries or keys of each head are named `h.0.attn.qk_norm0`. The model computes the same, bit for
+    bit. `powernorm.swap`, `fold` and `diagnose` treat the new modules like others.
 
     Parameters that are passed to a call stay where they are, and the new module holds the same
     objects. The state dict keeps their names and gets no second ones.
@@ -84,9 +84,9 @@ def modularize(
         A row for each call, and `undo()`.
 
     Raises:
-        InputError: no such call is made, or none can be a module; a module's calls differ from
-            one of its forwards to another, as in a loop whose length depends on the data; the model
-            fails on the inputs, or was compiled or wrapped already. Nothing is changed then. Later
+        InputError: the model makes no such call, or no call can be a module; a module's calls
+            differ between its forwards, as in a loop whose length depends on the data; the model
+            fails on the inputs, or is compiled or wrapped already. Nothing is changed then. Later
             calls of the model raise it if its norm calls are no longer those of the examples.
 
     >>> class Block(nn.Module):
@@ -107,7 +107,7 @@ def modularize(
     check_untouched(model, "modularize")
     examples = as_calls(model, example_inputs, more_examples)
     norms = norm_modules(model)
-    # Twice: what draws its calls by chance does not repeat them.
+    # Twice, because calls that depend on random numbers do not repeat.
     seen = see_calls(model, (*examples, *examples), norms)
     _check_steady(model, seen)
     called = {module: forwards[0] for module, forwards in seen.items()}
@@ -160,7 +160,7 @@ def _row(model: nn.Module, seen: Mapping[nn.Module, Sequence[FunctionCall]]) -> 
 
 
 def _built(module: nn.Module, call: FunctionCall) -> nn.Module:
-    """Return a module of torch that computes what a call does, with the same parameters."""
+    """Return a module of torch with a call's computation and the same parameters."""
     norm: nn.Module
     if call.function == "group_norm":
         groups, channels = call.size
@@ -181,7 +181,7 @@ def _built(module: nn.Module, call: FunctionCall) -> nn.Module:
 def _replace(
     module: nn.Module, calls: tuple[FunctionCall, ...], changes: Changes, norms: set[nn.Module]
 ) -> Iterator[tuple[nn.Module, str, object]]:
-    """Put the new modules of one module in place; yield what was put where."""
+    """Put the new modules of one module in place; yield the attributes and values."""
     for call in calls:
         if not call.obstacle:
             norm = _built(module, call)
@@ -210,7 +210,7 @@ def _replace(
 
 
 def _tied(module: nn.Module, seconds: Mapping[str, str]) -> dict[str, str]:
-    """Return the names of parameters that a module has a second time, with the first ones."""
+    """Return second names of parameters that a module holds twice, with the first ones."""
     return {
         second: name
         for second, name in seconds.items()
@@ -221,7 +221,7 @@ def _tied(module: nn.Module, seconds: Mapping[str, str]) -> dict[str, str]:
 def _leave_out(
     seconds: Mapping[str, str], module: nn.Module, state_dict: Any, prefix: str, _: object
 ) -> None:
-    """Leave the second names out of what `state_dict` returns."""
+    """Omit the second names from the result of `state_dict`."""
     for second in _tied(module, seconds):
         state_dict.pop(prefix + second, None)
 
@@ -229,7 +229,7 @@ def _leave_out(
 def _fill_in(
     seconds: Mapping[str, str], module: nn.Module, state_dict: Any, prefix: str, *_: object
 ) -> None:
-    """Add the second names to what is loaded."""
+    """Add the second names to a state dict that is being loaded."""
     for second, name in _tied(module, seconds).items():
         if prefix + name in state_dict:
             state_dict.setdefault(prefix + second, state_dict[prefix + name])
@@ -242,6 +242,6 @@ def _check_runs(model: nn.Module, examples: Sequence[Examples]) -> None:
     except Exception as error:
         raise InputError(
             f"{type(model).__name__} fails with modules in the place of functional norms, nothing "
-            f"was changed ({error}). A forward that goes through its children, as that of an "
-            "nn.Sequential does, finds new ones: put a torch.nn norm into its __init__"
+            f"was changed ({error}). A forward that iterates over its children, like that of an "
+            "nn.Sequential, finds new ones: put a torch.nn norm into its __init__"
         ) from error

@@ -1,7 +1,8 @@
 """Optimizers that were built before norms of their model changed.
 
-Given to a swap or an insertion, they get the new parameters and keep the state of what stays. Not
-given, their first steps show whether they train the new parameters, and a warning names the rest.
+If given to a swap or an insertion, they get the new parameters and keep the state of the others. If
+not, their first steps show whether they train the new parameters, and a warning names those that
+are missing.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ _SHOWN: Final = 4
 
 
 class Exchange(NamedTuple):
-    """A norm that was put in, and what it replaced.
+    """A norm that was put in, and the one that it replaced.
 
     Attributes:
-        old: the norm that left; None for an insertion.
+        old: the replaced norm; None for an insertion.
         new: the new norm.
-        pairs: old and new parameters of the same meaning.
+        pairs: old and new parameters with the same meaning.
         around: modules around the norm, the nearest first.
     """
 
@@ -47,22 +48,22 @@ class Exchange(NamedTuple):
 
     @property
     def new_parameters(self) -> list[nn.Parameter]:
-        """Parameters of the new norm that are no objects of the old one."""
+        """Parameters of the new norm that the old one does not have."""
         known = {id(p) for p in self.old_parameters}
         return [p for p in self.new.parameters() if id(p) not in known]
 
     def near(self) -> list[nn.Parameter]:
         """Return parameters whose group new ones may join: the first that is in one decides."""
-        # Matrices may have an optimizer of their own, such as Muon, that takes no vectors.
+        # Matrices may have a separate optimizer, such as Muon, that takes no vectors.
         around = [p for one in self.around for p in one.parameters()]
         return self.old_parameters or sorted(around, key=lambda p: p.ndim)
 
 
 def checked_optimizers(optimizers: Optimizers, model: nn.Module) -> tuple[Optimizer, ...] | None:
-    """Return optimizers as a tuple, None where none was given.
+    """Return optimizers as a tuple, None if none was given.
 
     Raises:
-        InputError: one of them is no optimizer, or has no parameter of the model.
+        InputError: one of them is not an optimizer, or has no parameter of the model.
     """
     if optimizers is None:
         return None
@@ -87,7 +88,7 @@ def follow_exchanges(
     optimizers: Sequence[Optimizer] | None,
     verb: str,
 ) -> Callable[[], None]:
-    """Give new parameters to the optimizers, or, without any, see whether one has them.
+    """Give new parameters to the optimizers, or, without any, check whether one has them.
 
     Returns:
         A function that undoes it.
@@ -118,7 +119,7 @@ def _follow(change: Exchange, groups: Sequence[_Group], present: Iterable[int]) 
                     partner = partners.get(id(old))
                     group.exchange(old, partner)
                     new.pop(id(partner), None)
-    # A predecessor that no optimizer has is not trained on purpose.
+    # If no optimizer has the old parameters, they are deliberately not trained.
     untrained = {id(one) for old, one in change.pairs if old is not None}
     for key, parameter in new.items():
         if home is not None and key not in untrained and parameter.requires_grad:
@@ -126,7 +127,7 @@ def _follow(change: Exchange, groups: Sequence[_Group], present: Iterable[int]) 
 
 
 class _Group:
-    """One group of an optimizer, and how it was."""
+    """One group of an optimizer, and its former state."""
 
     def __init__(self, optimizer: Optimizer, group: dict[str, Any], names: dict[int, str]) -> None:
         self.state, self.group, self.names = optimizer.state, group, names
@@ -155,7 +156,7 @@ class _Group:
             self.group[_NAMES][index : index + count] = [self.names[id(one)] for one in new]
 
     def put_back(self) -> None:
-        """Put the old parameters back, with the state that was learned since."""
+        """Restore the old parameters, with the state that was learned since."""
         for key, values in self.before.items():
             self.group[key][:] = values
         for old, new, state in self.exchanged:
@@ -182,7 +183,7 @@ class _UntrainedWatch:
 
     A model may have several optimizers: the warning waits until those that have stepped have all
     of its other parameters, or until one steps for the second time. An optimizer without any
-    parameter of the model says nothing. The model is not kept alive.
+    parameter of the model is ignored. The model is not kept alive.
     """
 
     def __init__(self, model: nn.Module, new: Iterable[nn.Parameter], verb: str) -> None:
@@ -196,7 +197,7 @@ class _UntrainedWatch:
         self._is_done = False
 
     def look(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        """Look at what an optimizer trains; runs before its step."""
+        """Check which parameters an optimizer trains; runs before its step."""
         del args, kwargs
         if torch.compiler.is_compiling() or self._is_done or optimizer in self._foreign:
             return
@@ -218,9 +219,9 @@ class _UntrainedWatch:
             names = [name for key, (name, _) in named.items() if key in missing]
             more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
             warnings.warn(
-                f"{type(optimizer).__name__} steps without parameters that {self.verb} has put in: "
-                f"{', '.join(names[:_SHOWN])}{more}. They stay as they began: build the optimizer "
-                f"after {self.verb}, or give it to {self.verb} as optimizer=",
+                f"{type(optimizer).__name__} steps without parameters that {self.verb} has added: "
+                f"{', '.join(names[:_SHOWN])}{more}. They keep their initial values: build the "
+                f"optimizer after {self.verb}, or pass it to {self.verb} as optimizer=",
                 stacklevel=3,
             )
         self._end(named[max(trained)][1])
@@ -231,7 +232,7 @@ class _UntrainedWatch:
         self._handle.remove()
 
     def _end(self, parameter: nn.Parameter) -> None:
-        """Remove the hook in the next backward: torch iterates over its table just now."""
+        """Remove the hook in the next backward, as torch is iterating over its table now."""
         self._is_done = True
 
         def remove(_: Tensor) -> None:

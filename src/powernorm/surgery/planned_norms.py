@@ -1,13 +1,13 @@
-"""Watch whether planned norms run: new norms that a training never calls are named.
+"""Check that planned norms run: a warning names new norms that a training never calls.
 
 A forward may read a norm's parameters, or call the old module, which a tuple or a closure holds.
-After the first backward it shows: parameters got a gradient although their norm was not called, or
-the old module was called. After ten training forwards of the module around a norm, that none of
-them has called it says the same. Where that module was not called either, nothing is known: only a
-part of the model may be trained.
+The first backward shows this: parameters got a gradient although their norm was not called, or
+the old module was called. So do ten training forwards of the module around a norm without a call
+of the norm. If that module was not called either, nothing is known, as only a part of the model may
+be trained.
 
-The hooks are bound methods of a plain object, as those of mask owners: they are copied and pickled
-with the model. They do nothing in compiled code, and are removed when all norms were called.
+The hooks are bound methods of a plain object, like those of mask owners, and are copied and pickled
+with the model. They do nothing in compiled code, and are removed when all norms have been called.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _FORWARDS: Final = 10
 """Number of training forwards after which a norm should have been called."""
 _SHOWN: Final = 5
 _CONTAINERS: Final = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
-"""Modules whose parts are often called without them."""
+"""Modules whose submodules are often called without them."""
 
 
 class PlannedNorms:
-    """Hooks that see which new norms are called, until all were or ten forwards have passed.
+    """Hooks that record which new norms are called, until all were or ten forwards have passed.
 
     Args:
         model: the model that was changed.
@@ -56,12 +56,12 @@ class PlannedNorms:
     ) -> None:
         self.model = model
         self.verb = verb
-        self.key = f"{next(_number)}"  # a string, which compiled code takes as a constant
+        self.key = f"{next(_number)}"  # a string, which is a constant in compiled code
         self.waiting = {norm: name for name, norm in norms.items()}
         self.counts = {norm: _count(norm) for norm in norms.values()}
         modules = dict(model.named_modules(remove_duplicate=False))
         paths = {name: [_around(modules, place) for place in places[name]] for name in norms}
-        # The hook of a map does not run, nor does the norm, if the map's forward is called by name.
+        # If the map's forward is called by name, neither the map's hook nor the norm runs.
         self.unseen = {
             name
             for name, around in paths.items()
@@ -78,7 +78,7 @@ class PlannedNorms:
         self._on_parameters = self._watch_gradients()
 
     def called(self, module: nn.Module, _args: Any) -> None:
-        """Note that a norm was called; runs before its forward."""
+        """Record that a norm was called; runs before its forward."""
         if torch.compiler.is_compiling():
             _note_tracing(self.key)
             return
@@ -102,7 +102,7 @@ class PlannedNorms:
         is_training = module.training and torch.is_grad_enabled()
         if torch.compiler.is_compiling() or not (self.waiting and is_training):
             return
-        with suppress(InputError):  # where torch does not tell
+        with suppress(InputError):  # if torch does not report it
             if in_backward():
                 return
         self.forwards[module] += 1
@@ -112,7 +112,7 @@ class PlannedNorms:
             self.waiting = {norm: name for norm, name in self.waiting.items() if name not in names}
             if not self.waiting:
                 self._end()
-        # What is around all others has seen them all.
+        # The outermost module has seen all calls.
         if self.forwards[module] >= _FORWARDS + (module is not self.model):
             names = [
                 name
@@ -123,7 +123,7 @@ class PlannedNorms:
             self._end()
 
     def _end(self) -> None:
-        """Watch no longer; compiled code that has seen the hooks would be compiled again."""
+        """Stop watching; compiled code that has traced the hooks would be recompiled."""
         self.waiting.clear()
         if self.key not in _traced:
             self.remove()
@@ -136,12 +136,12 @@ class PlannedNorms:
         self.handles, self._on_parameters = [], []
 
     def _watch_gradients(self) -> list[RemovableHandle]:
-        """Note which norms' own parameters get a gradient."""
+        """Record which norms' own parameters get a gradient."""
         got = self.used
         modules = self.model.modules()
         held = Counter(id(p) for one in modules for p in one.parameters(recurse=False))
         return [
-            # Through the set alone, so that a parameter does not hold its model.
+            # Through the set only, so that a parameter does not keep its model alive.
             p.register_post_accumulate_grad_hook(lambda _, name=name: got.add(name))
             for norm, name in self.waiting.items()
             for p in norm.parameters()
@@ -149,7 +149,7 @@ class PlannedNorms:
         ]
 
     def _missing(self, names: Collection[str]) -> list[str]:
-        """Return which of these are in place and, as far as can be known, were not called."""
+        """Return which of these are in place and, as far as is known, were not called."""
         current = dict(self.model.named_modules(remove_duplicate=False)) if names else {}
         return [
             name
@@ -166,7 +166,7 @@ class PlannedNorms:
             return
         more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         warnings.warn(
-            f"norms that {self.verb} put in were {what}: {', '.join(names[:_SHOWN])}{more}. The "
+            f"norms that {self.verb} has added were {what}: {', '.join(names[:_SHOWN])}{more}. The "
             "forward around them reads their parameters itself, or calls another object (held in "
             "a tuple, a list or a closure): let it call the module by its attribute, or leave "
             "these out by where=",
@@ -179,7 +179,7 @@ class PlannedNorms:
 
 
 def end_watches(model: nn.Module) -> None:
-    """Remove the hooks that watch whether norms run, as where norms have left the model."""
+    """Remove the hooks that watch whether norms run, after norms have left the model."""
     for module in list(model.modules()):
         for hook in (*module._forward_pre_hooks.values(), *module._forward_hooks.values()):
             watch = getattr(hook, "__self__", None)
@@ -189,7 +189,7 @@ def end_watches(model: nn.Module) -> None:
 
 _number: Final = itertools.count()
 _traced: Final[set[str]] = set()
-"""Keys of those whose hooks were traced in this process."""
+"""Keys of objects whose hooks were traced in this process."""
 
 
 @torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
@@ -205,7 +205,7 @@ def _count(norm: Norm) -> int | None:
 
 
 def _around(modules: Mapping[str, nn.Module], name: str) -> list[nn.Module]:
-    """Return the modules around a norm from the model on, the last of them no container."""
+    """Return the modules around a norm, starting with the model; the last is no container."""
     path = modules_around(modules, name)
     while len(path) > 1 and isinstance(path[-1], _CONTAINERS):
         path.pop()

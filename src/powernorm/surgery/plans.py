@@ -1,4 +1,4 @@
-"""Plans of swaps and insertions: a row a norm, `apply` and `undo`."""
+"""Plans of swaps and insertions: a row per norm, `apply` and `undo`."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ _WRAPPERS: Final = ("DistributedDataParallel", "FullyShardedDataParallel", "FSDP
 
 @dataclass(frozen=True, kw_only=True)
 class PlanRow(NormRow):
-    """One norm of the model, or one linear map, and what the plan does with it.
+    """One norm of the model, or one linear map, and its planned change.
 
     Attributes:
         type_name: name of the class of the norm or the map, or of the function that a forward
             calls.
-        num_features: C, of a map that of its output; None if it cannot be read.
-        role: what the norm belongs to; None of a map.
+        num_features: C, for a map that of its output; None if it is unknown.
+        role: part of the model that the norm belongs to; None for a map.
         side: side of an encoder-decoder.
         layer: index of the norm's layer, 0 next to the input; None outside.
         shared: the module's other names, if it is used in several places.
@@ -65,15 +65,15 @@ class PlanRow(NormRow):
 
 @dataclass(frozen=True)
 class NewNorm:
-    """A norm that takes its place in a model.
+    """A norm that is put in its place in a model.
 
     Args:
         norm: the norm.
         names: its dotted names.
-        module: what is put into the slots: the norm, perhaps with a gate.
-        slots: where it is put.
+        module: module that is put into the slots: the norm, perhaps with a gate.
+        slots: slots that get the module.
         places: names of the modules that it replaces, or that get it.
-        exchange: for optimizers.
+        exchange: old and new parameters, for optimizers.
         behind: the linear map that calls it by a hook, if it replaces nothing.
     """
 
@@ -90,15 +90,15 @@ class PlanSite(Protocol):
     """A norm that can be replaced, or a linear map that can have a norm behind it."""
 
     def is_in(self, model: nn.Module) -> bool:
-        """Return whether it is still what the plan was made for."""
+        """Return whether the model still has the module of the plan here."""
 
     def build(self, norm: str, options: Mapping[str, Any], model: nn.Module) -> NewNorm:
         """Return the new norm, not yet in its place.
 
         Args:
             norm: short name.
-            options: of the norm.
-            model: around the site.
+            options: options of the norm.
+            model: model around the site.
 
         Raises:
             InputError: the norm cannot be built.
@@ -107,13 +107,13 @@ class PlanSite(Protocol):
 
 @dataclass(frozen=True)
 class NormPlan(NormTable):
-    """A swap or an insertion that is planned: nothing is changed until `apply`.
+    """A planned swap or insertion: nothing is changed until `apply`.
 
     Args:
         rows: one per norm or linear map; those with the action `verb` change.
         verb: `swap` or `insert`.
         norm: short name of the new norms.
-        options: of the new norms.
+        options: options of the new norms.
         model: the model.
     """
 
@@ -149,21 +149,19 @@ class NormPlan(NormTable):
             )
         for name, site in chosen.items():
             if not site.is_in(self.model):
-                raise InputError(
-                    f"{name} is no longer the module that the plan was made for: plan again"
-                )
+                raise InputError(f"{name} is no longer the module of the plan: plan again")
         with made_like(self.model):
             new = [site.build(self.norm, self.options, self.model) for site in chosen.values()]
             return AppliedPlan(self, new, optimizers)
 
 
 class AppliedPlan:
-    """A swap or an insertion that was made; keeps what was there for `undo`.
+    """An applied swap or insertion, which can be undone.
 
     Args:
-        plan: what was planned.
+        plan: the plan.
         new: the new norms.
-        optimizers: they get the new parameters; None where none was given.
+        optimizers: they get the new parameters; None if none was given.
 
     Attributes:
         model: the model that was changed.
@@ -206,24 +204,24 @@ class AppliedPlan:
         mark(model)
 
     def on_undo(self, step: Callable[[], None]) -> None:
-        """Register a function to be called by `undo`, before the norms are taken out."""
+        """Register a function that `undo` calls before the norms are removed."""
         self._changes.on_undo(step)
 
     def undo(self) -> None:
-        """Restore the old norm objects, or take the norms out, and remove every hook that was made.
+        """Restore the old norm objects, or remove the new ones, with all hooks of the change.
 
         Training is not undone: parameters that old and new norms share and all others of the model
-        keep what they have learned. Hooks that were added to a new norm since are removed with it.
+        keep their learned values. Hooks that were added to a new norm since are removed with it.
 
         Raises:
-            InputError: undone already, or other modules are where the new norms were put.
+            InputError: undo was called already, or other modules have replaced the new norms.
         """
         self._changes.check_not_undone()
         for one in self._new:
             if not all(slot.holds(one.module) for slot in one.slots):
                 raise InputError(
-                    f"{one.names[0]} is no longer the norm that this {self.plan.verb} put there: "
-                    "undo what came later first"
+                    f"{one.names[0]} is no longer the norm that this {self.plan.verb} added: "
+                    "undo later changes first"
                 )
         with made_like(self.model):
             for one, old, kind, _ in self._replaced:
@@ -234,7 +232,7 @@ class AppliedPlan:
             old.train(mode_of(one.norm))
 
     def __repr__(self) -> str:
-        """Return what was done with how many norms."""
+        """Return the kind of the change and the number of norms."""
         state = ", undone" if self._changes.is_undone else ""
         return f"AppliedPlan({self.plan.verb}, {len(self._new)} norms {self.plan.norm}{state})"
 
@@ -245,10 +243,10 @@ def check_options(norm: str, options: Mapping[str, Any], argument: str = "to") -
     Args:
         norm: short name.
         options: as in `build_norm`.
-        argument: by which the name was given.
+        argument: argument that gave the name.
 
     Raises:
-        InputError: one of them is not known, or cannot be used.
+        InputError: a name or option is unknown, or cannot be used.
     """
     if not isinstance(norm, str):
         raise InputError(f"{argument} is {norm!r}, expected the short name of a norm, as 'rbn'")
@@ -264,7 +262,7 @@ def check_options(norm: str, options: Mapping[str, Any], argument: str = "to") -
 
 
 def check_untouched(model: nn.Module, verb: str) -> None:
-    """Raise an InputError if something was built around the model that would miss the change."""
+    """Raise an InputError if the model was compiled or wrapped, which would miss the change."""
     if is_compiled(model):
         raise InputError(
             f"{type(model).__name__} is compiled already, and compiled code would not see the new "
@@ -274,6 +272,6 @@ def check_untouched(model: nn.Module, verb: str) -> None:
         wrapper = next((c.__name__ for c in type(module).__mro__ if c.__name__ in _WRAPPERS), None)
         if wrapper is not None:
             raise InputError(
-                f"{wrapper} has taken down the model's parameters already and would not see the "
+                f"{wrapper} has already recorded the model's parameters and would not see the "
                 f"new norms': {verb} before the model is wrapped"
             )

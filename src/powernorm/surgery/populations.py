@@ -1,4 +1,4 @@
-"""Statistics of a whole population: measured on the inputs of evaluating layers, and written."""
+"""Statistics over whole data sets, measured on the inputs of evaluating layers, and written."""
 
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -24,7 +24,7 @@ def evaluating(layers: Mapping[str, Norm], look: Callable[[NormCall], None]) -> 
     """Let all layers evaluate in the block, and pass each call to `look` before it runs."""
 
     def before(call: NormCall) -> None:
-        # Between its calls a layer counts as in training: swapped models pass their mask to norms
+        # Between its calls a layer is in training mode: swapped models pass their mask to norms
         # only if some of them train.
         call.module.training = False
         look(call)
@@ -42,7 +42,7 @@ def evaluating_by_batches(layers: Mapping[str, BatchStatisticsNorm]) -> Iterator
     """Let all layers evaluate in the block, each call by its own statistics, for every norm.
 
     Training mode would not work: some norms normalize by running statistics in training too. The
-    layers' buffers are written, the caller restores them.
+    layers' buffers are written, and the caller restores them.
     """
 
     def take_over(call: NormCall) -> None:
@@ -76,10 +76,10 @@ def order_of_calls(
     """Return the names of the layers in the order of their first calls, equal in all processes.
 
     Args:
-        layers: by name.
+        layers: layers by name.
         called: names in the order of their first calls here; empty in a process without data.
-        batches: what the layers should have been called on, for the message ("no batch went").
-        optional: names of layers that need not have been called, and are left out then.
+        batches: text of the error about missing calls ("no batch went").
+        optional: names of layers that need not have been called, and are then left out.
 
     Raises:
         InputError: no process has called one of the other layers, or any layer; raised in all
@@ -143,7 +143,7 @@ def adopt_statistics(layer: BatchStatisticsNorm, statistics: Buffers) -> None:
     """Write a layer's buffers permanently: it counts as trained from now on."""
     write_statistics(layer, statistics)
     windowed = MovingAverageBatchNorm | UnifiedNorm
-    # A window before the first step would hold its start values.
+    # A window before the first step would hold initial values.
     if isinstance(layer, windowed) and not layer.num_batches_tracked:
         layer.window_second_moment.copy_(layer.running_second_moment)
     layer.num_batches_tracked.clamp_(min=1)

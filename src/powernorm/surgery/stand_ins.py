@@ -1,4 +1,4 @@
-"""Layers of this library in the place of torch's BatchNorms while a model is measured."""
+"""Layers of this library that replace torch's BatchNorms while a model is measured."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from powernorm.surgery.successors import a_tensor, successor
 def torch_batch_norms_replaced(
     model: nn.Module, norms: Sequence[FoundNorm] | None = None
 ) -> Iterator[dict[str, nn.Module]]:
-    """Put BatchNorms of this library in the place of torch's in the block.
+    """Replace torch's BatchNorms by those of this library in the block.
 
-    They have the same parameters, statistics and modes, and get the model's padding mask where it
-    fits their input. Nothing is left of them afterwards, also after an exception.
+    They have the same parameters, statistics and modes, and get the model's padding mask if it
+    fits their input. They are removed afterwards, also after an exception.
 
     Args:
-        model: has the BatchNorms of torch.
-        norms: those of the model, if they are known.
+        model: a model with BatchNorms of torch.
+        norms: norms of the model, if they are known.
 
     Yields:
-        The BatchNorms of torch, by the names of the layers in their place.
+        The BatchNorms of torch, by the names of the layers that replace them.
     """
     norms = find_norms(model) if norms is None else norms
     chosen = [norm for norm in norms if _is_torchs(norm)]
@@ -60,7 +60,7 @@ def _is_torchs(norm: FoundNorm) -> bool:
 
 @torch.no_grad()
 def give_back(layer: BatchStatisticsNorm, to: nn.Module) -> None:
-    """Write the statistics of a layer into the BatchNorm of torch that it stands for."""
+    """Write the statistics of a layer into the BatchNorm of torch that it replaces."""
     norm: Any = to
     norm.running_mean.copy_(layer.running_mean)
     norm.running_var.copy_(layer.running_var)

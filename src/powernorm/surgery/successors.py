@@ -1,4 +1,4 @@
-"""Building a new norm with what it takes over from the norm that it replaces."""
+"""Construction of a new norm that takes over the state of the norm that it replaces."""
 
 from __future__ import annotations
 
@@ -37,18 +37,18 @@ _STATE_HOOKS: Final = (
 )
 """Tables of hooks that were made for the old norm's own tensors."""
 _SAME: Final = {"layer": "ln", "rms": "rms"}
-"""Short names of the norms that compute what norms of other libraries do, by kind."""
+"""Short names of the norms with the computation of other libraries' norms, by kind."""
 _OWN: Final = {LayerNorm: "ln", RMSNorm: "rms"}
-"""The same of our own, which compute it too."""
+"""The same for our own norms with that computation."""
 
 
 def successor(found: FoundNorm, to: str, options: Mapping[str, Any], fallback: Tensor) -> Norm:
-    """Return the new norm, with all that it takes over, not yet in its place.
+    """Return the new norm with the old one's state, not yet in its place.
 
     Args:
-        found: the old norm, with a reading, or that of the norm beside a gate.
+        found: the old norm, with a reading of it, or of the norm next to a gate.
         to: short name of the new norm.
-        options: options of the new norm; they override what it would take over.
+        options: options of the new norm; they override those of the old one.
         fallback: its device and dtype are used if the old norm has no parameters.
 
     Raises:
@@ -71,7 +71,7 @@ def successor(found: FoundNorm, to: str, options: Mapping[str, Any], fallback: T
     ):
         _take_over(new.affine_part, name, value, old)
         if isinstance(new, ProgressiveRepBatchNorm) and _token_kind(reading):
-            # The branch that fades has parameters of its own.
+            # The branch that fades out has separate parameters.
             _take_over(new, f"branch_{name}", value, old, shares=False)
     if type(found.module) is type(new):
         _take_over_others(new, found.module)
@@ -81,12 +81,12 @@ def successor(found: FoundNorm, to: str, options: Mapping[str, Any], fallback: T
     if _keeps_statistics(new, reading.statistics):
         _take_over_statistics(new, cast(nn.Module, reading.statistics))
         if "start" in inspect.signature(norm_info(to).layer).parameters and "start" not in options:
-            # An average would begin by dropping what is there.
+            # An average would begin by dropping the existing statistics.
             same = type(reading.statistics) is type(new)
             cast(Any, new).start = cast(Any, reading.statistics).start if same else "torch"
     new.train(mode_of(found.module))
-    # A BatchNorm of torch with statistics that it does not track was frozen, as Lightning's
-    # BaseFinetuning does.
+    # A BatchNorm of torch with statistics that it does not track was frozen, as by Lightning's
+    # BaseFinetuning.
     frozen = getattr(found.module, "is_frozen", False) or not getattr(
         reading.statistics, "track_running_stats", True
     )
@@ -96,16 +96,16 @@ def successor(found: FoundNorm, to: str, options: Mapping[str, Any], fallback: T
 
 
 def _carried(new: Norm, to: str, reading: Reading, module: nn.Module) -> dict[str, Any]:
-    """Return options that the old norm was built with and that its successor keeps."""
+    """Return the old norm's options that its successor keeps."""
     old = reading.statistics
     same = _SAME.get(reading.kind) == to
     if reading.kind == "own":
         same = _class_of(old) is _class_of(new)
-    # A user's own class may have no such arguments.
+    # Users' classes may not have these arguments.
     taken = inspect.signature(norm_info(to).layer).parameters
     kind = _token_kind(reading)
     if isinstance(new, ProgressiveRepBatchNorm | TaperNorm) and kind:
-        # What they begin as is the old norm.
+        # The initial branch is the old norm.
         eps = "eps" if isinstance(new, TaperNorm) else "branch_eps"
         begins = {"kind": kind, eps: reading.eps}
         return {name: value for name, value in begins.items() if value}
@@ -113,7 +113,7 @@ def _carried(new: Norm, to: str, reading: Reading, module: nn.Module) -> dict[st
     if not any(True for _ in module.parameters()):
         carried["affine"] = False
     if reading.kind == "batch" and old is None:
-        # Without running statistics it is a BatchNorm nonetheless, with the same settings.
+        # Without running statistics it is still a BatchNorm, with the same settings.
         old, same = module, _kept_names(new) == ["running_mean", "running_var"]
     if not (same or _have_the_same(new, old)):
         return {name: value for name, value in carried.items() if name in taken}
@@ -124,7 +124,7 @@ def _carried(new: Norm, to: str, reading: Reading, module: nn.Module) -> dict[st
     if hasattr(old, "momentum"):
         carried["momentum"] = cast(Any, old).momentum
     groups = getattr(old, "groups", None)
-    # Unless the new name's presets say that there are none.
+    # Unless the presets of the new name exclude them.
     if groups is not None and hasattr(new, "groups") and "groups" not in norm_info(to).presets:
         carried["groups"] = groups
     return {name: value for name, value in carried.items() if name in taken}
@@ -190,7 +190,7 @@ def _take_over(
 
 @torch.no_grad()
 def _take_over_others(new: Norm, old: nn.Module) -> None:
-    """Give what is learned besides γ and β, such as η, to a norm of the same class."""
+    """Copy parameters besides γ and β, such as η, to a norm of the same class."""
     for name, own in new._parameters.items():
         value = old._parameters.get(name)
         fits = own is not None and value is not None and own.shape == value.shape
@@ -206,12 +206,12 @@ def _take_over_statistics(new: Norm, old: nn.Module) -> None:
         if _has(new, name) and _has(old, name):
             cast(Tensor, new._buffers[name]).copy_(cast(Tensor, old._buffers[name]))
     if not alike and hasattr(new, "warmup_steps"):
-        # It has statistics, but its own warm-up is still to come.
+        # It has statistics, but has not started its own warm-up.
         cast(Tensor, new._buffers["num_batches_tracked"]).clamp_(max=1)
 
 
 def same_parameters(found: FoundNorm, new: Norm) -> list[tuple[Tensor | None, Tensor | None]]:
-    """Return an old norm's parameters and those of its successor that mean the same.
+    """Return pairs of an old norm's parameters and those of its successor with the same meaning.
 
     γ = 1 + weight and a weight that is γ have the same gradient.
     """
@@ -225,7 +225,7 @@ def same_parameters(found: FoundNorm, new: Norm) -> list[tuple[Tensor | None, Te
 
 
 def remarks(found: FoundNorm, new: Norm) -> list[str]:
-    """Return what a successor does not take over of a norm, or takes over in another way."""
+    """Return remarks on state that a successor does not take over, or changes."""
     norm, said = found.inner[1], []
     if isinstance(norm, nn.modules.batchnorm._BatchNorm) and _kept_names(new):
         if norm.running_mean is None:
@@ -279,14 +279,14 @@ def follow(
     before: tuple[torch.device, torch.dtype],
     now: tuple[torch.device, torch.dtype],
 ) -> None:
-    """Move an old norm as the model was moved since the swap."""
+    """Move an old norm like the model was moved since the swap."""
     if before == now or all(
         (tensor.device, tensor.dtype) == now for tensor in (*old.parameters(), *old.buffers())
     ):
         return
     if a_tensor(old).is_meta:
         raise InputError(
-            "the old norms were left on the meta device when the model got its values: build the "
-            "model anew instead of undoing the swap"
+            "the old norms were left on the meta device when the model got its values: rebuild the "
+            "model instead of undoing the swap"
         )
     old.to(*now)

@@ -1,4 +1,4 @@
-"""Replacing the norms of a model: plan, apply, undo."""
+"""Replacement of the norms of a model: plan, apply, undo."""
 
 from __future__ import annotations
 
@@ -52,11 +52,11 @@ class _NormSite:
 
 
 def _notes(plan: NormPlan, calls: Sequence[FoundNorm] | None) -> list[str]:
-    """Return how many norms change, and how their masks are read.
+    """Return notes on the number of changed norms, and on how their masks are read.
 
     Args:
-        plan: of a swap.
-        calls: those of functional norms that a run has shown; None without a run.
+        plan: plan of a swap.
+        calls: calls of functional norms that a run has shown; None without a run.
     """
     swapped = sum(row.action == "swap" for row in plan.rows)
     masks = dict.fromkeys(row.mask for row in plan.rows if row.mask is not None)
@@ -77,16 +77,16 @@ def plan_swap(
     example_inputs: object = None,
     **norm_options: Any,
 ) -> NormPlan:
-    """Plan which norms of a model become which; changes nothing.
+    """Plan the replacement of a model's norms; changes nothing.
 
     Args:
         model: a model of torch, Hugging Face, timm, x-transformers, this library or your own.
-        to: short name of the new norm, one of `powernorm.NORMS` or of your own, or `module:Class`;
+        to: short name of the new norm, one of `powernorm.NORMS` or your own, or `module:Class`;
             see `powernorm.register_norm`.
-        where: which norms: a glob over dotted names or several, a function of (name, module), a
-            `Where`, or None for all; None in an encoder-decoder means those of the encoder (Shen et
-            al. 2020, App. A; Wang et al. 2022, App. A). None includes norms over channels, such as
-            BatchNorm2d, only if the model has no norms over tokens; they get `feature_dim=1`.
+        where: selection of norms: a glob over dotted names or several, a function of (name,
+            module), a `Where`, or None for all; None in an encoder-decoder means the encoder (Shen
+            et al. 2020, App. A; Wang et al. 2022, App. A). None includes norms over channels, such
+            as BatchNorm2d, only if the model has no norms over tokens; they get `feature_dim=1`.
         example_inputs: as in `powernorm.fold`. The model runs once on them, in evaluation, and each
             call of a functional norm gets a row, to `keep`; see `powernorm.modularize`.
         norm_options: options of the new norm, as in `powernorm.build_norm`.
@@ -150,17 +150,17 @@ def swap(
     norms stay shared. Afterwards the model is called as before: padding given by `attention_mask`,
     `src_key_padding_mask` and similar arguments reaches the new norms. Swap before
     `torch.compile`, before the model is wrapped for several processes, and before the optimizer is
-    built, or give it: it would miss new parameters (β in place of an RMSNorm; γ and β where γ was
-    1 + weight, as in Gemma). Running statistics, their counter, eps and freezing stay if old and
-    new norm keep the same statistics; a LayerNorm or RMSNorm that becomes this library's keeps its
-    eps.
+    built, or pass the optimizer, which would miss new parameters (β in place of an RMSNorm; γ and β
+    if γ was 1 + weight, as in Gemma). Running statistics, their counter, eps and freezing stay if
+    old and new norm keep the same statistics; a LayerNorm or RMSNorm that becomes this library's
+    keeps its eps.
 
     Args:
         model: changed in place.
         to: short name of the new norm.
         where: as in `plan_swap`.
         example_inputs: as in `plan_swap`; the plan of the swap then shows functional norms, too.
-        optimizer: an optimizer of the model or several, built before: new parameters take the place
+        optimizer: an optimizer of the model or several, built before: new parameters get the place
             and the state of those that they replace, or join the group of the old norm. Without it,
             a first step that leaves out new parameters warns.
         norm_options: as in `plan_swap`.
@@ -185,14 +185,14 @@ def swap(
 
 
 def mask_batch_norms(model: nn.Module) -> AppliedPlan:
-    """Make a model's own BatchNorms leave out padding, as its mask says where it is.
+    """Make a model's own BatchNorms exclude padding, by the model's mask.
 
     Each `torch.nn.BatchNorm1d` (of a Conformer's convolution module, PatchTST's) becomes this
     library's `BatchNorm` with the same parameters, statistics, counter, momentum, eps and
-    mode, and gets the model's mask as the norms of a swap do. Convolutions beside such a norm that
-    are wider than one position get zeros at padding, in evaluation too, where otherwise the last
-    positions of a sequence would see what is padded to it: a padded sequence then gives what it
-    gives alone.
+    mode, and gets the model's mask like the norms of a swap. Convolutions next to such a norm that
+    are wider than one position get zeros at padding, in evaluation too; otherwise the last
+    positions of a sequence would see its padding. A padded sequence then gives the same result
+    as without padding.
 
     Args:
         model: changed in place.
@@ -221,8 +221,8 @@ def mask_batch_norms(model: nn.Module) -> AppliedPlan:
     found = {name for norm in norms if _is_batch_norm(norm) for name in norm.names}
     if not found:
         raise InputError(
-            f"{type(model).__name__} has no BatchNorm1d that could leave out padding: "
-            "powernorm.swap puts norms of the batch in the place of others"
+            f"{type(model).__name__} has no BatchNorm1d that could exclude padding: "
+            "powernorm.swap replaces other norms by norms of the batch"
         )
     check_untouched(model, "swap")
     swapped = _planned(model, norms, "bn", lambda name, _: name in found, {}, False).apply()

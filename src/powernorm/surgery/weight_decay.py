@@ -14,16 +14,16 @@ from powernorm.norms.arguments import check_model, check_number
 def decay_groups(
     model: nn.Module, weight_decay: float, norms: Selection = ()
 ) -> list[dict[str, Any]]:
-    """Return two parameter groups for an optimizer: what is decayed, and what is not.
+    """Return two parameter groups for an optimizer: decayed parameters, and the others.
 
-    Matrices are decayed; biases and the parameters of norms are not, but for γ of the norms that
-    are selected. A γ in front of a linear map (pre-norm) could be part of it, and decay keeps both
-    in balance; a γ whose output goes into the residual stream is what scales its branch, and decay
-    would shrink it (Wang et al. 2026, arXiv:2605.26895, who decay the former only).
+    Matrices are decayed; biases and the parameters of norms are not, except γ of the selected
+    norms. A γ in front of a linear map (pre-norm) could be part of it, and decay keeps both in
+    balance; a γ whose output goes into the residual stream scales its branch, and decay would
+    shrink it (Wang et al. 2026, arXiv:2605.26895, who decay the former only).
 
     Args:
-        model: its parameters with `requires_grad`.
-        weight_decay: of the first group.
+        model: its parameters with `requires_grad` are grouped.
+        weight_decay: weight decay of the first group.
         norms: norms whose γ is decayed, as in `powernorm.swap`; `()` for none.
 
     Raises:

@@ -1,4 +1,4 @@
-"""Folding: exact for every family, and honest about what it leaves."""
+"""Folding: exact for every family, with a reason for each norm that remains."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ pytestmark = pytest.mark.filterwarnings(
 )
 
 LEAVE_ONE = {
-    # Their input and output are the user's own features, so that the last norm stays as one
+    # Their input and output are the user's features, so that the last norm stays as one
     # multiply-add (SPEC 9: "a model without a head").
     "torch-layer": "norm2",
     "torch-layer-length-first": "norm2",

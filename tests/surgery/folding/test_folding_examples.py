@@ -1,4 +1,4 @@
-"""What folding takes as a model and its inputs: several examples, mappings, wrappers, hooks."""
+"""Models and inputs that folding accepts: several examples, mappings, wrappers, hooks."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_a_fold_holds_for_all_examples(name: str) -> None:
 
 
 def test_one_example_is_wrong_for_another_branch() -> None:
-    """What more_examples is there for: this is documented, and large."""
+    """The documented use of more_examples: without it the error is large."""
     model = branching("the same weight without the norm")
     long = tokens(*LONG)
     expected = model(long).detach()

@@ -1,4 +1,4 @@
-"""Folding of small graphs: what is looked through, what stands in the way, what is refused."""
+"""Folding of small graphs: operators that are followed, obstacles, and refusals."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def folded(model: nn.Module, inputs: dict[str, Any], **options: Any) -> Any:
 
 
 def static_rows(report: Any) -> list[str]:
-    """What is left of the norms that are static."""
+    """Return what remains of the static norms."""
     return [left_of(row) for row in report.rows if "in evaluation" not in row.reason]
 
 

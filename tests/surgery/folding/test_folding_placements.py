@@ -85,7 +85,7 @@ def test_every_placement_folds_with_other_static_norms(variant: str, norm: str) 
 
 
 def test_a_norm_that_heads_share_leaves_a_multiply_add() -> None:
-    """Of queries and keys per head: the rows of the maps would have to be tied by heads."""
+    """A norm of queries and keys per head: the rows of the maps would have to be tied by heads."""
     model = model_of({"qk_norm": "per_head"})
     expected = model(tokens())
     report = powernorm.fold(model, {"tokens": tokens()})

@@ -248,7 +248,7 @@ STAYING: dict[str, tuple[Callable[[], nn.Module], Callable[[], Tensor], dict[str
     "a tied head": (
         TiedHead,
         lambda: IDS,
-        {"norm": "is tied: embedding.weight, head.weight (fold with tied='untie' to part them)"},
+        {"norm": "is tied: embedding.weight, head.weight (fold with tied='untie' to separate"},
     ),
     "a norm on a sub-layer's output": (
         lambda: nn.Sequential(

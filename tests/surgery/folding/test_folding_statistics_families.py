@@ -1,4 +1,4 @@
-"""Folding what stays dynamic, on the families of transformers: exact, and of the same class."""
+"""Folding around statistics that stay, in families of transformers: exact, in the same class."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ OTHERS = {
     "modernbert": (6, 4, 0),
 }
 TYPICAL = ("gemma", "gptj")
-"""Those that the default suite runs: an offset, a tied head, parallel sub-layers, kept biases."""
+"""Families in the default suite: an offset, a tied head, parallel sub-layers, kept biases."""
 
 
 def grid(names: Any) -> list[Any]:

@@ -1,4 +1,4 @@
-"""Each way of taking the norms out of a model, without the training around it."""
+"""Each method that removes the norms of a model, without the training around it."""
 
 from __future__ import annotations
 

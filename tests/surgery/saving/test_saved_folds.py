@@ -1,4 +1,4 @@
-"""Saving what a fold makes where it leaves no module behind: biases and untied tensors."""
+"""Saving of biases and untied tensors that a fold makes where it leaves no module."""
 
 from __future__ import annotations
 

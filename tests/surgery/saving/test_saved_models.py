@@ -1,4 +1,4 @@
-"""Swapped and folded models in folders: what comes back, also in a new process."""
+"""Swapped and folded models in folders: the loaded state, also in a new process."""
 
 from __future__ import annotations
 
@@ -153,7 +153,7 @@ def test_what_config_json_says(another_process: Path) -> None:
 
 @pytest.mark.parametrize("family", ["gpt2", "marian"])
 def test_stock_names_with_the_key(family: str, tmp_path: Path) -> None:
-    """What `save_pretrained` and the Trainer write: `powernorm.load` sees what was swapped."""
+    """`powernorm.load` finds the swaps in files of `save_pretrained` and the Trainer."""
     model, _ = FAMILIES[family]()
     inputs = PADDED[family](1)
     # The stack alone: the record's names are those below it.
@@ -165,7 +165,7 @@ def test_stock_names_with_the_key(family: str, tmp_path: Path) -> None:
     assert torch.equal(run(loaded, inputs), run(model.eval(), inputs))
     swapped.undo()
     model.save_pretrained(tmp_path / "undone")
-    with pytest.raises(InputError, match="it is no model that powernorm has changed"):
+    with pytest.raises(InputError, match="it is not a model that powernorm has changed"):
         powernorm.load(tmp_path / "undone")
 
 
@@ -241,7 +241,7 @@ def test_norms_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
     class Nameless(powernorm.BatchNorm):
         pass
 
-    with pytest.raises(InputError, match=r"^0: Nameless is a norm of your own without a name"):
+    with pytest.raises(InputError, match=r"^0: Nameless is your own norm and has no name"):
         powernorm.save(nn.Sequential(Nameless(4)), tmp_path / "nameless")
     assert not (tmp_path / "nameless").exists()
 
@@ -353,15 +353,15 @@ def test_an_edited_configuration_is_noticed(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="cannot be read"):
         powernorm.load(tmp_path, small())
     os.mkfifo(tmp_path / CONFIG)
-    with pytest.raises(InputError, match="is no regular file"):
+    with pytest.raises(InputError, match="is not a regular file"):
         powernorm.load(tmp_path, small())
 
 
 def test_what_is_no_saved_model(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"is no folder: give one that powernorm\.save wrote"):
+    with pytest.raises(InputError, match=r"is not a folder: give one that powernorm\.save wrote"):
         powernorm.load(tmp_path / "nothing")
     (tmp_path / CONFIG).write_text("{}")
-    with pytest.raises(InputError, match="it is no model that powernorm has changed"):
+    with pytest.raises(InputError, match="it is not a model that powernorm has changed"):
         powernorm.load(tmp_path)
     (tmp_path / WEIGHTS).write_bytes(b"something else")
     with pytest.raises(InputError, match=f"{WEIGHTS} is damaged"):
@@ -380,7 +380,7 @@ def damage(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        (damage, "is damaged, its bytes do not have their checksum: save the model again with"),
+        (damage, "is damaged, its contents do not match its checksum: save the model again with"),
         (lambda folder: (folder / WEIGHTS).write_bytes(b""), f"{WEIGHTS} is damaged, .* save the"),
         (
             lambda folder: (folder / WEIGHTS).unlink(),

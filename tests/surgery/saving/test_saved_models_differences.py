@@ -1,4 +1,4 @@
-"""What a saved model must not lose in silence, and what a folder must not be able to do."""
+"""Silent changes that a saved model must not have, and harm that a folder must not do."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_nothing_is_called_that_a_record_names(
     powernorm.save(small(), tmp_path)
     before = list(sys.path)
     edit_record(tmp_path, lambda one: one["modules"][0].update(norm=norm, options=options))
-    with pytest.raises(InputError, match="is no class of a module that this process has loaded"):
+    with pytest.raises(InputError, match="is not a class of a module that this process has loaded"):
         powernorm.load(tmp_path, small())
     assert sys.path == before
 
@@ -281,7 +281,7 @@ def test_tensors_that_no_file_holds(value: Tensor, match: str, tmp_path: Path) -
     assert not (tmp_path / WEIGHTS).exists()
 
 
-# Norms of one's own ------------------------------------------------------------------------------
+# User-defined norms ------------------------------------------------------------------------------
 
 
 class Doubled(Mine):
@@ -300,11 +300,11 @@ def test_what_was_set_on_a_norm_of_ones_own(
     powernorm.swap(model, "mine", factor=2.0)
     powernorm.save(model, tmp_path / "a")
     model[1].layer.factor = 5.0
-    with pytest.raises(InputError, match=r"factor of a Mine is 5\.0 since it was built with 2"):
+    with pytest.raises(InputError, match=r"factor of a Mine is 5\.0, but it was built with 2"):
         powernorm.save(model, tmp_path / "b")
     model = build()
     powernorm.swap(model, "mine", table={1: 2.0})
-    with pytest.raises(InputError, match="give lists instead of tuples"):
+    with pytest.raises(InputError, match="use lists instead of tuples"):
         powernorm.save(model, tmp_path / "b")
     monkeypatch.setattr("powernorm.norms.registry.REGISTERED", {})
     powernorm.register_norm("mine", Doubled)
@@ -341,7 +341,7 @@ def test_what_is_loaded_is_not_the_file(tmp_path: Path) -> None:
 
 def test_wrappers_do_not_see_what_is_loaded(tmp_path: Path) -> None:
     powernorm.save(small(), tmp_path)
-    with pytest.raises(InputError, match="give the model inside, and wrap it afterwards"):
+    with pytest.raises(InputError, match="give the inner model, and wrap it afterwards"):
         powernorm.load(tmp_path, torch.compile(small()))
     inner = nn.Sequential(torch.compile(nn.Linear(4, 4)), powernorm.BatchNorm(4))
     with pytest.raises(InputError, match="'0' is compiled"):

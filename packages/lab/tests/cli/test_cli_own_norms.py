@@ -206,7 +206,7 @@ def test_swapped_in_a_table(tmp_path: Path) -> None:
         ("own.layer:Soft", "No module named 'own.layer'"),
         ("own.layers:Sift", "has no attribute 'Sift'"),
         ("own/layers.py:Soft", "is not of the form my.module:MyNorm"),
-        ("own.layers:build", "the layer of 'own.layers:build' takes no number of features"),
+        ("own.layers:build", "the layer of 'own.layers:build' has no positional argument"),
         ("soft", "unknown norm 'soft', known are ln,"),
     ],
 )

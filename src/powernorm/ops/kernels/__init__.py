@@ -1,1 +1,1 @@
-"""Kernels: the functions of `powernorm.ops.eager`, fast on one kind of device each."""
+"""Kernels: the functions of `powernorm.ops.eager`, each fast on one kind of device."""

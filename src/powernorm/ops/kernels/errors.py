@@ -1,15 +1,15 @@
-"""What a backend raises where a kernel cannot be had: the caller serves the call by another."""
+"""The error of a backend whose kernel is unavailable: the caller uses another backend."""
 
 from __future__ import annotations
 
 
 class KernelError(Exception):
-    """A kernel was not started, and wrote nothing.
+    """A kernel was not started, and nothing was written.
 
     Attributes:
-        reason: one line without a period that says why, and what helps.
-        is_general: Would every other kernel of the backend fail as well? Else only this op, type
-            and width do.
+        reason: one line without a period: the cause and a fix.
+        is_general: whether every other kernel of the backend would fail as well, not only this op,
+            type and width.
     """
 
     def __init__(self, reason: str, is_general: bool) -> None:

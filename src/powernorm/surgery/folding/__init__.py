@@ -13,6 +13,6 @@ A fold goes through these files in this order; `inspection/affine.py` reads what
 | `solution.py` | solves for scale and shift of every value |
 | `centering.py` | moves LayerNorm's centering into the weights that write to its stream |
 | `rewrite.py` | computes the new weights and biases |
-| `structure.py` | puts what is left in the places of the norms |
+| `structure.py` | puts the remaining modules in the places of the norms |
 | `verify.py` | compares the folded model with the original |
 """

@@ -1,6 +1,6 @@
 """Folding norms into the weights around them: plan, apply, verify, undo.
 
-Static norms fold away. Of norms of each token the weight and bias fold, and the statistic stays.
+Static norms fold away. For per-token norms the weight and bias fold, and the statistic stays.
 """
 
 from __future__ import annotations
@@ -38,22 +38,22 @@ from powernorm.surgery.folding.verify import Errors, check, differences, run_fol
 from powernorm.surgery.saving.records import mark
 
 Keep = Literal["nothing", "statistics"]
-"""What folding leaves: the static norms fold; or the weights and biases of the others, too."""
+"""Norms that stay: `nothing` folds the static norms, `statistics` only weights and biases."""
 
 
 @dataclass(frozen=True)
 class FoldReport(NormTable):
-    """What folding has done.
+    """Result of folding.
 
     Args:
         model: the folded model.
-        rows: one per norm: `fold`, absorbed by these parameters, nothing is left, or of a norm of
-            each token its statistic; `swap`, replaced by a multiply-add per feature, or a LayerNorm
-            by an RMSNorm; `keep`. The reason says what did not fold, and why.
+        rows: one per norm: `fold`, absorbed by these parameters, which leaves nothing, or for a
+            per-token norm its statistic; `swap`, replaced by a multiply-add per feature, or a
+            LayerNorm by an RMSNorm; `keep`. The reason tells which part did not fold, and why.
         errors: differences from the original on the example inputs, one per type.
-        structure: how the modules differ from the original's.
-        num_neutral: number of weights and biases of norms that compute nothing any more: 1, 0 where
-            the class adds 1 to its weight, biases of 0.
+        structure: differences of the modules from the original's.
+        num_neutral: number of weights and biases of norms that no longer compute anything: weights
+            of 1, or 0 if the class adds 1 to its weight, and biases of 0.
     """
 
     model: nn.Module
@@ -89,13 +89,13 @@ class FoldReport(NormTable):
 
 @dataclass(frozen=True)
 class FoldPlan(NormTable):
-    """What folding would change; nothing has been changed yet.
+    """Plan of the changes of folding; nothing has been changed yet.
 
     Args:
         model: the model.
         rows: one per norm.
-        outcomes: what becomes of each norm that could fold, by the name of the module that
-            computes; its affine part there is that of the moment when the plan was made.
+        outcomes: outcome of each norm that could fold, by the name of the computing module, with
+            its affine part at the time of the plan.
         replacements: the parameters that get new values.
         structure: how the modules change.
         examples: the example inputs, one call each.
@@ -116,7 +116,7 @@ class FoldPlan(NormTable):
         Args:
             inplace: change the model itself; False folds a copy.
             verify: first fold copies and compare them with the original on the example inputs, in
-                float64, float32 and the model's own type. Without, the folded model is run once.
+                float64, float32 and the model's own type. If False, the folded model is run once.
 
         Raises:
             InputError: the model is wrapped by DistributedDataParallel and would be changed in
@@ -151,7 +151,7 @@ class FoldPlan(NormTable):
 
     @property
     def num_neutral(self) -> int:
-        """Number of weights and biases of norms that compute nothing any more afterwards."""
+        """Number of weights and biases of norms that will no longer compute anything."""
         return sum(
             int((value == neutral).sum())
             for one in self.outcomes.values()
@@ -241,40 +241,40 @@ def plan_fold(
 ) -> FoldPlan:
     """Plan how the norms of a model fold into the weights around them.
 
-    A static norm is `y = a ⊙ x + c` in evaluation. Every value s of the folded model stands for
-    `A ⊙ s + B` of the original one, with A and B per feature such that each norm becomes the
+    A static norm is `y = a ⊙ x + c` in evaluation. For every value s of the folded model, the
+    original has `A ⊙ s + B`, with A and B per feature such that each norm becomes the
     identity and the weights around it absorb the rest. This covers pre-norm, Linear → norm, and
     post-norm by a reparametrized stream, through reshapes, dropout and residual sums, into linear
     maps, convolutions, embeddings and parameters.
 
-    A norm of each token, LayerNorm or RMSNorm, is `y = (offset + weight) ⊙ x̂ + bias`: an affine map
-    behind the statistic x̂. With `keep="statistics"` that map folds in the same way. The norm stays
+    A per-token norm, LayerNorm or RMSNorm, is `y = (offset + weight) ⊙ x̂ + bias`: an affine map
+    after the statistic x̂. With `keep="statistics"` that map folds in the same way. The norm stays
     with the neutral weight of its class (1; 0 in Gemma, where the offset is 1) and a bias of 0, and
-    nothing else in the model is of another class or shape: its own class loads the result.
+    no other class or shape in the model changes: its own class loads the result.
 
     Args:
-        model: in evaluation mode; it is not changed. Of one that DistributedDataParallel or
-            DataParallel wraps, the module inside is folded, which is then the plan's `model`; for
-            the former apply it to a copy.
+        model: model in evaluation mode; it is not changed. If DistributedDataParallel or
+            DataParallel wraps it, the inner module is folded, which is then the plan's `model`; for
+            the former apply the plan to a copy.
         example_inputs: a tensor, a tuple of positional arguments or a dict of keyword arguments
-            that the model takes; a dict for a model of sentence-transformers, too. The computation
-            on them is what is folded. Other lengths and masks work afterwards. But if the model's
+            that the model takes; a dict for a model of sentence-transformers, too. Their
+            computation is folded. Other lengths and masks work afterwards. But if the model's
             Python code branches on shapes, arguments or values, give an example of each branch
             that will be used (of more than one token). Values inside the folded model are
-            reparametrized, so that hidden states that the example does not return differ from the
+            reparametrized, so hidden states that the example does not return differ from the
             original's.
         keep: `nothing` folds the static norms, `statistics` the weights and biases of the others,
-            too. Those that cannot fold stay, each with the reason in its row. No bias is made where
-            a layer has none, unless static norms fold as well: what the weight can fold without the
+            too. Those that cannot fold stay, each with the reason in its row. A layer gets no new
+            bias, unless static norms fold as well: the part of the weight that can fold without the
             bias does, and the bias stays, divided by the weight.
-        centering: `weights` centers what writes to a stream that LayerNorms alone read (embeddings
-            and the last layers of sub-layers), so that the LayerNorms become RMSNorms, of another
-            class: `powernorm.save` keeps them. Only with `keep="statistics"`; biases are made where
-            there are none.
+        centering: `weights` centers the layers that write to a stream that only LayerNorms read
+            (embeddings and the last layers of sub-layers), so that the LayerNorms become RMSNorms,
+            which is another class: use `powernorm.save`. Only with `keep="statistics"`; missing
+            biases are added.
         more_examples: inputs of other branches, each as `example_inputs`. The fold holds for all.
         tied: if one tensor is both the embedding and the head and the two need different values,
-            `untie` gives the head a tensor of its own (memory for another table), `keep` leaves a
-            multiply-add before the head, or the norm as it is if its statistic stays. By default
+            `untie` gives the head its own tensor (memory for another table), `keep` leaves a
+            multiply-add before the head, or the unchanged norm if its statistic stays. By default
             `untie`, and `keep` with `keep="statistics"`, so that the model's own class loads it.
 
     Raises:
@@ -355,7 +355,7 @@ def fold(
     verify: bool = True,
     tied: Tied | None = None,
 ) -> FoldReport:
-    """Fold the norms of a model into its weights, exactly: static ones, so that none is left.
+    """Fold the norms of a model into its weights, exactly; static norms disappear.
 
     This is `plan_fold` followed by `apply`; see `plan_fold` for what is folded and how.
 
@@ -371,8 +371,8 @@ def fold(
         tied: see `plan_fold`.
 
     Returns:
-        The report: the model, a row per norm (what was folded into what, what stayed and why), the
-        measured errors, and `undo()`.
+        The report: the model, a row per norm (which parameters absorbed it, or why it stayed),
+        the measured errors, and `undo()`.
 
     Raises:
         InputError: as in `plan_fold`; or the outputs differ, and nothing has changed.
@@ -400,14 +400,14 @@ def fold(
 
 
 def _neutral(count: int) -> list[str]:
-    return [f"{count:,} weights and biases of norms compute nothing any more"] if count else []
+    return [f"{count:,} weights and biases of norms no longer compute anything"] if count else []
 
 
 def check_options(keep: str, centering: str, tied: str | None) -> None:
-    """Raise an InputError unless these are options of `fold` that go together.
+    """Raise an InputError unless these are options of `fold` that can be combined.
 
     Raises:
-        InputError: names the value and what is expected.
+        InputError: names the value and the expected ones.
     """
     for what, value, known in (
         ("keep", keep, get_args(Keep)),
@@ -418,7 +418,7 @@ def check_options(keep: str, centering: str, tied: str | None) -> None:
             expected = " or ".join(repr(one) for one in known if one is not None)
             raise InputError(f"{what} is {value!r}, expected {expected}")
     if centering == "weights" and keep != "statistics":
-        raise InputError("centering=weights is about norms that stay: give keep=statistics, too")
+        raise InputError("centering=weights needs norms that stay: give keep=statistics, too")
 
 
 def _check_foldable(
@@ -430,9 +430,9 @@ def _check_foldable(
     """Raise an InputError if a model cannot be folded.
 
     Args:
-        model: any.
+        model: any model.
         found: its norms.
-        parts: the affine parts of those that may fold.
+        parts: the affine parts of the norms that may fold.
         reasons: why others may not.
     """
     if any("" in norm.names and norm.inner[0] in parts for norm in found):

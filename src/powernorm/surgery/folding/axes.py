@@ -1,4 +1,4 @@
-"""Following the features' axis through operators that do not change the features."""
+"""The features' axis across operators that do not change the features."""
 
 from __future__ import annotations
 
@@ -338,8 +338,8 @@ _PER_ELEMENT: Final = frozenset(
 def _is_constant_along(node: fx.Node, axis: int, known: dict[Place, bool] | None = None) -> bool:
     """Return whether a value is known to be the same all along an axis.
 
-    As a mask of tokens that was expanded to the features, and sums of one. What is found on the way
-    is noted in `known`.
+    Examples are a mask of tokens expanded to the features, and sums with one. Intermediate results
+    are stored in `known`.
     """
     known, place = {} if known is None else known, Place(node, axis)
     if place not in known:
@@ -375,7 +375,7 @@ def across_broadcast(node: fx.Node, operand: fx.Node, axis: int) -> int | None:
 
 
 def is_one_for_all(node: fx.Node, operand: fx.Node, axis: int) -> bool:
-    """Return whether all places along an output axis see the same value of an operand."""
+    """Return whether all positions along an output axis see the same value of an operand."""
     other = across_broadcast(node, operand, axis)
     return other is None or _is_constant_along(operand, other)
 

@@ -1,12 +1,12 @@
-"""LayerNorm's centering in the weights that write to its stream, so that RMSNorm is left.
+"""LayerNorm's centering in the weights that write to its stream, which turns it into RMSNorm.
 
 `LayerNorm(x) = RMSNorm(x - mean x)`, with the same eps. Centering is linear and commutes with sums,
-reshapes, masks and factors per token. So where every writer of a stream is centered over its output
-features, W' = W - mean W and b' = b - mean b, the stream is as well, and nothing else changes that
-only LayerNorms read.
+reshapes, masks and factors per token. If every writer of a stream is centered over its output
+features, W' = W - mean W and b' = b - mean b, so is the stream, and no other result changes if
+only LayerNorms read it.
 
-A static norm that centers, `y = a ⊙ (x - mean x) + c`, leaves its centering to the linear maps that
-read it instead: `W' = V - mean V` over the input features, with `V = W diag(a)`.
+A static norm that centers, `y = a ⊙ (x - mean x) + c`, moves its centering to the linear maps that
+read it: `W' = V - mean V` over the input features, with `V = W diag(a)`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class CenteringConflictError(Exception):
     """Weights that would be centered are in use elsewhere, too.
 
     Args:
-        places: what they write.
+        places: places that the weights write.
         reason: why, for the user.
     """
 
@@ -95,7 +95,7 @@ def _stream(relations: Relations, start: Place, layer_norms: Collection[int]) ->
 
 
 def _obstacles(relations: Relations, place: Place, layer_norms: Collection[int]) -> Iterator[str]:
-    """Yield what keeps features from being centered."""
+    """Yield the obstacles to centering features."""
     if place in relations.fixed:
         yield relations.fixed[place]
     for node in relations.statistics.get(place, ()):
@@ -120,7 +120,7 @@ def _described(relation: Relation) -> str:
 
 
 def drop(streams: Collection[Stream], conflict: CenteringConflictError) -> None:
-    """Leave the streams alone that a conflict is about."""
+    """Exclude the streams of a conflict."""
     for stream in streams:
         if not stream.places.isdisjoint(conflict.places):
             stream.obstacle = conflict.reason
@@ -131,15 +131,15 @@ def centered_places(streams: Collection[Stream]) -> set[Place]:
     return {place for stream in streams if not stream.obstacle for place in stream.places}
 
 
-# What reads static norms that center -------------------------------------------------------------
+# Readers of static norms that center ---------------------------------------------------------
 
 
 def why_not_centered_behind(relations: Relations, uses: Sequence[NormedValue]) -> str:
-    """Return why what reads a static norm that centers cannot center in its place, "" if it can.
+    """Return why the readers of a static norm that centers cannot center instead, "" if they can.
 
     Args:
-        relations: of the graph.
-        uses: of the norm.
+        relations: relations of the graph.
+        uses: uses of the norm.
     """
     for use in uses:
         for place in _passed_on(relations, use.output):
@@ -152,11 +152,11 @@ def why_not_centered_behind(relations: Relations, uses: Sequence[NormedValue]) -
 
 
 def centered_behind(relations: Relations, centers: Callable[[int], bool]) -> dict[Place, Place]:
-    """Return places behind folded static norms that center, with the input of the norm.
+    """Return places after folded static norms that center, with the input of the norm.
 
     Args:
-        relations: of the graph.
-        centers: whether a norm is such a one, by its index.
+        relations: relations of the graph.
+        centers: whether the norm with an index centers.
     """
     return {
         place: use.inputs[0]
@@ -170,7 +170,7 @@ _BEHIND = "it centers each token, which only a linear map behind it can take ove
 
 
 def _passed_on(relations: Relations, place: Place) -> list[Place]:
-    """Return a place and those behind it that hold the same features of the same tokens."""
+    """Return a place and later ones that hold the same features of the same tokens."""
     found = [place]
     for here in found:
         for reader in relations.readers.get(here, ()):

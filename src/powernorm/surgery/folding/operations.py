@@ -66,7 +66,7 @@ class Operation:
 _SPATIAL = {"conv1d": 1, "conv2d": 2, "conv3d": 3}
 _WEIGHT_AT = {"linear": 1, "mm": 1, "matmul": 1, "addmm": 2}
 WITH_WEIGHTS = frozenset({*_SPATIAL, *_WEIGHT_AT, "embedding"})
-"""Operators that modules of torch call with their weights."""
+"""Operators that torch's modules call with their weights."""
 _PRODUCTS = ("mm", "matmul")
 _OF_EXPERTS = ("bmm", "_grouped_mm", "transformers.grouped_mm_fallback.default")
 """Products of each token with the matrix of its expert."""
@@ -158,8 +158,8 @@ def _convolution(node: fx.Node, trace: Trace) -> Operation | None:
 def _einsum(node: fx.Node, trace: Trace) -> Operation | None:
     """Return a product of a value and a whole parameter, such as `ibh,hnd->ibnd` in XLNet.
 
-    Of several dimensions that are summed over, or that the parameter alone brings in, the last one
-    counts as the features: a scale per feature can be taken up along each.
+    If several dimensions are summed over, or only the parameter has several, the last one
+    counts as the features: each can absorb a scale per feature.
     """
     equation, operands = node.args[:2]
     terms, _, written = str(equation).replace(" ", "").partition("->")
@@ -214,7 +214,7 @@ _SAME_SHAPE = frozenset({"view", "reshape", "_unsafe_view", "to", "_to_copy", "e
 def part_of(value: object, trace: Trace) -> TensorPart | None:
     """Return the parameter part that a node is: all rows or some, transposed or not; or None.
 
-    Of three dimensions the first counts the matrices, and each may be transposed.
+    With three dimensions the first counts the matrices, and each may be transposed.
     """
     if not isinstance(value, fx.Node):
         return None
@@ -359,7 +359,7 @@ def _adds_bias(module: nn.Linear) -> bool:
         return torch.randn(*shape, generator=generator, dtype=torch.float64, device="cpu")
 
     rows, columns = module.weight.shape
-    # One column for all takes no memory, and a sum over the inputs still shows what is read.
+    # One expanded column takes no memory, and a sum over the inputs still shows all reads.
     weight, bias, x = draw(rows, 1).expand(rows, columns), draw(rows), draw(2, 3, columns)
     shadow = copy.copy(module)
     shadow.__dict__["_parameters"] = {
@@ -370,7 +370,7 @@ def _adds_bias(module: nn.Linear) -> bool:
     try:
         with torch.no_grad():
             y = type(module).forward(shadow, x)
-    except Exception:  # whatever a foreign forward raises, it is not a plain linear map
+    except Exception:  # if a foreign forward raises anything, it is no plain linear map
         return False
     expected = nn.functional.linear(x, weight, bias)
     return isinstance(y, Tensor) and y.shape == expected.shape and torch.allclose(y, expected)
@@ -380,9 +380,9 @@ def can_shift(operation: Operation, slots: Slots, makes_biases: bool = True) -> 
     """Return whether an operation can add a constant per feature of its output.
 
     Args:
-        operation: which one.
-        slots: of the model.
-        makes_biases: whether a bias can be added to it where there is none.
+        operation: the operation.
+        slots: slots of the model.
+        makes_biases: whether it can get a bias if it has none.
     """
     if operation.kind in ("embedding", "value") or operation.bias is not None:
         return True

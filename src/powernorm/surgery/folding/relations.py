@@ -1,11 +1,11 @@
-"""What a graph implies for scale and shift of the features that flow through it.
+"""Relations that a graph implies for scale and shift of the features that flow through it.
 
-In the folded model every value s stands for a value y of the original one by `y = A ⊙ s + B` along
+Each value s of the folded model represents a value y of the original one by `y = A ⊙ s + B` along
 the axis of its features. Each operator relates the (A, B) of its operands to those of its output.
-An operator without a relation (softmax, GELU, LayerNorm) fixes what it reads and what it writes to
-the original values: A = 1, B = 0. So a LayerNorm on a residual stream fixes the whole stream. Its
-weight and bias stand behind its statistic, which is such an operator: they are a norm whose input
-is fixed.
+An operator without a relation (softmax, GELU, LayerNorm) fixes its operands and its output to the
+original values: A = 1, B = 0. So a LayerNorm on a residual stream fixes the whole stream. Its
+    weight
+and bias come after its statistic, which is such an operator: they are a norm with a fixed input.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class Homogeneous:
     """A stays; B has to be 0 on both sides: a mask, a sum over tokens, a factor.
 
     This includes a factor that is a plain number: it may come from a shape or an argument of this
-    call, and only what does not depend on its value holds for other calls.
+    call, and only relations that do not depend on its value hold for other calls.
     """
 
     output: Place
@@ -130,10 +130,10 @@ class Relations:
     """Relations by the features that they read."""
 
     operations: dict[fx.Node, Operation] = field(default_factory=dict)
-    """All operations with weights next to what was reached."""
+    """All operations with weights next to the reached features."""
 
     statistics: dict[Place, list[fx.Node]] = field(default_factory=dict)
-    """Statistics of norms of each token by the features that they read; these are fixed, too."""
+    """Statistics of per-token norms by the features that they read; these are fixed, too."""
 
     def around(self, place: Place) -> list[Relation]:
         """Return the relation that writes features, if any, and those that read them."""
@@ -151,10 +151,10 @@ class Relations:
 
 
 def assumes_number(relation: Relation) -> bool:
-    """Return whether a number was taken for neutral that may be another one in other calls.
+    """Return whether a neutral number was assumed that may differ in other calls.
 
-    That is 0 that is added or filled in, and no padding. It may come of sizes or of arguments.
-    Modules of torch have theirs as attributes.
+    This is a 0 that is added or filled in, except for padding. It may come from sizes or from
+    arguments. Modules of torch have theirs as attributes.
     """
     weights = relation.operation if isinstance(relation, Weighted) else None
     node = relation.output.node if weights is None else weights.node
@@ -179,7 +179,7 @@ def relate(trace: Trace, feature_axes: Sequence[int], *, streams: bool = False) 
 
 
 def _twins(trace: Trace) -> dict[Place, Place]:
-    """Return what the same weights write in the first graph that uses them, by place.
+    """Return the output of the same weights in the first graph that uses them, by place.
 
     The n-th use in one graph goes with the n-th in the other.
     """
@@ -222,7 +222,7 @@ class _Explorer:
         self.weighted: dict[fx.Node, Weighted] = {}
         """Relations of operations with weights, each the same from both sides."""
         self.twins = _twins(trace)
-        """What the same weights write in the first graph, by what they write in another one."""
+        """Output of the same weights in the first graph, by their output in another one."""
 
     def explore(self, streams: bool) -> Relations:
         for node in self.trace.nodes():
@@ -257,15 +257,15 @@ class _Explorer:
             return
         for place in dict.fromkeys(relation.inputs):
             self.found.readers.setdefault(place, []).append(relation)
-        # The exploration stops at weights: their other side has an A and B of its own.
+        # The exploration stops at weights: their other side has its own A and B.
         if not isinstance(relation, Weighted):
             for place in (relation.output, *relation.inputs):
                 self._see(place)
 
     def _add_twin(self, relation: Weighted) -> None:
-        """Relate what weights write to what they write in the first graph: they change only once.
+        """Relate the output of weights to that in the first graph, as weights change only once.
 
-        So the output is not free to have any A and B, but has those that it has there.
+        The output therefore cannot have any A and B, but only those that it has there.
         """
         twin = self.twins[relation.output]
         known = self.found.producers.get(relation.output)
@@ -448,7 +448,7 @@ def _by_tensor(
     part: TensorPart | None = part_of(factor, trace)
     last = len(shape_of(node)) - 1
     if part is None and _is_of_parameters(factor, trace):
-        # As one of each head, repeated for its features: it stays, and A passes it.
+        # A scale per head, repeated for its features: it stays, and A passes it.
         return Homogeneous(output, (Place(x, axis),))
     if part is None or len(shape_of(factor)) != 1 or output.axis != last or axis != last:
         return None
@@ -463,7 +463,7 @@ def _scaled(node: fx.Node, output: Place, x: fx.Node, factor: object = None) -> 
 
 
 def _is_of_parameters(node: fx.Node, trace: Trace) -> bool:
-    """Return whether a value is computed from parameters and buffers alone."""
+    """Return whether a value is computed from parameters and buffers only."""
     if node.op == "placeholder":
         return trace.tensor_of(node) is not None
     operands = node.all_input_nodes

@@ -27,8 +27,8 @@ class WeightUpdate:
     slots that the operation reads. Scales (A) and shifts (B) are (C,) or 0-d, float64. With
     `centers` both are centered over the output features after that.
 
-    What reads a folded norm that centers also centers: with V = W diag(A_in), the rows of V less
-    their means, times A of the norm's own input (`before_centering`; None where nothing centers).
+    The readers of a folded norm that centers also center: with V = W diag(A_in), they use V minus
+    its row means, times A of the norm's own input (`before_centering`; None if nothing centers).
     """
 
     kind: str
@@ -189,8 +189,8 @@ class Editor:
 
         Args:
             solution: scales and shifts.
-            problem: whose solution that is.
-            untie: whether tied tensors may be parted.
+            problem: problem of that solution.
+            untie: whether tied tensors may be separated.
             centered: features whose writers are centered.
 
         Raises:
@@ -278,7 +278,7 @@ class Editor:
         if not untie:
             raise _SharedError(
                 _changed(uses),
-                f"{name} is tied: {', '.join(aliases)} (fold with tied='untie' to part them)",
+                f"{name} is tied: {', '.join(aliases)} (fold with tied='untie' to separate them)",
             )
         for slot, updates in agreed.items():
             if not all(update.is_trivial for update in updates):
@@ -310,7 +310,7 @@ class Editor:
 
 
 class _Use(NamedTuple):
-    """An operation, its update, and the part of its weights that is the tensor in question."""
+    """An operation, its update, and the part of its weights that belongs to the tensor."""
 
     operation: Operation
     update: WeightUpdate
@@ -375,7 +375,7 @@ def compute(replacement: Replacement, read: Mapping[str, Tensor]) -> Tensor:
     """Return the new tensor in float64.
 
     Args:
-        replacement: what updates.
+        replacement: the replacement of a parameter or buffer.
         read: the model's original tensors by name.
     """
     name = replacement.names[0]

@@ -29,8 +29,8 @@ class FoldConflictError(Exception):
     Args:
         index: index of the norm.
         reason: why, for the user.
-        of_shift: whether its scale alone would fold.
-        others: reasons of other norms that cannot either, by index.
+        of_shift: whether its scale would fold without the shift.
+        others: reasons of other norms that cannot fold either, by index.
     """
 
     def __init__(
@@ -50,17 +50,17 @@ class FoldConflictError(Exception):
 
 @dataclass
 class Problem:
-    """What is known before solving.
+    """Relations and norms of a folding problem, before solving.
 
     Args:
         relations: the relations of the graph.
-        norms: the static norms by index, and the affine parts of norms of each token.
-        with_statistic: norms of each token, which come last. Their input is a statistic, hence
+        norms: the static norms by index, and the affine parts of per-token norms.
+        with_statistic: per-token norms, which come last. Their input is a statistic, hence
             fixed.
-        decoupled: norms that become a multiply-add of their own; their two sides are independent.
+        decoupled: norms that become a separate multiply-add; their two sides are independent.
         pinned: norms whose two sides keep the original values (A = 1, B = 0).
-        with_bias: norms of each token that keep a bias, so that only their scale folds.
-        shiftable: whether an operation with weights can add a constant (has a bias, or a place for
+        with_bias: per-token norms that keep a bias, so that only their scale folds.
+        shiftable: whether an operation with weights can add a constant (has a bias, or a slot for
             it), by its id.
     """
 
@@ -77,13 +77,13 @@ class Problem:
         return index not in self.decoupled and index not in self.pinned
 
     def folds_shift(self, index: int) -> bool:
-        """Return whether the norm folds, and brings a shift."""
+        """Return whether the norm folds, including its shift."""
         if not self.folds(index) or index in self.with_bias:
             return False
         return index not in self.with_statistic or bool(self.norms[index].shift.any())
 
     def centers(self, index: int) -> bool:
-        """Return whether the norm is removed, and what reads it has to center what it read."""
+        """Return whether the norm is removed, and its readers have to center instead."""
         return self.folds(index) and self.norms[index].centers
 
     def can_shift(self, relation: Weighted) -> bool:
@@ -114,7 +114,7 @@ class Solution:
     shifts: dict[Place, Tensor] = field(default_factory=dict)
 
     def at(self, place: Place | None) -> tuple[Tensor, Tensor]:
-        """Return A and B of a place; None is for no features."""
+        """Return A and B of a place; None means no features."""
         if place is None:
             return _number(1), _number(0)
         return self.scales.get(place, _number(1)), self.shifts.get(place, _number(0))
@@ -158,13 +158,13 @@ class _Scales:
         failed: dict[int, str] = {}
         for use in self.problem.relations.norms():
             if self.problem.centers(use.index):
-                # The centering stands between its two sides, and is made up for by what reads it.
+                # The centering is between its two sides, and its readers do it instead.
                 self.pins[self._root(use.output)[0]] = self.problem.norms[use.index].scale
             elif self.problem.folds(use.index):
                 try:
                     self._fold(use)
                 except FoldConflictError as conflict:
-                    # One whose input is fixed conflicts with nothing that comes later.
+                    # A use whose input is fixed conflicts with nothing that comes later.
                     if use.index not in self.problem.with_statistic:
                         raise
                     failed.setdefault(use.index, conflict.reason)
@@ -232,7 +232,7 @@ class _Scales:
         fixed = self.problem.fixed()
         places = [place for place in fixed if self._root(place)[0] == root]
         if use.index in self.problem.with_statistic:
-            # What is normalized again says most: post-norm, not the embedding at the other end.
+            # The norm that is normalized again explains most: post-norm, not the other end.
             places.sort(key=lambda place: place not in self.problem.relations.statistics)
             if places:
                 reason = self._why_statistic(places[0]) or fixed[places[0]]
@@ -242,7 +242,7 @@ class _Scales:
         return "its input and its output are added to each other"
 
     def _why_statistic(self, place: Place) -> str:
-        """Return why the weight of a norm of each token cannot pass here, "" if it is not known."""
+        """Return why the weight of a per-token norm cannot pass here, "" if it is unknown."""
         for node in self.problem.relations.statistics.get(place, ()):
             return f"{describe(node)} needs it (post-norm, or a norm on a sub-layer's output)"
         if any(operator_name(user) == "mul" for user in place.node.users):
@@ -292,9 +292,9 @@ def nearest_norm(problem: Problem, *places: Place, of_shift: bool = False) -> in
     """Return the folded norm that is the fewest operators away, those before the place first.
 
     Args:
-        problem: says which norms fold.
-        places: where to begin; a later one counts where nothing is connected with the earlier.
-        of_shift: only norms that bring a shift.
+        problem: knows which norms fold.
+        places: starting places; a later one counts if nothing is connected with the earlier.
+        of_shift: only norms with a shift.
 
     Raises:
         LookupError: there is none.
@@ -339,10 +339,10 @@ class _Shifts:
             met.append((place, like))
             if _equal(shifts[place], self._target(like, shifts)):
                 continue
-            self.hopeless.clear()  # for another target a place may do
+            self.hopeless.clear()  # a place may work for another target
             try:
                 settled = self._settle(place, self._target(like, shifts), shifts)
-            except RecursionError:  # hundreds of operators without a place for a shift
+            except RecursionError:  # hundreds of operators that cannot take a shift
                 settled = False
             if not settled:
                 self._fail(place)
@@ -361,7 +361,7 @@ class _Shifts:
         raise FoldConflictError(index, f"its shift has nowhere to go: {reason}", of_shift=True)
 
     def _why_not_shifted(self, place: Place) -> str:
-        """Return which reader of the features has no place for a shift."""
+        """Return which reader of the features cannot take a shift."""
         for reader in self.problem.relations.readers.get(place, ()):
             if isinstance(reader, Weighted) and not self._takes_shift(reader):
                 lacks = "pads with zeros" if reader.operation.padded else "has no place for a bias"
@@ -417,7 +417,7 @@ class _Shifts:
         before = dict(self.chosen)
         done = place not in self.hopeless and self._settle_by(place, target, shifts)
         if not done:
-            self.chosen = before  # what was chosen on the way that failed
+            self.chosen = before  # undo the choices of the failed path
             self.hopeless.add(place)
         return done
 
@@ -448,11 +448,11 @@ class _Shifts:
         readers = self.problem.relations.readers
         terms = sorted(
             zip(producer.factors, producer.inputs, strict=True),
-            # A branch is read by the sum alone, the stream also by later operators.
+            # Only the sum reads a branch, while later operators read the stream too.
             key=lambda term: (len(term[1].node.users), len(readers.get(term[1], ()))),
         )
         return any(
-            # One term takes up the rest: factor ⊙ (B + rest / factor) = factor ⊙ B + rest.
+            # One term absorbs the rest: factor ⊙ (B + rest / factor) = factor ⊙ B + rest.
             bool(factor) and self._settle(inner, shifts[inner] + rest / factor, shifts)
             for factor, inner in terms
         )

@@ -1,23 +1,23 @@
-"""Finding the norms of a model that fold, by solving for scales and shifts without conflicts.
+"""Search for the norms of a model that fold, by solving for scales and shifts without conflicts.
 
-What becomes of a static norm:
+Outcomes of a static norm:
 
-| outcome | left of it | values on its two sides |
+| outcome | what remains | values on its two sides |
 |---|---|---|
 | folds | nothing | reparametrized, A_out = a A_in |
 | decoupled | a multiply-add | reparametrized, independently of each other |
 | pinned | a multiply-add | the original ones |
 | untouched (pinned too) | the norm | the original ones |
 
-And of a norm of each token, whose statistic stays either way:
+Outcomes of a per-token norm, whose statistic stays in each case:
 
-| outcome | left of it | values behind it |
+| outcome | what remains | values after it |
 |---|---|---|
 | folds | the statistic | A = a, B = c |
 | keeps its bias | the statistic + c/a | A = a, B = 0 |
 | pinned | the norm | the original ones |
 
-Each round of the solver takes one norm more out of those that fold, so it ends.
+Each round of the solver removes at least one norm from those that fold, so it ends.
 """
 
 from __future__ import annotations
@@ -59,10 +59,10 @@ from powernorm.surgery.folding.trace import Effects, Trace, adapter_reason, desc
 from powernorm.surgery.planned_norms import PlannedNorms
 
 Centering = Literal["keep", "weights"]
-"""Where LayerNorm's centering is: in the norm, or in the weights that write to its stream."""
+"""Location of LayerNorm's centering: in the norm, or in the weights that write to its stream."""
 
 Tied = Literal["untie", "keep"]
-"""What to do if an embedding and a head share one tensor and need different values."""
+"""Treatment of a tensor that is both embedding and head, if the two need different values."""
 
 
 @dataclass(frozen=True)
@@ -71,10 +71,10 @@ class FoldOutcome:
 
     Args:
         part: its affine part, as it was when the fold was planned.
-        left: the affine map that stays, of a multiply-add or behind a statistic; None where a
-            static norm leaves nothing, and where the norm stays as it is.
-        changes: whether something else takes the norm's place, or its weight and bias change.
-        eps: of the RMSNorm in place of a LayerNorm, else None.
+        left: the affine map that stays, in a multiply-add or after a statistic; None if a
+            static norm leaves nothing, or the norm stays unchanged.
+        changes: whether the norm is replaced, or its weight and bias change.
+        eps: eps of the RMSNorm that replaces a LayerNorm, else None.
         into: the parameters that absorb it.
         reason: why it does not fold, or not entirely.
     """
@@ -88,7 +88,7 @@ class FoldOutcome:
 
     @property
     def rest(self) -> Part | None:
-        """The part in the norm's place; None if it stays, with the neutral weight or as it is."""
+        """The part in the norm's place; None if it stays, with the neutral weight or unchanged."""
         if not self.changes:
             return None
         if self.left is None:
@@ -103,12 +103,12 @@ class FoldOutcome:
 
 
 class Solved(NamedTuple):
-    """Which norms fold, and how.
+    """The norms that fold, and their changes.
 
     Args:
         outcomes: by name.
         replacements: the parameters that get new values.
-        assumes_numbers: whether it may depend on sizes of the inputs or on other numbers.
+        assumes_numbers: whether the result may depend on sizes of the inputs or other numbers.
     """
 
     outcomes: Mapping[str, FoldOutcome]
@@ -144,14 +144,14 @@ def solve_fold(
     two sides independent; then the system is solved again.
 
     Args:
-        model: in evaluation mode.
-        parts: affine parts of its norms, by the name of the module that computes, the static ones
-            first. Without static norms no bias is made for the others, so that the model's own
-            class takes the result.
-        runs: of the model; the fold holds for all of them.
+        model: model in evaluation mode.
+        parts: affine parts of its norms, by the name of the computing module, the static ones
+            first. Without static norms no bias is added for the others, so that the model's own
+            class can load the result.
+        runs: runs of the model; the fold holds for all of them.
         tied: see `powernorm.plan_fold`.
         centering: see `powernorm.plan_fold`.
-        effects: what the model does besides computing.
+        effects: effects of the model besides its output.
     """
     names = list(parts)
     modules = dict(model.named_modules())
@@ -180,7 +180,7 @@ def solve_fold(
 
 
 class _Solver(Problem):
-    """The problem of all norms, and which of them leave it because it has no solution with them."""
+    """The problem of all norms, from which norms without a common solution are removed."""
 
     def __init__(
         self,
@@ -204,7 +204,7 @@ class _Solver(Problem):
             self.uses.setdefault(use.index, []).append(use)
         self.reasons: dict[int, str] = {}
         self.streams: list[Stream] = []
-        """Those that are centered, if they can be."""
+        """Streams that are centered, if possible."""
         self.epsilons: dict[int, float] = {}
         """eps of the norms that may become an RMSNorm."""
         self.untouched: set[int] = set()
@@ -252,7 +252,7 @@ class _Solver(Problem):
                 )
 
     def _exclude_centered(self) -> None:
-        """Leave norms alone that center where nothing behind them could do that in their place."""
+        """Exclude norms that center if no reader could center instead."""
         for index, static in enumerate(self.norms):
             uses = self.uses.get(index, ()) if static.centers else ()
             reason = why_not_centered_behind(self.relations, uses)
@@ -260,13 +260,13 @@ class _Solver(Problem):
                 self.leave_untouched(index, reason)
 
     def leave_untouched(self, index: int, reason: str) -> None:
-        """Take a norm out of those that change, with a reason."""
+        """Exclude a norm from those that change, with a reason."""
         self.reasons[index] = reason
         self.pinned.add(index)
         self.untouched.add(index)
 
     def leave_shared(self, traced: Trace) -> None:
-        """Take norms of each token out whose weight or bias is in use elsewhere, too."""
+        """Exclude per-token norms whose weight or bias is in use elsewhere, too."""
         for index, part in enumerate(self.parts):
             for name in part.parameters:
                 aliases = self.slots.aliases(name)
@@ -291,7 +291,7 @@ class _Solver(Problem):
         self.streams = streams_of(self.relations, self.epsilons)
 
     def run(self) -> None:
-        # What is of another class anyway may have biases of its own.
+        # Modules whose class changes anyway may get biases.
         makes_biases = self.with_statistic.start > 0 or bool(self.epsilons)
         self.shiftable = {
             id(relation.operation): can_shift(relation.operation, self.slots, makes_biases)
@@ -320,7 +320,7 @@ class _Solver(Problem):
                 self.pinned |= uneven
 
     def _uneven(self) -> set[int]:
-        """Return the norms that would have to be a different multiply-add at each of their uses."""
+        """Return the norms that would need a different multiply-add at each of their uses."""
         return {
             index
             for index in self.decoupled | self.with_bias
@@ -341,7 +341,7 @@ class _Solver(Problem):
         return AffineMap(norm.scale * inner / outer, shift / outer)
 
     def behind_statistic(self, index: int) -> AffineMap:
-        """Return what is left behind the statistic of a norm that folds."""
+        """Return the affine map that remains after the statistic of a norm that folds."""
         scale = torch.ones_like(self.norms[index].scale)
         if index not in self.with_bias:
             return AffineMap(scale, torch.zeros_like(scale))
@@ -356,7 +356,7 @@ class _Solver(Problem):
         return "RMSNorm has no bias" if bool(left.shift.any()) else left
 
     def _drop_idle_streams(self) -> bool:
-        """Leave the streams alone that no RMSNorm would come of; return whether there are any."""
+        """Drop the streams that lead to no RMSNorm; return whether there are any."""
         idle = [
             stream
             for stream in self.streams
@@ -369,11 +369,11 @@ class _Solver(Problem):
         return bool(idle)
 
     def _give_up(self, conflict: FoldConflictError) -> None:
-        """Let a norm leave a multiply-add, one of each token its bias; or all, and others too."""
+        """Keep a norm's multiply-add, a per-token norm's bias, or whole norms, after a conflict."""
         index = conflict.index
         self.reasons[index] = conflict.reason
         if self.norms[index].centers:
-            # A multiply-add per feature cannot stand for it.
+            # A multiply-add per feature cannot replace it.
             self.leave_untouched(index, conflict.reason)
             return
         if index not in self.with_statistic or conflict.of_shift:
@@ -384,7 +384,7 @@ class _Solver(Problem):
         self.with_bias -= {index, *conflict.others}
 
     def outcome(self, index: int) -> FoldOutcome:
-        """Return what becomes of a norm."""
+        """Return the outcome of a norm."""
         part, reason = self.parts[index], self.reasons.get(index, "")
         uses = self.uses.get(index, []) if index not in self.pinned else []
         left, eps = None, None
@@ -432,7 +432,7 @@ class _Solver(Problem):
 
 def _does_more(norm: nn.Module) -> bool:
     """Return whether a call of the norm does more than its class defines."""
-    # Of a user's norm also those of the module inside.
+    # For a user's norm also those of the inner module.
     return "forward" in norm.__dict__ or any(
         not _only_observes(hook)
         for part in norm.modules()

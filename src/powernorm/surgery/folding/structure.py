@@ -1,4 +1,4 @@
-"""Structure of a folded model: how its modules differ from the original's."""
+"""Structure of a folded model: the differences of its modules from the original's."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from powernorm.surgery.planned_norms import end_watches
 
 
 class _Left(nn.Module):
-    """Module that a fold leaves in the place of a norm; takes a norm's arguments."""
+    """Module that replaces a folded norm and takes a norm's arguments."""
 
     def forward(
         self,
@@ -35,11 +35,11 @@ class _Left(nn.Module):
         padding_mask: Tensor | None = None,
         residual: Tensor | None = None,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Return what is left to compute; with a residual, of the sum, and the sum."""
+        """Return the remaining computation; with a residual, of the sum, and the sum."""
         del padding_mask
         total = x if residual is None else x + residual
         y = self._compute(total)
-        if residual is None:  # two returns, as TorchScript wants them
+        if residual is None:  # two returns, as TorchScript requires
             return y
         return y, total
 
@@ -97,7 +97,7 @@ class GatedNorm(nn.Module):
     """A norm whose input, or output, is multiplied by a gate.
 
     `y = norm(x ⊙ f(gate))` or `y = norm(x) ⊙ f(gate)`, as in Mamba 2 and Qwen3-Next. It has no
-    `weight`: fused kernels of a model, which would compute the old norm by that, fail.
+    `weight`, so that fused kernels of a model, which would compute the old norm with it, fail.
 
     Args:
         norm: maps (..., C) to the same shape.
@@ -130,12 +130,12 @@ class GatedNorm(nn.Module):
         return (x.to(dtype) * ACTIVATIONS[self.gate.activation](gate.to(dtype))).to(x.dtype)
 
     def extra_repr(self) -> str:
-        """Return place and function of the gate."""
+        """Return position and function of the gate."""
         return f"gate={self.gate.activation} {self.gate.place}"
 
 
 Kind = Literal["norm", "nothing", "multiply-add"]
-"""A norm of this library, or what is left of one that was folded."""
+"""Kind of a module: a norm of this library, or the remainder of a folded one."""
 
 
 @dataclass(frozen=True)
@@ -143,14 +143,14 @@ class Part:
     """Modules that are alike.
 
     Args:
-        kind: what they are.
-        names: the dotted names of each, several for one that is shared.
+        kind: kind of the modules.
+        names: the dotted names of each, several for a shared module.
         norm: short name of a norm.
-        num_features: C; 0 where nothing is left.
-        options: of a norm; `feature_dim` of a multiply-add; `gate`, place and function of the gate
-            beside it.
+        num_features: C; 0 if nothing remains.
+        options: options of a norm; `feature_dim` of a multiply-add; `gate`, position and function
+            of the gate next to it.
         frozen: whether the statistics of a norm are frozen.
-        source: class of a norm that is none of this library's.
+        source: class of a norm from outside this library.
     """
 
     kind: Kind
@@ -165,7 +165,7 @@ class Part:
         """Build one of the modules.
 
         Args:
-            like: a tensor of the device and type that the module's parameters get.
+            like: a tensor with the device and type for the module's parameters.
 
         Raises:
             InputError: the norm is not known in this process.
@@ -185,12 +185,12 @@ class Part:
         return norm
 
     def is_built_as(self, module: nn.Module) -> bool:
-        """Return whether a module is already such a one."""
+        """Return whether a module is already built like this."""
         return part_of("", module) == replace(self, names=())
 
 
 def part_of(name: str, module: nn.Module) -> Part | None:
-    """Return what a module is, without its name; None if it is none of this library's."""
+    """Return a module's part, without its name; None if it is not of this library."""
     if isinstance(module, GatedNorm):
         inner = part_of(name, module.norm)
         return inner and replace(inner, options={**inner.options, "gate": list(module.gate)})
@@ -223,7 +223,7 @@ class Structure:
     """Modules that a fold leaves in the places of norms, and the parameters that it adds.
 
     Args:
-        norms: what is left of the norms, by name.
+        norms: what remains of the norms, by name.
         biases: sizes of the biases that are added, by name.
         untied: parameters that no longer share a tensor with others.
     """
@@ -247,7 +247,7 @@ def build_structure(model: nn.Module, structure: Structure) -> Changes:
         if id(norm) not in made:
             made[id(norm)] = _rest(norm, rest, model)
         changes.set_module(*slot_of(model, name), made[id(norm)])
-    # The hooks that passed masks to the norms have no receiver any more.
+    # The hooks that passed masks to the norms have no receiver left.
     changes.on_undo(retire_owners(model))
     end_watches(model)
     make_tensors(model, (*structure.biases, *structure.untied), changes)
@@ -268,9 +268,9 @@ def made_in(model: nn.Module) -> tuple[str, ...]:
 
 
 def make_tensors(model: nn.Module, names: Iterable[str], changes: Changes) -> None:
-    """Give a model biases of zeros where it has none, and tensors of their own to tied ones.
+    """Add biases of zeros, and separate tensors for tied parameters.
 
-    They are noted in their modules, as no class tells of them.
+    Their names are stored in the modules, as the classes do not declare them.
     """
     untied = False
     for name in names:
@@ -290,18 +290,18 @@ def make_tensors(model: nn.Module, names: Iterable[str], changes: Changes) -> No
 
 
 def stop_tying(model: nn.Module, changes: Changes) -> None:
-    """Take the ties that are gone from the Hugging Face models inside, whose methods tie again.
+    """Remove untied parameters from the ties of inner Hugging Face models, which would tie again.
 
-    `config.tie_word_embeddings` stays: some models scale by it in their forward.
+    `config.tie_word_embeddings` stays, because some models scale by it in their forward.
     """
     for module in model.modules():
-        # Of the class: wrappers hand on the attributes of the model inside.
+        # From the class, because wrappers expose the attributes of the inner model.
         expand = getattr(type(module), "get_expanded_tied_weights_keys", None)
         if expand is None:
             continue
         tensors = tensors_of(module)
         for name, ties in (
-            # What a model's class says, with patterns, and what the model found when it was built.
+            # Ties of the model's class, with patterns, and those found when the model was built.
             ("_tied_weights_keys", expand(module)),
             ("all_tied_weights_keys", getattr(module, "all_tied_weights_keys", {})),
         ):

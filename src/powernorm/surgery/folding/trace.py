@@ -1,10 +1,10 @@
-"""The graphs of a model's evaluation, with the norms that may fold as nodes of their own.
+"""The graphs of a model's evaluation, with the norms that may fold as separate nodes.
 
-A static norm is one node. A norm of each token is two: its statistic, which nothing is known of,
-and its weight and bias, which are an affine map per feature just as a static norm is.
+A static norm is one node. A per-token norm is two: its statistic, which is opaque, and its weight
+and bias, which are an affine map per feature like a static norm.
 
 In-place operators around a norm are recorded: a norm writes a new tensor, but a folded norm
-returns its input itself, so that an in-place operator on its output would change its input too,
+returns its input itself, so an in-place operator on its output would change its input too,
 and vice versa.
 """
 
@@ -43,7 +43,7 @@ MARK: Final = torch.ops.powernorm_surgery.marked_norm.default
 """Operator for a norm in the graph: (x, index of the norm, whether a padding mask was given)."""
 
 STATISTIC: Final = torch.ops.powernorm_surgery.statistic.default
-"""Operator for what a norm of each token does before its weight and bias: (x, the norm's index)."""
+"""Operator for a per-token norm before its weight and bias: (x, the norm's index)."""
 
 _ROOT: Final = "model"
 
@@ -84,13 +84,13 @@ class Trace:
     tensors: Mapping[fx.Node, str]
     """Names of the model's parameters and persistent buffers by the graphs' inputs."""
     inplace_neighbors: Mapping[int, str]
-    """In-place operator that would write through each such norm, once folded, to another value."""
+    """In-place operator that would write through a norm, once folded, to another value, by norm."""
     adapters: Collection[str] = ()
     """Names of the modules that PEFT put around others."""
     computed: Mapping[str, str] = field(default_factory=dict)
     """Fix for each module whose weights are computed at each call, by name."""
     written: Mapping[fx.Node, str] = field(default_factory=dict)
-    """Names of the parameters and buffers that the forward writes; they are no constants."""
+    """Names of the parameters and buffers that the forward writes; they are not constants."""
 
     def nodes(self) -> Iterator[fx.Node]:
         """Yield the nodes of all graphs, in order."""
@@ -138,11 +138,11 @@ def adapter_reason(name: str) -> str:
 
 
 def trace(model: nn.Module, runs: Sequence[Trace], written: Collection[str] = ()) -> Trace:
-    """Return several runs of a model as one.
+    """Combine several runs of a model.
 
     Args:
-        model: in evaluation mode.
-        runs: of the model.
+        model: model in evaluation mode.
+        runs: runs of the model.
         written: names of the parameters and buffers that the forward writes.
     """
     named = [item for one in runs for item in one.tensors.items()]
@@ -166,7 +166,7 @@ def _adapters_in(model: nn.Module) -> frozenset[str]:
 
 
 def _computed_in(model: nn.Module) -> dict[str, str]:
-    """Return what makes the weights of modules plain parameters, by the modules' names."""
+    """Return, by module, the call that makes its computed weights plain parameters."""
     found = {}
     for name, module in model.named_modules(remove_duplicate=False):
         if parametrize.is_parametrized(module):
@@ -188,9 +188,9 @@ def run(model: nn.Module, norms: Mapping[nn.Module, tuple[int, bool]], example: 
     """Run a model in evaluation and record its operators.
 
     Args:
-        model: in evaluation mode; it is unchanged afterwards.
-        norms: the norms to be marked, with their index in the mark, and whether it stands behind
-            their statistic.
+        model: model in evaluation mode; it is unchanged afterwards.
+        norms: the norms to mark, with their index, and whether the mark comes after their
+            statistic.
         example: the call.
 
     Raises:
@@ -227,7 +227,7 @@ def run(model: nn.Module, norms: Mapping[nn.Module, tuple[int, bool]], example: 
     }
     named = {**signature.inputs_to_parameters, **persistent}
     for node in program.graph.nodes:
-        node.meta["note"] = note  # where an operator is described
+        node.meta["note"] = note  # for the description of an operator
     tensors = {
         node: _strip(named[node.name])
         for node in program.graph.nodes
@@ -243,7 +243,7 @@ class Effects:
     Args:
         written: names of the parameters and buffers that its forward writes, in place or by
             putting another tensor there.
-        read: the attribute that it reads of norms from outside, by the norm's name. Mamba converts
+        read: the attribute of a norm that other modules read, by the norm's name. Mamba converts
             its stream to the type of `norm.weight`, and would fail without the norm.
     """
 
@@ -275,10 +275,10 @@ def effects_of(
                     changes.set_module(parent, attribute, stand_ins[child])
         hook = model.register_forward_hook(note_writes)
         try:
-            # Buffers of the norms are not among the model's while a stand-in is in place.
+            # Buffers of the norms are not among the model's while a stand-in replaces them.
             with kept_buffers(nn.ModuleList(stand_ins)):
                 example.call(model)
-        except Exception:  # perhaps of the stand-ins: then it is found when the folded model runs
+        except Exception:  # if the stand-ins cause this, it shows when the folded model runs
             changes.undo()
             _run_alone(model, example, position)
         else:
@@ -301,7 +301,7 @@ def _run_alone(model: nn.Module, example: Examples, position: int) -> None:
 
 
 def _watch_writes(model: nn.Module, written: set[str]) -> Callable[..., None]:
-    """Return a forward hook that adds the names of the tensors that were written since now."""
+    """Return a forward hook that adds the names of tensors written since this call."""
     slots = [
         (f"{path}.".lstrip("."), slots)
         for path, module in model.named_modules(remove_duplicate=False)
@@ -328,20 +328,20 @@ def _watch_writes(model: nn.Module, written: set[str]) -> Callable[..., None]:
 
 
 def _version(tensor: Tensor) -> float:
-    # Tensors of inference mode have none.
+    # Tensors made in inference mode have none.
     return float(tensor.double().sum()) if tensor.is_inference() else tensor._version
 
 
 class _StandIn(nn.Module):
-    """A module that passes calls on to a norm, and notes which of its attributes are read."""
+    """A module that passes calls on to a norm, and records which of its attributes are read."""
 
     def __init__(self, norm: nn.Module) -> None:
         super().__init__()
-        self.__dict__["norm"] = norm  # no part of the model while it stands in
+        self.__dict__["norm"] = norm  # not a child while the stand-in replaces it
         self.__dict__["read"] = []
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Return what the norm returns."""
+        """Return the norm's output."""
         return self.__dict__["norm"](*args, **kwargs)
 
     def __getattr__(self, name: str) -> Any:
@@ -383,13 +383,13 @@ class _Recorder(nn.Module):
     def forward(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Tensor, ...]:
         before = dict(self.model.named_buffers())
         found = list(tensors_in(self.model(*args, **kwargs)))
-        # Buffers that are set to other tensors; those that are written in place are outputs anyway.
+        # Buffers that were replaced; those written in place are outputs anyway.
         new = (one for name, one in self.model.named_buffers() if one is not before.get(name))
         return (*found, *new)
 
 
 class _Mark(ReplacedForward):
-    """Forward of a norm that only marks its place in the graph, as one operator or two."""
+    """Forward of a norm that marks its position in the graph, as one operator or two."""
 
     def __init__(self, norm: nn.Module, index: int, has_statistic: bool) -> None:
         super().__init__(norm)
@@ -403,7 +403,7 @@ class _Mark(ReplacedForward):
         residual: Tensor | None = None,
         *,
         input: Tensor | None = None,  # noqa: A002  (torch's name for it)
-        **named: Tensor,  # of another library's norm, such as hidden_states
+        **named: Tensor,  # names in other libraries, such as hidden_states
     ) -> Tensor | tuple[Tensor, Tensor]:
         x = next(iter(named.values()), input) if x is None else x
         assert x is not None

@@ -1,4 +1,4 @@
-"""Checking that a folded model reproduces the original's outputs on example inputs."""
+"""Comparison of a folded model's outputs with the original's on example inputs."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _PARTLY_NARROW: Final = 1e-4
 
 
 class Errors(NamedTuple):
-    """How far the folded model's outputs are from the original's, over all of them.
+    """Differences of the folded model's outputs from the original's, over all of them.
 
     Args:
         dtype: the type that both ran in.
@@ -49,14 +49,14 @@ class Errors(NamedTuple):
 def differences(
     model: nn.Module, other: Callable[[nn.Module], object], examples: Sequence[Examples]
 ) -> tuple[Errors, ...]:
-    """Run a model and another one in its place, in float64, float32 and its own type.
+    """Compare a model with another one, in float64, float32 and its own type.
 
-    A type that the original does not run in is left out, except its own. In its own type they also
-    run as they will be called, each example twice: under `torch.no_grad()` and
-    `torch.inference_mode()`, with torch's fused attention as it is set.
+    A type in which the original does not run is left out, except its own. In its own type both
+    also run as they will be called, each example twice: under `torch.no_grad()` and
+    `torch.inference_mode()`, with the current setting of torch's fused attention.
 
     Args:
-        model: the one.
+        model: the original.
         other: changes a copy of it in place that has run, in the type to compare in; or returns
             another model of the copy's type.
         examples: calls.
@@ -108,17 +108,17 @@ def differences(
 
 
 _MODES: Final = (torch.no_grad, torch.inference_mode)
-"""How a folded model will be called."""
+"""Contexts in which a folded model is called."""
 
 
 def _runs_twice(
     model: nn.Module, calls: Sequence[Examples], mode: Callable[[], Any], found: list[Tensor]
 ) -> bool:
     """Append the outputs of two calls each in a mode; return whether the model runs in it."""
-    model = deepcopy(model)  # it may keep tensors of inference mode
+    model = deepcopy(model)  # it may keep tensors made in inference mode
     try:
         results = [result for call in calls for result in call.call_twice(model, mode)]
-    except Exception:  # whatever a model raises that does not run so
+    except Exception:  # a model that does not run like this may raise anything
         return False
     found += [tensor for result in results for tensor in _outputs(result)]
     return True
@@ -130,9 +130,9 @@ def run_folded(
     """Return the outputs of a folded model on each example.
 
     Args:
-        model: folded.
+        model: the folded model.
         examples: calls.
-        mode: that of `Examples.call_twice`, which gives two outputs of each.
+        mode: mode of `Examples.call_twice`, which gives two outputs of each.
 
     Raises:
         InputError: it fails.
@@ -150,7 +150,7 @@ def run_folded(
 
 
 def _where(model: nn.Module, error: Exception) -> str:
-    """Return what a folded model lacks, as far as the error shows it."""
+    """Return what a folded model lacks, if the error shows it."""
     target = getattr(error, "obj", None)
     for name, module in model.named_modules():
         if module is target:

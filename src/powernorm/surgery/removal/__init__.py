@@ -1,6 +1,6 @@
-"""Taking LayerNorm and RMSNorm out of a model that exists: methods, losses, schedules.
+"""Removal of LayerNorm and RMSNorm from an existing model: methods, losses, schedules.
 
-The training around them, with data, checkpoints and a report, is the command `powernorm remove`.
+The training around it, with data, checkpoints and a report, is the command `powernorm remove`.
 """
 
 from powernorm.surgery.removal.layers import CenteredBatchNorm, FrozenDeviationNorm

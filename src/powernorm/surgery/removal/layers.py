@@ -1,4 +1,4 @@
-"""Layers that stand for LayerNorm or RMSNorm while it is taken out of a model."""
+"""Layers that replace LayerNorm or RMSNorm while it is removed from a model."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class FrozenDeviationNorm(StatefulNorm):
 
     While it normalizes, each training call moves the average `S ← (1 - m) S + m mean σ` over its
     valid tokens, with the momentum m, and sets D to S. So D is the average at the last call before
-    `freeze`. A first token often has a σ of its own, many times that of the others (an attention
+    `freeze`. A first token often has its own σ, many times that of the others (an attention
     sink): with `first_position` it has its own average and its own D until `merge_first_position`.
 
     Args:
@@ -39,7 +39,7 @@ class FrozenDeviationNorm(StatefulNorm):
         momentum: m, the weight of the new batch, in (0, 1].
         center: LayerNorm; False is RMSNorm.
         affine: learn γ and β.
-        first_position: position 0 of the dimension before the features has a D of its own.
+        first_position: position 0 of the dimension before the features has its own D.
         feature_dim: the dimension of x that holds the features.
         device: device of parameters and buffers.
         dtype: type of the parameters.
@@ -51,19 +51,19 @@ class FrozenDeviationNorm(StatefulNorm):
     State:
         running_deviation (S) and deviation (D), 0-d; with `first_position` (2,), of which the first
         is that of position 0; and the counters. Updated in the training-mode forward, as
-        BatchNorm's: once where activation checkpointing repeats it, not by a batch whose mean is
-        not finite, and by `powernorm.training_step` at its end. Whether it is frozen is no part of
-        the state dict.
+        BatchNorm's: once if activation checkpointing repeats it, not by a batch whose mean is
+        not finite, and by `powernorm.training_step` at its end. The state dict does not contain
+        whether it is frozen.
 
     Numerics:
-        In float32 (float64 for float64 input), also where the module is in bfloat16.
+        In float32 (float64 for float64 input), also if the module is in bfloat16.
 
     Distributed:
-        S is that of each process alone.
+        Each process has its own S.
 
     Fidelity:
-        The layer of the authors' code, but that only training calls move S, once a forward, and
-        that β is kept where γ has one.
+        The layer of the authors' code, except that only training calls update S, once per forward,
+        and that β is kept if γ has one.
 
     >>> norm = FrozenDeviationNorm(2).train()
     >>> _ = norm.freeze(2.0)
@@ -115,7 +115,7 @@ class FrozenDeviationNorm(StatefulNorm):
 
     @property
     def centers(self) -> bool:
-        """Whether it is an affine map of x less its mean: LayerNorm, frozen, with one D."""
+        """Whether it is an affine map of x minus its mean: LayerNorm, frozen, with one D."""
         return self._is_affine and self.center
 
     @property
@@ -123,7 +123,7 @@ class FrozenDeviationNorm(StatefulNorm):
         return self.is_frozen and not self.first_position
 
     def affine(self) -> tuple[Tensor, Tensor]:
-        """Return (γ/D, β), (C,) float64, of x or of x less its mean."""
+        """Return (γ/D, β), (C,) float64, of x or of x minus its mean."""
         if not self._is_affine:
             return super().affine()
         ones = torch.ones(self.num_features, dtype=torch.float64, device=self.deviation.device)
@@ -134,7 +134,7 @@ class FrozenDeviationNorm(StatefulNorm):
         """Divide by a constant from now on.
 
         Args:
-            deviation: D, as `deviation` has it; None is that of the last training call.
+            deviation: D, in the shape of `deviation`; None means that of the last training call.
 
         Returns:
             The layer.
@@ -149,7 +149,7 @@ class FrozenDeviationNorm(StatefulNorm):
                 self.running_deviation.copy_(value)
         if not bool((self.deviation > 0).all() & self.deviation.isfinite().all()):
             raise InputError(f"deviation is {self.deviation.tolist()}, expected numbers above 0")
-        self.num_batches_tracked.clamp_(min=1)  # D is known from now on, as after a batch
+        self.num_batches_tracked.clamp_(min=1)  # D is now known, as after a batch
         self.freeze_statistics()
         return self
 
@@ -198,11 +198,11 @@ class FrozenDeviationNorm(StatefulNorm):
 
     @torch.no_grad()
     def _average(self, sigma: Tensor, seen: SeenInputs) -> None:
-        """Move S and D by the deviations of a batch, (...), unless it has been counted."""
+        """Update S and D by the deviations of a batch, (...), unless it has been counted."""
         if seen.is_repeated:
             return
         is_traced = torch.compiler.is_compiling()
-        # A selective checkpoint counts the operators of both runs, and keeps what they give.
+        # A selective checkpoint counts the operators of both runs, and keeps their results.
         with nullcontext() if is_traced else without_modes():
             sums = self._sums(torch.atleast_1d(sigma), seen.padding_mask)
             if is_traced:
@@ -222,7 +222,7 @@ class FrozenDeviationNorm(StatefulNorm):
         return torch.stack(sums).unsqueeze(1)
 
     def update_running_stats(self, sums: Tensor) -> None:
-        """Move S and D by one step; see the base class."""
+        """Update S and D by one step; see the base class."""
         counts, totals = sums[:, 0].view(2, 2).unbind(1)
         if not self.first_position:
             counts, totals = counts[1], totals[1]
@@ -239,16 +239,16 @@ class FrozenDeviationNorm(StatefulNorm):
         super().reset_running_stats()
 
     def extra_repr(self) -> str:
-        """Return the features, eps and what it is."""
+        """Return the features, eps and state."""
         return f"{super().extra_repr()}, center={self.center}, is_frozen={self.is_frozen}"
 
 
 class CenteredBatchNorm(BatchNorm):
-    """BatchNorm of each token less its mean over the features: static, and near LayerNorm.
+    """BatchNorm of each token minus its mean over the features: static, and similar to LayerNorm.
 
     `y = γ (x̄ - μ)/sqrt(σ² + eps) + β` with `x̄ = x - mean x`, and μ, σ² of the batch per feature,
-    in evaluation the running ones: an affine map per feature behind LayerNorm's own centering. It
-    folds where its outputs go into linear maps alone (pre-norm). Everything else is as BatchNorm's.
+    in evaluation the running ones: an affine map per feature after LayerNorm's own centering. It
+    folds if its outputs only go into linear maps (pre-norm). Everything else is as in BatchNorm.
 
     Shape:
         x (..., C), padding_mask `x.shape[:-1]` bool with True = padding; output as x.
@@ -260,16 +260,16 @@ class CenteredBatchNorm(BatchNorm):
 
     @property
     def is_static(self) -> bool:
-        """Whether it is an affine map per feature: it is one behind the centering."""
+        """Whether it is an affine map per feature: False, because the centering comes first."""
         return False
 
     @property
     def centers(self) -> bool:
-        """Whether it is an affine map of x less its mean in evaluation: without GroupScaling."""
+        """Whether it is an affine map of x minus its mean in evaluation: without GroupScaling."""
         return self.groups is None
 
     def scaled(self, x: Tensor) -> Tensor:
-        """Return x less its mean over the features, (..., C), in the accumulation type."""
+        """Return x minus its mean over the features, (..., C), in the accumulation type."""
         return super().scaled(centered(x))
 
     def normalize(self, x: Tensor, mask: Tensor | None, residual: Tensor | None, /) -> Normalized:
@@ -280,6 +280,6 @@ class CenteredBatchNorm(BatchNorm):
 
 
 def centered(x: Tensor) -> Tensor:
-    """Return x less its mean over the features, which are last, in the accumulation type."""
+    """Return x minus its mean over the features, which are last, in the accumulation type."""
     wide = x.to(accumulation_dtype(x))
     return wide - wide.mean(-1, keepdim=True)

@@ -1,4 +1,4 @@
-"""What a model is trained by while its norms are taken out: distillation, and an anchor."""
+"""Losses for training a model while its norms are removed: distillation, and an anchor."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ def logit_divergence(
 
     Args:
         student: logits, (…, classes).
-        teacher: logits of the original, the same shape; no gradient goes there.
-        valid: which positions count, (…) bool; None is all.
+        teacher: logits of the original, the same shape; they get no gradient.
+        valid: positions that count, (…) bool; None means all.
         temperature: T, > 0.
 
     >>> logits = torch.randn(2, 3, 5)
@@ -49,8 +49,8 @@ def hidden_state_error(
 
     Args:
         student: states, (…, C) each.
-        teacher: those of the original, in the same order; no gradient goes there.
-        valid: which positions count, (…) bool; None is all. States of another shape count whole.
+        teacher: states of the original, in the same order; they get no gradient.
+        valid: positions that count, (…) bool; None means all. States of another shape count whole.
 
     >>> state = torch.randn(2, 3, 4)
     >>> hidden_state_error([state], [state]).item()
@@ -76,19 +76,19 @@ def deviation_anchor(
     valid: Tensor | None = None,
     ordinary: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return what holds the deviations of tokens together in front of the final norm.
+    """Return the spread of the tokens' deviations in front of the final norm, as a penalty.
 
     `mean over valid tokens of (σ_t - σ̂)²` with `σ_t = sqrt(var x_t + eps)` over the features, and
-    σ̂, a constant, the mean of σ_t over the ordinary tokens. Without it the stream's scale is free
-    to grow once the final norm is a constant, and with it the logits.
+    σ̂, a constant, the mean of σ_t over the ordinary tokens. Without it the stream's scale, and with
+    it the logits, can grow without limit once the final norm is a constant.
 
     Args:
         x: input of the final norm, (…, C).
         center: False for RMSNorm, `σ_t = sqrt(mean x_t² + eps)`.
-        eps: as of the norm.
-        valid: which positions count, (…) bool; None is all.
-        ordinary: which of them make the target: in the authors' code those that are neither first
-            nor the end of a text; None is all that are valid.
+        eps: eps of the norm.
+        valid: positions that count, (…) bool; None means all.
+        ordinary: positions that define the target: in the authors' code those that are neither
+            first nor the end of a text; None means all valid ones.
 
     Returns:
         The penalty and σ̂, both 0-d; σ̂ has no gradient.
@@ -108,7 +108,7 @@ def deviation_anchor(
 
 
 def _mean(values: Tensor, valid: Tensor | None) -> Tensor:
-    """Return the mean of the valid values, 0 where there are none."""
+    """Return the mean of the valid values, 0 if there are none."""
     if valid is None:
         return values.mean()
     return torch.where(valid, values, 0.0).sum() / valid.sum().clamp(min=1)

@@ -1,15 +1,15 @@
-"""The ways to take LayerNorm and RMSNorm out of a model that is trained on meanwhile.
+"""Methods that remove LayerNorm and RMSNorm from a model while it is trained.
 
-| method | what stands for a norm |
+| method | replacement of a norm |
 |---|---|
 | `match` | an affine map per feature, fitted to the norm's outputs by least squares |
-| `match-centered` | the same behind LayerNorm's centering of each token |
-| `freeze` | the norm with a constant in place of its deviation, all of them at once |
+| `match-centered` | the same after LayerNorm's centering of each token |
+| `freeze` | the norm with a constant in place of its deviation, all norms at once |
 | `freeze-in-turn` | the same, one norm after the other |
 | `taper` | the norm, whose gate closes in favor of a constant scale (TaperNorm) |
-| `prepbn` | the norm, which fades in favor of BatchNorm beside the identity (PRepBN) |
+| `prepbn` | the norm, which fades in favor of BatchNorm plus the identity (PRepBN) |
 
-Each ends in static norms, which `powernorm.fold` takes into the weights.
+Each ends in static norms, which `powernorm.fold` folds into the weights.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ _CENTERS: Final = {"layer": True, "ln": True, "ln-simple": True, "detach": True,
 
 @dataclass(frozen=True, kw_only=True)
 class RemovalRow(NormRow):
-    """How one norm goes.
+    """Removal of one norm.
 
     Attributes:
-        role: what it belongs to.
-        step: updates that are done before it goes.
-        explained: fraction of the variance of its outputs that what stands for it explains, when
+        role: part of the model that it belongs to.
+        step: number of updates before it is removed.
+        explained: fraction of the variance of its outputs that its replacement explains, when
             it was fitted.
         deviation: the constant that it divides by.
     """
@@ -67,7 +67,8 @@ def removable_norms(model: nn.Module) -> tuple[Site, ...]:
     """Return the norms of a model, all of which can be removed.
 
     Raises:
-        InputError: it has none, or one that is no LayerNorm or RMSNorm of a stream of tokens.
+        InputError: the model has none, or one that is not a LayerNorm or RMSNorm of a stream of
+            tokens.
     """
     found = place(model, find_norms(model))
     if not found:
@@ -80,21 +81,21 @@ def removable_norms(model: nn.Module) -> tuple[Site, ...]:
             )
         if site.norm.kind not in _CENTERS:
             raise InputError(
-                f"{site.name} is a {site.type_name}, and only LayerNorm and RMSNorm are removed: "
-                "a norm of batch statistics folds as it is, see powernorm.fold"
+                f"{site.name} is a {site.type_name}, and only LayerNorm and RMSNorm can be "
+                "removed: a norm of batch statistics folds without that, see powernorm.fold"
             )
     return found
 
 
 class Removal(ABC):
-    """The removal of all norms of a model in the course of a training.
+    """The removal of all norms of a model during a training.
 
-    Call `install`, then `fit` (or, where a checkpoint is gone on from, load the model's state and
-    the removal's), then `step` before each update, and `finish` after the last, in evaluation mode.
+    Call `install`, then `fit` (or, to resume from a checkpoint, load the model's state and the
+    removal's), then `step` before each update, and `finish` after the last, in evaluation mode.
 
     Args:
         model: a copy of the original, changed in place.
-        num_steps: of the training.
+        num_steps: number of updates of the training.
     """
 
     name: MethodName
@@ -104,7 +105,7 @@ class Removal(ABC):
         self.sites = removable_norms(model)
         self.num_steps = num_steps
         self.rows: tuple[RemovalRow, ...] = ()
-        """What became of each norm, once it is fitted."""
+        """Result for each norm, once it is fitted."""
 
     @abstractmethod
     def install(self) -> None:
@@ -121,10 +122,10 @@ class Removal(ABC):
         """Fit the layers to the original on batches, before the training.
 
         Args:
-            teacher: the model as it was, in evaluation mode.
-            batches: of the training.
+            teacher: the original model, in evaluation mode.
+            batches: batches of the training.
             forward: runs a model on a batch.
-            on_progress: is called with (passes done, passes in all).
+            on_progress: called with (passes done, passes in all).
 
         Raises:
             InputError: a norm does not run on the batches.
@@ -132,36 +133,36 @@ class Removal(ABC):
 
     @abstractmethod
     def settle(self) -> None:
-        """Let all layers be static from now on, as they are at the end."""
+        """Make all layers static from now on, as they are at the end."""
 
     def finish(self, batches: Sequence[Any], forward: Forward) -> None:
-        """Let all layers be static, by what the trained model needs.
+        """Make all layers static, and measure the statistics that this needs.
 
         Args:
-            batches: of the training.
+            batches: batches of the training.
             forward: runs a model on a batch.
         """
         del batches, forward
         self.settle()
 
     def step(self, step: int) -> list[str]:
-        """Remove what is due before an update.
+        """Remove the norms that are due before an update.
 
         Args:
-            step: updates that are done.
+            step: number of updates so far.
 
         Returns:
-            Names of the norms that go now.
+            Names of the norms that are removed now.
         """
         del step
         return []
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint needs beside the model's state."""
+        """Return the state that a checkpoint needs besides the model's."""
         return {"rows": [row.to_dict() for row in self.rows]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` returned; load the model's own state before."""
+        """Resume from the result of `state_dict`; load the model's own state before."""
         rows = tuple(RemovalRow(**{**row, "into": ()}) for row in state["rows"])
         for row in rows:
             texts = (row.name, row.kind, row.role)
@@ -174,7 +175,7 @@ class Removal(ABC):
 
     @property
     def layers(self) -> dict[str, nn.Module]:
-        """The layers that stand for the norms, by name."""
+        """The layers that replace the norms, by name."""
         return {site.name: self.model.get_submodule(site.name) for site in self.sites}
 
     def _swap_each(self, to: str, options: Callable[[bool, float], Mapping[str, Any]]) -> None:
@@ -206,12 +207,12 @@ class Removal(ABC):
 
 
 class Matching(Removal):
-    """Affine maps fitted to the norms' outputs, with statistics that stay as they are.
+    """Affine maps fitted to the norms' outputs, with fixed statistics.
 
     Args:
-        model: as of `Removal`.
-        num_steps: as of `Removal`.
-        center: fit behind the centering of each token.
+        model: as for `Removal`.
+        num_steps: as for `Removal`.
+        center: fit after the centering of each token.
     """
 
     def __init__(self, model: nn.Module, num_steps: int, *, center: bool = False) -> None:
@@ -246,11 +247,11 @@ class Matching(Removal):
         self.settle()
 
     def settle(self) -> None:
-        """Keep the statistics as they are, in training too."""
+        """Keep the statistics fixed, in training too."""
         freeze_statistics(self.model, list(self._names))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` returned; load the model's own state before."""
+        """Resume from the result of `state_dict`; load the model's own state before."""
         super().load_state_dict(state)
         self.settle()
 
@@ -263,11 +264,11 @@ class DeviationFreezing(Removal):
     """Norms whose deviation becomes a constant, at once or one after the other (FakeLN).
 
     Args:
-        model: as of `Removal`.
-        num_steps: as of `Removal`.
-        in_turn: by the published schedule; else all before the first update, with constants that
-            were measured.
-        momentum: of the average that the constants are taken from, while the norms normalize.
+        model: as for `Removal`.
+        num_steps: as for `Removal`.
+        in_turn: by the published schedule; else all before the first update, with measured
+            constants.
+        momentum: weight of the new batch in the averages that give the constants.
     """
 
     def __init__(
@@ -280,7 +281,7 @@ class DeviationFreezing(Removal):
         self._due = removal_steps(self.sites, num_steps) if in_turn else dict.fromkeys(names, 0)
 
     def install(self) -> None:
-        """Put layers with the norms' weights in their places, which still normalize."""
+        """Replace the norms by layers with their weights, which still normalize."""
         self._swap_each(
             _path(FrozenDeviationNorm),
             lambda centers, eps: {"center": centers, "eps": eps, "momentum": self._momentum},
@@ -328,7 +329,7 @@ class DeviationFreezing(Removal):
         return {**super().state_dict(), "frozen": frozen}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` returned; load the model's own state before."""
+        """Resume from the result of `state_dict`; load the model's own state before."""
         super().load_state_dict(state)
         layers = self._frozen_layers()
         for name in state["frozen"]:
@@ -342,16 +343,17 @@ class Tapering(Removal):
     """Norms that taper off to a constant scale together, the final norm among them (TaperNorm).
 
     The published schedule for GPT-2 small, from step 25 to 100 of 300, scaled to the training. The
-    paper keeps the final norm, or anchors its scale; here it goes as well, so that no norm is left.
+    paper keeps the final norm, or anchors its scale; here it is removed as well, so that no norm is
+    left.
 
     Args:
-        model: as of `Removal`.
-        num_steps: as of `Removal`.
-        momentum: of the averages that the constant scales are taken from.
-        accumulation: batches in an update.
+        model: as for `Removal`.
+        num_steps: as for `Removal`.
+        momentum: weight of the new batch in the averages that give the constant scales.
+        accumulation: batches per update.
 
     Raises:
-        InputError: as `Removal`, or the training is too short.
+        InputError: as for `Removal`, or the training is too short.
     """
 
     def __init__(
@@ -369,7 +371,7 @@ class Tapering(Removal):
         self._accumulation = accumulation
 
     def install(self) -> None:
-        """Put layers with the norms' weights in their places, which still normalize."""
+        """Replace the norms by layers with their weights, which still normalize."""
         self._swap_each(
             "taper",
             lambda centers, eps: {
@@ -389,13 +391,13 @@ class Tapering(Removal):
         forward: Forward,
         on_progress: Progress | None = None,
     ) -> None:
-        """Fit nothing: the constant scales are taken from the training until the tapering."""
+        """Fit nothing: the constant scales come from the training before the tapering."""
         del teacher
         self.rows = self._rows_in_order(self._start, batches[0], forward, on_progress)
 
     @torch.no_grad()
     def settle(self) -> None:
-        """Close the gates, where they are still open."""
+        """Close the gates that are still open."""
         for layer in cast(dict[str, TaperNorm], self.layers).values():
             layer.num_batches_tracked.clamp_(min=self._end * self._accumulation)
             if not float(layer.branch_scale):
@@ -409,18 +411,18 @@ _TAPER_END: Final = 100 / 300
 
 
 class Fading(Removal):
-    """Norms that fade, step by step, in favor of BatchNorm beside the identity (PRepBN).
+    """Norms that fade, step by step, in favor of BatchNorm plus the identity (PRepBN).
 
     `y = λ Norm(x) + (1 - λ)(BN(x) + η x)`, λ from 1 to 0 in the first 0.8 of the updates, and by
-    the batches' statistics for the rest. In the end the statistics are measured anew, as the
-    authors do. η begins at 0, as in their language model; its γ of 0 would begin with no features
-    where a trained model has some, so that γ and β of BN are the norm's.
+    the batches' statistics for the rest. At the end the statistics are measured again, as the
+    authors do. η begins at 0, as in their language model. Its γ of 0 would remove the features of a
+    trained model, so γ and β of BN start as the norm's.
 
     Args:
-        model: as of `Removal`.
-        num_steps: as of `Removal`.
-        momentum: of the running statistics.
-        accumulation: batches in an update.
+        model: as for `Removal`.
+        num_steps: as for `Removal`.
+        momentum: weight of the new batch in the running statistics.
+        accumulation: batches per update.
     """
 
     def __init__(
@@ -433,7 +435,7 @@ class Fading(Removal):
         self._accumulation = accumulation
 
     def install(self) -> None:
-        """Put layers in the places of the norms, which are those norms in the first step."""
+        """Replace the norms by layers that compute the same in the first step."""
         self._swap_each(
             "prepbn",
             lambda centers, eps: {
@@ -443,7 +445,7 @@ class Fading(Removal):
                 "momentum": self._momentum,
                 "accumulation": self._accumulation,
                 "start": "torch",  # as in the stored results
-                # So that a validation is of the model that is trained.
+                # So that a validation uses the trained mixture.
                 "evaluation": "blend",
                 "eta": 0.0,
             },
@@ -462,19 +464,19 @@ class Fading(Removal):
 
     @torch.no_grad()
     def settle(self) -> None:
-        """Let BatchNorm beside the identity be all that is left."""
+        """Let only BatchNorm plus the identity remain."""
         for layer in cast(dict[str, ProgressiveRepBatchNorm], self.layers).values():
             layer.num_batches_tracked.clamp_(min=self._end * self._accumulation)
             layer.follow_counter()
 
     def finish(self, batches: Sequence[Any], forward: Forward) -> None:
-        """Let BatchNorm beside the identity be all that is left, and measure its statistics."""
+        """Let only BatchNorm plus the identity remain, and measure its statistics."""
         self.settle()
         calibrate(self.model, batches, forward, names=[site.name for site in self.sites])
 
 
 _FADING_END: Final = 0.8
-"""Part of the updates: by the authors large, but before the end."""
+"""Share of the updates: large in the paper, but before the end."""
 
 
 def build_removal(
@@ -485,18 +487,18 @@ def build_removal(
     momentum: float = 0.1,
     accumulation: int = 1,
 ) -> Removal:
-    """Return the removal of a method's name.
+    """Return the removal with a method's name.
 
     Args:
-        name: of the method.
+        name: name of the method.
         model: a copy of the original.
-        num_steps: of the training.
-        momentum: of `freeze-in-turn`, `taper` and `prepbn`.
-        accumulation: batches in an update.
+        num_steps: number of updates of the training.
+        momentum: momentum of `freeze-in-turn`, `taper` and `prepbn`.
+        accumulation: batches per update.
 
     Raises:
-        InputError: the model has no norms, others than LayerNorm and RMSNorm, or ones that do not
-            fit the method.
+        InputError: the model has no norms, norms other than LayerNorm and RMSNorm, or norms that
+            do not fit the method.
     """
     if name in ("match", "match-centered"):
         return Matching(model, num_steps, center=name == "match-centered")

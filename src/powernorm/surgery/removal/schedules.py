@@ -1,4 +1,4 @@
-"""When each norm goes, where they go one after the other."""
+"""Schedule of the norms' removal, if they are removed one after the other."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Final
 from powernorm.inspection.selection import Role, Site
 
 _LENGTH: Final = 300
-"""Steps of the published schedule, of which the numbers below are, for the smallest model."""
+"""Steps of the published schedule for the smallest model, to which the numbers below refer."""
 _PHASES: Final[Mapping[Role, tuple[int, int]]] = {
     "feed-forward": (20, 24),
     "attention": (44, 60),
@@ -17,23 +17,23 @@ _PHASES: Final[Mapping[Role, tuple[int, int]]] = {
     "final": (104, 0),
 }
 """First step of the norms of a role, and the steps from it to the next phase. In the published code
-the queries' and keys' share of an attention norm goes first and the values' afterwards, but its
-constant is only settled by the latter: here a norm goes at once, in the time of both."""
+the queries' and keys' part of an attention norm is removed first and the values' afterwards, but
+its constant is only fixed by the latter: here a norm is removed at once, in the time of both."""
 
 
 def removal_steps(sites: Sequence[Site], num_steps: int) -> dict[str, int]:
-    """Return the step before which each norm goes: feed-forward, then attention, then final norm.
+    """Return the step before which each norm is removed: feed-forward, attention, final norm.
 
-    The published schedule for GPT-2 small, scaled to another number of steps: the first norm goes
-    after 20 of 300 steps, 12 norms of feed-forward networks within 24 steps, those of attentions
-    within 60, and the final norm at 104. The rest of the training heals.
+    The published schedule for GPT-2 small, scaled to another number of steps: the first norm is
+    removed after 20 of 300 steps, 12 norms of feed-forward networks within 24 steps, those of
+    attentions within 60, and the final norm at 104. The model recovers in the rest of the training.
 
     Args:
-        sites: of the norms, in the order of the model.
-        num_steps: of the training.
+        sites: the norms, in the order of the model.
+        num_steps: number of updates of the training.
 
     Returns:
-        Updates that are done before, by the norm's name, in the order of their going.
+        Number of updates before each norm's removal, by its name, in the order of removal.
     """
     found: dict[str, int] = {}
     phases: dict[tuple[int, int], list[Site]] = {}

@@ -2,7 +2,7 @@
 
 | file | what it does |
 |---|---|
-| `records.py` | reads off a model what this library put into it, and puts it into another |
+| `records.py` | records this library's changes of a model, and applies them to another |
 | `storage.py` | writes and reads the folder: `powernorm.safetensors` and `config.json` |
 | `loading.py` | turns a model of the original architecture into the saved one |
 | `stock.py` | gives the weights of the original architecture that compute the same |

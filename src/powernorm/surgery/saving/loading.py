@@ -1,4 +1,4 @@
-"""Turning a model of the original architecture into one that was saved."""
+"""Conversion of a model of the original architecture into a saved one."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ def fill_model(model: nn.Module, saved: SavedModel, source: Path, fix: str = REB
     """Turn a model of the original architecture into the saved one, in place.
 
     Args:
-        model: built as the saved one was, its norms swapped or not; its weights do not matter.
-        saved: what was read.
-        source: for the errors.
-        fix: what to do about a model that the tensors do not fit.
+        model: built like the saved one, its norms swapped or not; its weights do not matter.
+        saved: the read model.
+        source: path for the errors.
+        fix: advice if the tensors do not fit the model.
 
     Returns:
         The model, in evaluation mode.
@@ -98,12 +98,12 @@ def _other_buffer(model: nn.Module, saved: SavedModel) -> str:
 
 
 def _other_trait(model: nn.Module, saved: SavedModel) -> str:
-    """Compare modules of torch without tensors; those of other libraries may change their names."""
+    """Compare modules of torch without tensors; other libraries may rename theirs."""
     modules = dict(model.named_modules(remove_duplicate=False))
     traits = traits_of(model)
     is_own = not is_pretrained(model)
     for name, here in traits.items():
-        # Of layers with parts the first files do not say it.
+        # The first files lack the traits of layers with submodules.
         is_missed = is_own and not modules[name]._modules
         there = saved.traits.get(name, "nothing" if is_missed else here)
         if there != here and type(modules[name]).__module__.startswith("torch.nn"):
@@ -113,9 +113,9 @@ def _other_trait(model: nn.Module, saved: SavedModel) -> str:
 
 
 def _assign(model: nn.Module, saved: SavedModel, changes: Changes) -> None:
-    """Give a model parameters of the types that were saved, tied and untied as they were.
+    """Assign the saved parameters with their types and ties.
 
-    A parameter that fits stays the same object, which an optimizer may know.
+    A parameter that fits stays the same object, which an optimizer may hold.
     """
     made: dict[str, nn.Parameter] = {}
     taken: dict[int, str] = {}
@@ -136,6 +136,6 @@ def _assign(model: nn.Module, saved: SavedModel, changes: Changes) -> None:
     for name, buffer in list(model.named_buffers(remove_duplicate=False)):
         stored = saved.buffers[name] if name in saved.buffers else saved.state.get(name)
         module, attribute = slot_of(model, name)
-        # A norm of this library keeps the type of its statistics by itself.
+        # Norms of this library keep the type of their statistics themselves.
         if stored is not None and not isinstance(module, Norm):
             changes.set_tensor(module, attribute, stored.to(buffer.device))

@@ -1,6 +1,6 @@
-"""What this library has put into a model, as JSON, and putting it into the same architecture.
+"""Record of this library's changes of a model, as JSON, and its application to a new model.
 
-A record is read off the model as it is, whatever was swapped, folded and undone to get there.
+A record describes the current model, whatever was swapped, folded and undone before.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ FORMAT: Final = 1
 KEY: Final = "powernorm"
 """Key of a record in `config.json`, and in the metadata of tensors."""
 REBUILD: Final = "build the model with the configuration of the one that was saved"
-"""What to do about a model that the tensors do not fit."""
+"""Advice about a model that the tensors do not fit."""
 
 _MOST_FEATURES: Final = 2**31
 _KEPT: Final = ("running_mean", "running_var", "running_second_moment")
@@ -60,7 +60,7 @@ class ModelRecord:
         erased: names of norms in front of which padding is set to zero.
         attention: implementation of attention that a Hugging Face model is set to.
         version: of this library.
-        inserted: names of the linear maps that have a norm, or what is left of one, behind them.
+        inserted: names of the linear maps with a norm, or the remainder of one, behind them.
         made: names of the biases and untied tensors that folding has made.
     """
 
@@ -83,7 +83,7 @@ class ModelRecord:
         """Return the record of a model.
 
         Raises:
-            InputError: a norm of one's own that could not be built again.
+            InputError: a user-defined norm that could not be rebuilt.
         """
         return cls(
             type(model).__name__,
@@ -121,7 +121,7 @@ class ModelRecord:
         """Return the record from JSON values.
 
         Raises:
-            ValueError: they are no record, or one of a newer version.
+            ValueError: they are not a record, or that of a newer version.
         """
         if not isinstance(values, Mapping) or "error" in values:
             why = f": {values['error']}" if isinstance(values, Mapping) else ""
@@ -149,7 +149,7 @@ class ModelRecord:
         return (name for part in self.parts for names in part.names for name in names)
 
     def below(self, prefix: str) -> ModelRecord:
-        """Return the record for a model that has this one's as a part.
+        """Return the record for a model that has this record's model as a part.
 
         Args:
             prefix: dotted name of the part; "" for the model itself.
@@ -171,7 +171,7 @@ class ModelRecord:
         return self._renamed(shortened)
 
     def _renamed(self, rename: Callable[[str], str | None]) -> ModelRecord:
-        """Return the record with other names, without what has none then."""
+        """Return the record with other names; entries without a new name are dropped."""
 
         def kept(names: Iterable[str]) -> tuple[str, ...]:
             return tuple(new for name in names if (new := rename(name)) is not None)
@@ -191,11 +191,11 @@ class ModelRecord:
         """Put the modules into a model of the same architecture, without their values.
 
         Args:
-            model: its norms swapped or not.
+            model: its norms may be swapped or not.
             state: the values that will be loaded, for the types of the modules.
 
         Raises:
-            InputError: the model has no such place, or a norm cannot be built; it is unchanged.
+            InputError: the model lacks a module, or a norm cannot be built; it is unchanged.
         """
         changes = Changes()
         try:
@@ -212,7 +212,7 @@ class ModelRecord:
         return changes
 
     def _insert(self, model: nn.Module, changes: Changes) -> None:
-        """Make the places behind linear maps, which a model of the architecture does not have."""
+        """Make the slots behind linear maps, which a new model of the architecture lacks."""
         modules = dict(model.named_modules())
         for name in self.inserted:
             if name not in modules:
@@ -238,7 +238,7 @@ class ModelRecord:
                 yield name
 
     def _attach(self, model: nn.Module, changes: Changes) -> None:
-        """Pass the masks on."""
+        """Attach the hooks that pass the masks."""
         for root, names in self.masks.items():
             swapped = model.get_submodule(root)
             below = [name.removeprefix(f"{root}.") for name in names]
@@ -281,7 +281,7 @@ class ModelRecord:
         self._check_no_more(model)
 
     def _check_no_more(self, model: nn.Module) -> None:
-        """Raise an InputError if the model has something of this library that is not recorded."""
+        """Raise an InputError if the model has changes of this library that are not recorded."""
         known = set(self.names())
         for part in _parts_of(model):
             for name in (name for names in part.names for name in names):
@@ -304,7 +304,7 @@ class ModelRecord:
 
 
 def _attention_of(config: Any) -> Any:
-    """Return how a Hugging Face model computes attention; of several parts that of each."""
+    """Return the attention implementation of a Hugging Face model, or that of each part."""
     own = getattr(config, "_attn_implementation", None)
     parts = {
         name: getattr(getattr(config, name, None), "_attn_implementation", None)
@@ -361,7 +361,7 @@ def _part_from(values: Mapping[str, Any]) -> Part:
 
 def _listed(values: object, kind: type | UnionType) -> Sequence[Any]:
     if not isinstance(values, list) or not all(isinstance(value, kind) for value in values):
-        raise ValueError(f"{values!r} is no list of what it should hold")
+        raise ValueError(f"{values!r} is not a list of the expected values")
     return values
 
 
@@ -369,7 +369,7 @@ def _like(name: str, state: Mapping[str, Tensor], model: nn.Module) -> Tensor:
     """Return a tensor of the type and device that a module's parameters had."""
     device = next((p.device for p in model.parameters()), torch.device("cpu"))
     own = [state[key] for key in (f"{name}.weight", f"{name}.bias") if key in state]
-    # Statistics are float64 only where the norm was built so.
+    # Statistics are float64 only if the norm was built that way.
     own += [state[key] for key in (f"{name}.{kept}" for kept in _KEPT) if key in state]
     inner = [value for key, value in state.items() if key.startswith(f"{name}.layer.")]
     floats = [value for value in (*own, *inner) if value.is_floating_point()]
@@ -379,10 +379,10 @@ def _like(name: str, state: Mapping[str, Tensor], model: nn.Module) -> Tensor:
 
 # The record in the configuration of a Hugging Face model ------------------------------------------
 #
-# The configuration becomes the `config.json` of all that Hugging Face's libraries write, so that
-# `powernorm.load` knows what was swapped. No forward reads the key. What is written is read off the
-# model at that moment: `to_dict` of a configuration copies its values, and a copy of the mark is
-# the record.
+# The configuration becomes the `config.json` of everything that Hugging Face's libraries write,
+# from which `powernorm.load` knows the changes. No forward reads the key. The record describes the
+# model when it is written: `to_dict` of a configuration copies its values, and a copy of the mark
+# is the record.
 
 _CONFIGURATION: Final = "PreTrainedConfig"
 """Class of the configurations of transformers."""
@@ -391,10 +391,10 @@ _MODEL: Final = "PreTrainedModel"
 
 
 def mark(model: nn.Module) -> None:
-    """Mark the configurations of a model that was changed, or take the mark from one that was not.
+    """Mark the configurations of a changed model, or unmark those of an unchanged one.
 
     Args:
-        model: of Hugging Face, a model around it, or a part of it that has its configuration.
+        model: a Hugging Face model, a model around it, or a part of it that has its configuration.
     """
     for owner in _pretrained_in(model) or [model]:
         config = getattr(owner, "config", None)
@@ -416,10 +416,10 @@ def is_pretrained(model: nn.Module) -> bool:
 
 
 class RecordMark:
-    """What stands in a configuration in place of the record.
+    """Placeholder of the record in a configuration.
 
     Args:
-        owners: the modules that were changed.
+        owners: the changed modules.
     """
 
     def __init__(self, owners: list[nn.Module]) -> None:
@@ -427,7 +427,7 @@ class RecordMark:
         self._owners = [weakref.ref(owner) for owner in owners]
 
     def owners(self) -> list[nn.Module]:
-        """Return the modules that are still there, without those inside another one."""
+        """Return the modules that still exist, without those inside another one."""
         alive = [owner for owner in (ref() for ref in self._owners) if owner is not None]
         return [
             owner
@@ -436,11 +436,11 @@ class RecordMark:
         ]
 
     def written(self) -> dict[str, Any]:
-        """Return the record as JSON values; of several modules the others are in the first."""
+        """Return the record as JSON values; the first module's contains those of the others."""
         try:
             records = [ModelRecord.of(owner).to_dict() for owner in self.owners()]
         except InputError as error:
-            # Read, it says that it is no record, and why.
+            # When it is read, it states that it is not a record, and why.
             return {"error": str(error)}
         first, *others = records or [{}]
         return {**first, "others": others} if others else first

@@ -1,8 +1,8 @@
-"""Models of this library as checkpoints of their original architecture, where those can hold them.
+"""Models of this library as checkpoints of their original architecture, if that can hold them.
 
-A LayerNorm or RMSNorm of this library computes what the original's does. A BatchNorm of torch can
-hold any affine map per feature, hence what any static norm does in evaluation, and what is left of
-one that was folded.
+A LayerNorm or RMSNorm of this library computes the same as the original's. A BatchNorm of torch can
+hold any affine map per feature, so that of any static norm in evaluation, and the remainder of a
+folded one.
 
 A LayerNorm of torch can hold `y = a ⊙ (x - mean x) + c`, and an RMSNorm `y = a ⊙ x`, with an eps E
 so large that the variance v of a token does not count beside it: with the weight a √E,
@@ -38,22 +38,22 @@ from powernorm.surgery.folding.structure import FeatureAffine, FoldedNorm
 from powernorm.surgery.saving.storage import traits_of
 
 CONSTANT_EPS: Final = 2.0**60
-"""E, but in float16. In float64 v + E is E itself for every v below 2⁷, in float32 and bfloat16
-below 2³⁶: there the norm is the constant exactly. Above it is off by v/2⁶¹."""
+"""E, except in float16. In float64 v + E is E itself for every v below 2⁷, in float32 and bfloat16
+below 2³⁶: there the norm is the constant exactly. Above, its error is v/2⁶¹."""
 _HEADROOM: Final = 32.0
-"""√E over the deviation of a norm's tokens, at least: then v/(2 E) is 2⁻¹¹, as float16 rounds."""
+"""Minimum of √E over the deviation of a norm's tokens: v/(2 E) is then 2⁻¹¹, as float16 rounds."""
 _FIX: Final = "leave out stock=True, and powernorm.load builds the model"
 _SAME: Final = {"layer": "ln", "rms": "rms"}
 _TOLERANCES: Final = {torch.float32: 1e-5, torch.float64: 1e-6}
 _NARROW_TOLERANCE: Final = 0.03
-"""Relative errors that rounding explains, as of a BatchNorm's statistics in bfloat16; some classes
-compute in float32 whatever their type."""
+"""Relative errors that rounding explains, such as that of a BatchNorm's statistics in bfloat16;
+some classes compute in float32 whatever their type."""
 
 
 class _Pair(NamedTuple):
     """A module of this library and the norm of the original architecture in its place.
 
-    `original` is that norm with the eps of the original, from which it can be told what it is.
+    `original` is that norm with the eps of the original, which identifies it.
     """
 
     name: str
@@ -63,11 +63,11 @@ class _Pair(NamedTuple):
 
 
 def constant_norms(model: nn.Module, original: nn.Module) -> tuple[str, ...]:
-    """Return the norms that divide by a constant where the original architecture's do not.
+    """Return the norms that divide by a constant although the original architecture's do not.
 
     Args:
-        model: swapped or folded.
-        original: a model of the original architecture; on the meta device, too.
+        model: a swapped or folded model.
+        original: a model of the original architecture; may be on the meta device.
     """
     return tuple(
         pair.name
@@ -77,14 +77,14 @@ def constant_norms(model: nn.Module, original: nn.Module) -> tuple[str, ...]:
 
 
 def constant_eps(model: nn.Module, original: nn.Module) -> float | None:
-    """Return E, None where no norm divides by a constant in the place of one that does not.
+    """Return E, None if no norm divides by a constant in the place of one that does not.
 
     Args:
-        model: swapped or folded.
-        original: a model of the original architecture; on the meta device, too.
+        model: a swapped or folded model.
+        original: a model of the original architecture; may be on the meta device.
 
     Raises:
-        InputError: the type of the weights holds none that is large enough.
+        InputError: the type of the weights cannot hold a large enough value.
     """
     modules = dict(model.named_modules(remove_duplicate=False))
     root, steepest = CONSTANT_EPS**0.5, "powernorm sets a root"
@@ -110,13 +110,13 @@ def stock_state(model: nn.Module, stock: nn.Module, original: nn.Module) -> dict
     """Return the state dict for a model of the original architecture that computes the same.
 
     Args:
-        model: swapped or folded.
+        model: a swapped or folded model.
         stock: a model of the original architecture; its eps is that of
             `constant_eps`, if any.
-        original: the same with the eps of the original; on the meta device, too.
+        original: the same with the eps of the original; may be on the meta device.
 
     Raises:
-        InputError: the original architecture has no place for something; says for what.
+        InputError: the original architecture has no place for a tensor, which the error names.
     """
     state = stock.state_dict()
     done: set[str] = set()
@@ -178,7 +178,7 @@ def _is_constant(module: nn.Module) -> bool:
 
 
 def _reading_of(pair: _Pair) -> Reading | None:
-    """Return what the original's norm of each token computes, None where it is none."""
+    """Return the reading of the original's per-token norm, None if it is none."""
     if _batch_norm(pair.original)[0] is not None or not looks_like_norm(pair.original):
         return None
     reading = read_norm(pair.original)
@@ -210,7 +210,7 @@ def _check_shared_eps(model: nn.Module, stock: nn.Module, original: nn.Module) -
 
 
 def _converted(pair: _Pair) -> dict[str, Tensor]:
-    """Return the state of the original's norm that computes what ours does."""
+    """Return the state of the original's norm that computes the same as ours."""
     batch_norm, prefix = _batch_norm(pair.stock)
     if batch_norm is not None:
         return {f"{prefix}{name}": value for name, value in _as_batch_norm(pair, batch_norm)}
@@ -234,7 +234,7 @@ def _converted(pair: _Pair) -> dict[str, Tensor]:
 
 
 def _constant(pair: _Pair, ours: Norm, reading: Reading) -> tuple[Tensor, Tensor]:
-    """Return γ and β of a norm with a large eps that does what a static one of ours does."""
+    """Return γ and β of a norm with a large eps that computes the same as our static one."""
     if ours.centers != (reading.kind == "layer"):
         raise _misfit(
             pair,
@@ -264,7 +264,7 @@ def _dtype_of(module: nn.Module) -> torch.dtype:
 
 
 def _deviation(norm: Norm) -> float:
-    """Return what the tokens of a norm's statistics deviate, 1 where it keeps none."""
+    """Return the deviation of a norm's tokens by its statistics, 1 without statistics."""
     found = {name: buffer.detach().double() for name, buffer in norm.named_buffers()}
     if "running_var" in found:
         return math.sqrt((found["running_var"] + found["running_mean"].square()).mean())
@@ -324,7 +324,7 @@ def _as_batch_norm(
         "weight": scale,
         "bias": shift,
         "running_mean": torch.zeros_like(scale),
-        # What the root of it and eps is 1 of.
+        # The value whose root, with eps, is 1.
         "running_var": torch.full_like(scale, 1.0 - target.eps),
         "num_batches_tracked": torch.ones((), dtype=torch.int64, device="cpu"),
     }
@@ -365,7 +365,7 @@ def _check_ties(stock: nn.Module, state: dict[str, Tensor]) -> None:
 
 @torch.no_grad()
 def _difference(pair: _Pair) -> float:
-    """Return how far the two are on random tokens, over the largest value."""
+    """Return the difference of the two on random tokens, over the largest value."""
     size = _size(pair.original)
     like = next(
         (p for p in (*pair.ours.parameters(), *pair.stock.parameters())),

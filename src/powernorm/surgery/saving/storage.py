@@ -1,8 +1,8 @@
-"""Saved models: tensors in `powernorm.safetensors`, what was changed in `config.json`.
+"""Saved models: tensors in `powernorm.safetensors`, the record of changes in `config.json`.
 
-The file of the tensors holds the record too, under its checksum: what stands in `config.json`,
-which is text that people edit, has to agree with it. No weights have a name that other libraries
-look for, so that a plain `from_pretrained` ends in an error instead of a model with other norms.
+The file of the tensors holds the record too, under its checksum: the text in `config.json`, which
+people can edit, has to agree with it. No weights have a name that other libraries look for, so that
+a plain `from_pretrained` ends in an error instead of a model with other norms.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from powernorm.surgery.folding.structure import FeatureAffine, FoldedNorm
 from powernorm.surgery.saving.records import KEY, ModelRecord
 
 _ZEROS: Final = re.compile(r"(?<=\d)\.0\b")
-"""What tells 0.0 from 0, as a configuration has it before and after it was JSON."""
+"""Difference between 0.0 and 0, which a configuration shows before and after JSON."""
 _FIX: Final = "save the model again with powernorm.save"
 _FOREIGN: Final = (
     "model.safetensors",
@@ -36,7 +36,7 @@ _FOREIGN: Final = (
     "pytorch_model.bin",
     "pytorch_model.bin.index.json",
 )
-"""Weights that other libraries would load beside ours."""
+"""Weights that other libraries would load instead of ours."""
 
 
 _FAST_PATH: Final = (
@@ -45,9 +45,9 @@ _FAST_PATH: Final = (
     "mask_check",
     "use_nested_tensor",
 )
-"""What chooses between ways to compute the same; a swap changes it."""
+"""Entries that choose between equivalent computations; a swap changes them."""
 _TAKEN: Final = (CONFIG_FILE, "comparison.json", "results.json")
-"""Of a run, a comparison or another model."""
+"""Files of a run, a comparison or another model."""
 
 
 @dataclass(frozen=True)
@@ -55,15 +55,15 @@ class SavedModel:
     """The contents of a folder.
 
     Args:
-        record: what was changed in the model.
+        record: changes of the model.
         state: parameters and persistent buffers by name, each name of a shared one.
         buffers: other floating-point buffers, which are computed when a model is built, and may
             have been cast since.
         shared: the first name of each other name of a tensor.
-        sums: checksums of the other buffers that are no part of a state dict, by name.
-        traits: classes and settings of modules without parts, by name.
-        config: `config.json`.
-        more: what else was written; JSON.
+        sums: checksums of the other buffers that are not in a state dict, by name.
+        traits: classes and settings of modules without submodules, by name.
+        config: contents of `config.json`.
+        more: other written values, as JSON.
     """
 
     record: ModelRecord
@@ -82,14 +82,14 @@ def write_model(
     """Write a model's tensors, and its record into its configuration.
 
     Args:
-        model: as it is.
-        folder: made where there is none.
-        config: other entries of `config.json`; JSON.
-        more: what to keep beside the tensors; JSON.
+        model: any model.
+        folder: created if missing.
+        config: other entries of `config.json`, as JSON.
+        more: values to keep with the tensors, as JSON.
 
     Raises:
-        InputError: the folder holds other weights or cannot be written, the model has what cannot
-            be saved.
+        InputError: the folder holds other weights or cannot be written, or the model cannot be
+            saved.
     """
     record = _record_of(model).to_dict()
     check_target(folder)
@@ -114,7 +114,7 @@ def write_model(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with replacing(folder / CONFIG_FILE) as file:
-            # First, so that a full disk leaves the folder as it is.
+            # First, so that a full disk leaves the folder unchanged.
             file.write(page.encode())
             file.flush()
             save_sealed_tensors(tensors, folder / MODEL_FILE, {KEY: text, "format": "pt"})
@@ -144,8 +144,8 @@ def read_model(folder: Path) -> SavedModel:
     try:
         with safe_open(file, "pt") as opened:
             metadata = opened.metadata() or {}
-            # In memory of their own: else they are the file, which others may write to, and lie
-            # where some kernels round otherwise.
+            # Copied, because they would otherwise be the mapped file, which others may write to,
+            # and have an alignment with which some kernels round differently.
             tensors = {
                 name: opened.get_tensor(name).clone()
                 for name in opened.keys()  # noqa: SIM118
@@ -159,7 +159,7 @@ def read_model(folder: Path) -> SavedModel:
         config, more = json.loads(described["config"]), dict(described["more"])
     except InputError:
         raise
-    except Exception as error:  # whatever a damaged file makes the readers raise
+    except Exception as error:  # a damaged file may raise anything
         reason = str(error).partition("\n")[0]
         raise InputError(
             f"{file} is no model of powernorm ({type(error).__name__}: {reason}): {_FIX}"
@@ -180,7 +180,7 @@ def _check_config(found: Mapping[str, Any], written: Mapping[str, Any], folder: 
 def first_difference(found: Mapping[str, Any], written: Mapping[str, Any]) -> str | None:
     """Return the first key under which two configurations differ, None if they are equal."""
     for key in sorted({*found, *written}):
-        # As text, in which NaN equals itself.
+        # As text, so that NaN equals itself.
         texts = [json.dumps(config.get(key), sort_keys=True) for config in (found, written)]
         if texts[0] != texts[1] or (key in found) != (key in written):
             return key
@@ -191,12 +191,12 @@ def read_config(folder: Path) -> dict[str, Any]:
     """Return `config.json`.
 
     Raises:
-        InputError: it cannot be read or is no object.
+        InputError: the file cannot be read, or holds no object.
     """
     file = folder / CONFIG_FILE
     try:
         check_regular(file)
-        # As transformers writes it, which is not quite JSON: there may be an Infinity.
+        # As transformers writes it, which may contain an Infinity and so is not quite JSON.
         found = json.loads(file.read_bytes())
     except OSError as error:
         raise InputError(f"{file} cannot be read ({error.strerror}): {_FIX}") from error
@@ -208,7 +208,7 @@ def read_config(folder: Path) -> dict[str, Any]:
 
 
 def separate_tensors(state: Mapping[str, Tensor]) -> tuple[dict[str, Tensor], dict[str, str]]:
-    """Return the tensors, each once and with memory of its own, and names that share one.
+    """Return the tensors, each once and in separate memory, and names that share one.
 
     Returns:
         The tensors by their first names, and the first name of each other name.
@@ -246,10 +246,10 @@ def _record_of(model: nn.Module) -> ModelRecord:
 
 
 def check_folder(folder: Path) -> None:
-    """Raise an InputError where a model cannot go: a file, or a folder with other weights.
+    """Raise an InputError if a model cannot be saved here: a file, or a folder with other weights.
 
     Raises:
-        InputError: says what is there.
+        InputError: names the existing file.
     """
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file: give the name of a folder")
@@ -265,7 +265,7 @@ def check_target(folder: Path) -> None:
     """Raise an InputError where a model cannot be written, such as into the folder of a run.
 
     Raises:
-        InputError: says what is there.
+        InputError: names the existing file.
     """
     check_folder(folder)
     if (folder / MODEL_FILE).exists():
@@ -307,9 +307,9 @@ def _state_of(model: nn.Module) -> dict[str, Tensor]:
 
 
 def _check_overlaps(model: nn.Module) -> None:
-    """Raise an InputError if parameters see the same memory in different ways.
+    """Raise an InputError if parameters share memory as different views.
 
-    What one of them learns, the others would no longer see in a loaded model.
+    In a loaded model one would not see the updates of the other.
     """
     known: dict[int, list[tuple[str, Tensor]]] = {}
     for name, parameter in model.named_parameters():
@@ -326,7 +326,7 @@ def _check_overlaps(model: nn.Module) -> None:
 
 
 def _extent(tensor: Tensor) -> tuple[int, int]:
-    """Return the first and the last place of a tensor in its memory, in bytes."""
+    """Return the first and the last position of a tensor in its memory, in bytes."""
     start, width = int(tensor.storage_offset()), tensor.element_size()
     steps = zip(tensor.shape, tensor.stride(), strict=True)
     reach = 1 + sum((size - 1) * int(stride) for size, stride in steps) if tensor.numel() else 0
@@ -334,7 +334,7 @@ def _extent(tensor: Tensor) -> tuple[int, int]:
 
 
 def _unusual(value: Tensor) -> str:
-    """Return what is special about a tensor that cannot be saved, or ""."""
+    """Return why a tensor is special and cannot be saved, or ""."""
     if value.is_meta:
         return "on the meta device, without values"
     if type(value) not in (Tensor, nn.Parameter):
@@ -345,9 +345,9 @@ def _unusual(value: Tensor) -> str:
 
 
 def passing_buffers(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
-    """Return the buffers that are no part of the state dict: floating-point ones, and others.
+    """Return the buffers that are not in the state dict: floating-point ones, and others.
 
-    Those of this library's norms are left out; they say by themselves when they are one.
+    Those of this library's norms are left out, because the norms set them themselves.
     """
     found = {
         f"{prefix}.{name}" if prefix else name: buffer
@@ -368,10 +368,10 @@ def checksum_of(tensor: Tensor) -> str:
 
 
 def traits_of(model: nn.Module) -> dict[str, str]:
-    """Return classes and settings that no tensor tells, by name.
+    """Return classes and settings that no tensor shows, by name.
 
-    They are those of the modules without parts, such as activations and dropout, and of torch's own
-    layers with parts, such as their number of heads.
+    They are those of the modules without submodules, such as activations and dropout, and of
+    torch's own layers with submodules, such as their number of heads.
     """
     traits = {}
     for name, module in model.named_modules(remove_duplicate=False):
@@ -385,7 +385,7 @@ def traits_of(model: nn.Module) -> dict[str, str]:
 
 
 def _settings_of(module: nn.Module) -> list[str]:
-    """Return what the layer was built with, as far as it keeps that as it was given."""
+    """Return the arguments that the layer was built with, as far as it stores them."""
     found = []
     for name, value in sorted(vars(module).items()):
         if name.startswith("_") or name in _FAST_PATH or name == "training":

@@ -1,6 +1,6 @@
 """CPU kernels: a C++ library with a plain C interface, called with addresses and sizes.
 
-Names, arguments, outputs and meanings are those of the ops' references.
+Names, arguments and outputs are those of the reference ops.
 """
 
 from powernorm.ops.kernels.cpu.batch_norm import batch_norm, batch_norm_backward

@@ -42,7 +42,7 @@ def batch_norm(args: BatchNormArgs, update: Update | None = None) -> BatchNormOu
     if update is not None and limits is None:
         native = native_update(update, features)
         if native is not None and native.wide == (acc is torch.float64):
-            # What is updated is what is read; it was checked when the update was prepared.
+            # The updated buffers are the ones that are read; `prepare` has checked them.
             task.mean, task.var = native.first, native.second
             task.update = ctypes.addressof(native)
             run(tasks.BATCH_NORM, task)
@@ -67,7 +67,7 @@ def batch_norm(args: BatchNormArgs, update: Update | None = None) -> BatchNormOu
 
 
 def prepare(args: BatchNormArgs, update: Update | None) -> Prepared | None:
-    """Return a call like this one prepared, None where buffers cannot be used as they are."""
+    """Return a prepared call like this one, None if the buffers cannot be used as they are."""
     features, centered = args.x.shape[-1], args.running_mean is not None
     flags = centered * tasks.CENTERED | args.floor * tasks.FLOOR | tasks.MEASURE | tasks.FINISH
     bare = args._replace(weight=None, bias=None)

@@ -1,7 +1,7 @@
-"""Builds the CPU kernels: a shared library with a plain C interface, from `source/`.
+"""Build of the CPU kernels: a shared library with a plain C interface, from `source/`.
 
-`setup.py` calls this when the package is installed, and a test for its sanitizer run. The standard
-library alone is imported, because at that time nothing else is there.
+`setup.py` calls this when the package is installed, and a test for its sanitizer run. Only the
+standard library is imported, because nothing else is installed at that time.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Final
 SOURCE: Final = Path(__file__).with_name("source")
 LIBRARY_NAME: Final = "libpowernorm.cpu.so"
 NOTE_NAME: Final = "not_built.txt"
-"""Stands in the library's place and says why there is none."""
+"""File that is written in place of the library when it cannot be built, with the reason."""
 
 _COMMON: Final = (
     "-std=c++17",
@@ -47,11 +47,11 @@ _INSTRUCTION_SETS: Final = {
 
 
 class BuildError(Exception):
-    """The kernels cannot be built here; the message says why."""
+    """The kernels cannot be built on this machine; the message has the reason."""
 
 
 def number_sources() -> str:
-    """A number of the sources as they are now; a library of other sources has another."""
+    """Return a digest of the current sources, to recognize a library built from other ones."""
     digest = hashlib.sha256()
     for path in sorted(SOURCE.iterdir()):
         digest.update(path.name.encode() + path.read_bytes())
@@ -59,7 +59,7 @@ def number_sources() -> str:
 
 
 def build_library(target: Path, sanitize: str = "") -> None:
-    """Compiles and links the kernels.
+    """Compile and link the kernels.
 
     Each instruction set is one compilation of the same source; which one runs is chosen when the
     library is loaded, so a wheel serves machines other than the one that built it.
@@ -69,10 +69,10 @@ def build_library(target: Path, sanitize: str = "") -> None:
         sanitize: value of the compiler's -fsanitize, for tests.
 
     Raises:
-        BuildError: no compiler, or it failed.
+        BuildError: there is no compiler, or it failed.
     """
     compiler = _compiler()
-    # Sanitizers multiply the time of the compiler's own work, so it is asked for less.
+    # Sanitizers make compiling much slower, so less optimization is requested.
     checks = (f"-fsanitize={sanitize}", "-g", "-fno-omit-frame-pointer", "-O1")
     extra = checks if sanitize else ()
     wide = {name for name in ("avx2", "avx512") if _takes(compiler, _INSTRUCTION_SETS[name])}
@@ -95,7 +95,7 @@ def build_library(target: Path, sanitize: str = "") -> None:
         with ThreadPoolExecutor(os.cpu_count()) as pool:
             list(pool.map(lambda job: _compile(compiler, *job), jobs))
         target.parent.mkdir(parents=True, exist_ok=True)
-        # A process that has the old library mapped keeps it: the new one gets a new inode.
+        # A process that has mapped the old library keeps it: the new file gets a new inode.
         finished = target.with_name(target.name + ".new")
         _run(
             [*compiler, "-shared", *extra, *(str(job[2]) for job in jobs), *_link(sanitize)],
@@ -105,8 +105,8 @@ def build_library(target: Path, sanitize: str = "") -> None:
 
 
 def _link(sanitize: str) -> list[str]:
-    # Without -fopenmp on purpose: the OpenMP runtime is torch's, found when the library is loaded.
-    # A second one would bring a second pool of threads.
+    # -fopenmp is missing on purpose: the OpenMP runtime is torch's, found when the library is
+    # loaded. A second runtime would create a second pool of threads.
     if sys.platform == "darwin":
         return ["-undefined", "dynamic_lookup"]
     return ["-lm"] if sanitize else ["-nodefaultlibs", "-lc", "-lm", "-lgcc"]
@@ -123,7 +123,7 @@ def _compiler() -> list[str]:
 
 
 def _takes(compiler: list[str], flags: tuple[str, ...]) -> bool:
-    """Does the compiler understand these flags for this machine's kind?"""
+    """Return whether the compiler accepts these flags on this machine."""
     vector = any(flag.startswith("-mavx") for flag in flags)
     if vector and platform.machine().lower() not in ("x86_64", "amd64"):
         return False
@@ -148,13 +148,13 @@ def _run(command: list[str], target: Path) -> None:
 
 
 def build_or_note(folder: Path) -> str | None:
-    """Builds the library into a folder, or leaves a note there that says why not.
+    """Build the library into a folder, or write a note there with the reason why not.
 
     Args:
         folder: where the package looks for the library.
 
     Returns:
-        The reason where nothing was built.
+        The reason if nothing was built.
     """
     library, note = folder / LIBRARY_NAME, folder / NOTE_NAME
     note.unlink(missing_ok=True)

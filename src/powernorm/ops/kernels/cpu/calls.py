@@ -1,7 +1,7 @@
-"""How tensors become the library's arguments.
+"""Conversion of tensors to arguments of the kernel library.
 
-Long functions in place of many small ones: after a kernel has streamed through the caches, every
-Python function that is called comes from memory again, and costs as much as a small norm.
+The functions are long instead of many small ones: after a kernel has streamed through the caches,
+each Python function has to be loaded from memory again, which costs as much as a small norm.
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def run(operation: int, task: KernelTask) -> None:
     """Run one operation.
 
     Raises:
-        RuntimeError: refused arguments.
-        MemoryError: no memory for the sums.
+        RuntimeError: the library refused the arguments.
+        MemoryError: there is no memory for the sums.
     """
     status = library().powernorm_run(operation, ctypes.byref(task))
     if status:
@@ -62,48 +62,48 @@ def fail(status: int) -> NoReturn:
 
 @cache
 def library() -> ctypes.CDLL:
-    """Return the library, loaded."""
+    """Load the library and return its functions."""
     functions = load_library().functions
     assert functions is not None
     return functions
 
 
 def rows_of(x: Tensor) -> Tensor:
-    """The input as (tokens, C) with neighboring features; a view wherever that is possible."""
+    """Return the input as (tokens, C) with contiguous features; a view if possible."""
     if x.ndim == 2 and x.stride(1) == 1:
         return x
     if x.stride(-1) == 1 or x.shape[-1] == 1:
         try:
             return x.view(-1, x.shape[-1])
         except RuntimeError:
-            pass  # no single stride from token to token
+            pass  # the tokens have no single stride
     return x.contiguous().view(-1, x.shape[-1])
 
 
 def _strided(value: Tensor, kept: list[Any]) -> tuple[int, int]:
-    """(address, stride from token to token) of an input that is not simply side by side."""
+    """Return (address, stride between tokens) of an input that is not contiguous."""
     rows = rows_of(_resolved(value))
     kept.append(rows)
     return rows.data_ptr(), rows.stride(0)
 
 
 def _resolved(value: Tensor) -> Tensor:
-    """Return a tensor with the same values, which stand in its memory as they are."""
+    """Return a tensor whose memory holds its values: without lazy negation or lazy zeros."""
     if is_zero_tensor(value):
         return torch.zeros(value.shape, dtype=value.dtype, device=CPU)
     return value.resolve_neg()
 
 
 def _is_simple(value: Tensor) -> bool:
-    """Do the values stand at `data_ptr()`, one after the other?"""
+    """Return whether the values are contiguous in memory at `data_ptr()`."""
     return value.is_contiguous() and not value.is_neg() and not is_zero_tensor(value)
 
 
 def vector(name: str, value: Tensor, size: int, dtype: torch.dtype, kept: list[Any]) -> int:
-    """Address of a vector, in the accumulation type and side by side.
+    """Return the address of a vector, contiguous and in the accumulation type.
 
     Raises:
-        InputError: it has another size or is on another device.
+        InputError: the vector has another size or is on another device.
     """
     if not value.is_cpu or value.numel() != size:
         _refuse(name, value, f"{size} values")
@@ -114,7 +114,7 @@ def vector(name: str, value: Tensor, size: int, dtype: torch.dtype, kept: list[A
 
 
 def saved(value: Tensor, kept: list[Any]) -> int:
-    """Address of what a forward made and saved; hooks on saved tensors give any strides."""
+    """Return the address of a saved tensor; hooks on saved tensors may return any strides."""
     if not value.is_contiguous():
         value = value.contiguous()
         kept.append(value)
@@ -131,17 +131,17 @@ def _refuse(name: str, value: Tensor, expected: str) -> NoReturn:
 def forward_task(
     args: Any, padding_mask: Tensor | None, groups: int, flags: int
 ) -> tuple[KernelTask, Tensor, Tensor | None, Tensor | None, torch.dtype, list[Any]]:
-    """Return a task with what all forwards share.
+    """Return a task with the fields that all forwards share.
 
     Args:
         args: the op's arguments: x, residual, weight, bias, eps.
         padding_mask: True = padding.
         groups: groups of GroupScaling.
-        flags: of the task.
+        flags: flags of the task.
 
     Returns:
-        The task; y; the sum with the residual, if there is one; GroupScaling's factors, if there
-        are groups; the accumulation type; what must live until the task has run.
+        The task; y; the sum with the residual, or None; GroupScaling's factors, or None; the
+        accumulation type; objects that must live until the task has run.
     """
     x, residual, weight, bias = args.x, args.residual, args.weight, args.bias
     dtype, features = x.dtype, x.shape[-1]
@@ -187,18 +187,18 @@ def backward_task(
     eps: float,
     affine: bool = True,
 ) -> tuple[KernelTask, Gradients, torch.dtype, list[Any]]:
-    """Return a task with what all backwards share.
+    """Return a task with the fields that all backwards share.
 
     Args:
         args: the backward's arguments: inputs, grad_y, grad_total, weight.
         padding_mask: True = padding.
         scales: GroupScaling's factors.
-        flags: of the task.
-        eps: the norm's.
-        affine: are the gradients of γ and β wanted?
+        flags: flags of the task.
+        eps: eps of the norm.
+        affine: whether the gradients of γ and β are wanted.
 
     Returns:
-        The task; the gradients; the accumulation type; what must live until the task has run.
+        The task; the gradients; the accumulation type; objects to keep until the task has run.
     """
     inputs, grad_y = args.inputs, args.grad_y
     dtype, features = inputs.dtype, inputs.shape[-1]
@@ -235,7 +235,7 @@ def backward_task(
 
 
 def backward_prototype(args: Any, flags: int, eps: float) -> KernelTask:
-    """Return what the tasks of all backwards of calls like this one share."""
+    """Return the fields that the tasks of all backwards of calls like this one share."""
     features = args.x.shape[-1]
     task = KernelTask()
     task.features, task.type, task.flags, task.eps = features, TYPES[args.x.dtype], flags, eps
@@ -255,12 +255,12 @@ def _hand_over_mask(task: KernelTask, padding_mask: Tensor, kept: list[Any]) -> 
 
 
 def native_update(update: Update, features: int) -> NativeUpdate | None:
-    """Return an update as the library takes it, None if it cannot write these buffers.
+    """Return an update in the library's form, None if the library cannot write these buffers.
 
-    It is made once for an `update` and its memory.
+    The result is kept for the `update` and its memory.
     """
     buffers = update.buffers
-    memory = running_stats.memory_of(*buffers)  # it may be replaced under a tensor
+    memory = running_stats.memory_of(*buffers)  # a tensor's memory may be replaced
     native: NativeUpdate | None
     if update.native is not None:
         prepared_for, native = update.native
@@ -272,9 +272,9 @@ def native_update(update: Update, features: int) -> NativeUpdate | None:
 
 
 def _can_write(buffers: tuple[Tensor, ...], features: int) -> bool:
-    """Return whether buffers are what the library can write: dense, all float32 or all float64.
+    """Return whether the library can write these buffers: dense, all float32 or all float64.
 
-    They are not after a data-parallel wrapper has cast them, say.
+    It cannot after a data-parallel wrapper has cast them, for example.
     """
     *vectors, tracked, nonfinite = buffers
     dtype = vectors[0].dtype
@@ -317,7 +317,7 @@ def _new_update(update: Update) -> NativeUpdate:
 
 
 def mark_written(update: Update) -> None:
-    """Count the library's writes, as torch counts its own."""
+    """Increment the buffers' version counters, as torch's own writes do."""
     torch.autograd.graph.increment_version(update.buffers)
 
 

@@ -1,4 +1,4 @@
-"""Finds and loads the library of CPU kernels, on torch's own OpenMP threads."""
+"""Loading of the library of CPU kernels, with torch's OpenMP threads."""
 
 from __future__ import annotations
 
@@ -31,27 +31,27 @@ class Library:
 
     @property
     def instruction_set(self) -> str:
-        """What the kernels were compiled for that run here: avx512, avx2 or plain."""
+        """Name of the instruction set of the kernels in use: avx512, avx2 or plain."""
         assert self.functions is not None
         name: bytes = self.functions.powernorm_instruction_set()
         return name.decode()
 
     @property
     def uses_openmp(self) -> bool:
-        """Do the kernels use several threads?"""
+        """Whether the kernels use several threads."""
         assert self.functions is not None
         return bool(self.functions.powernorm_uses_openmp())
 
 
 @cache
 def load_library() -> Library:
-    """The library, loaded once."""
+    """Load the library once, or return the reason why it is missing."""
     path = Path(os.environ.get(VARIABLE) or FOLDER / LIBRARY_NAME)
     if not path.exists():
         note = path.with_name(NOTE_NAME)
         why = note.read_text(encoding="utf-8").strip() if note.exists() else "it was never built"
-        mend = "install a C++ compiler and then powernorm again"
-        return Library(None, f"the kernels are not there: {why}; {mend}")
+        fix = "install a C++ compiler, then reinstall powernorm"
+        return Library(None, f"the kernels are missing: {why}; {fix}")
     try:
         _check_length(path)
         functions = _open(path)
@@ -59,18 +59,18 @@ def load_library() -> Library:
         if VARIABLE not in os.environ:
             _check_sources(functions)
     except (OSError, AttributeError, ValueError) as error:
-        return Library(None, f"{path.name} cannot be loaded: {error}; install powernorm again")
+        return Library(None, f"{path.name} cannot be loaded: {error}; reinstall powernorm")
     return Library(functions, f"{path.name} is loaded")
 
 
 def _check_length(path: Path) -> None:
-    """Raise a ValueError for an ELF file that has been cut off: loading it would end the process.
+    """Raise a ValueError for a truncated ELF file: loading it would kill the process.
 
-    The table of its sections is the last thing in it.
+    The section table is the last part of the file.
     """
     with path.open("rb") as file:
         header = file.read(_HEADER)
-    if header[:5] != b"\x7fELF\x02":  # not of 64 bits: torch has no wheels for others
+    if header[:5] != b"\x7fELF\x02":  # torch has wheels for 64 bits only
         return
     size, needed = path.stat().st_size, _HEADER
     if size >= _HEADER:
@@ -78,7 +78,7 @@ def _check_length(path: Path) -> None:
         start, entry, number = struct.unpack_from(f"{order}40xQ10xHH", header)
         needed = start + entry * number
     if size < needed:
-        raise ValueError(f"it is cut off after {size:,} bytes")
+        raise ValueError(f"it is truncated after {size:,} bytes")
 
 
 def _open(path: Path) -> ctypes.CDLL:
@@ -87,7 +87,7 @@ def _open(path: Path) -> ctypes.CDLL:
     except OSError as error:
         if "GOMP" not in str(error) and "omp_" not in str(error):
             raise
-        # The runtime is in the process, but its names are not global: show them, try again.
+        # The runtime is loaded, but its names are not global: make them global and try again.
         runtime = _mapped_openmp()
         if runtime is None:
             raise
@@ -96,7 +96,7 @@ def _open(path: Path) -> ctypes.CDLL:
 
 
 def _mapped_openmp() -> str | None:
-    """File of the OpenMP runtime that this process has mapped."""
+    """Return the file of the OpenMP runtime that this process has mapped."""
     maps = Path("/proc/self/maps")
     if not maps.exists():
         return None

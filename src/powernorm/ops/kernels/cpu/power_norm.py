@@ -47,7 +47,7 @@ def power_norm(args: PowerNormArgs) -> PowerNormOutput:
 
 
 def prepare(args: PowerNormArgs) -> Prepared | None:
-    """Return a call like this one prepared, None where buffers cannot be used as they are."""
+    """Return a prepared call like this one, None if the buffers cannot be used as they are."""
     features = args.x.shape[-1]
     released = args.released * tasks.RELEASED | tasks.MEASURE | tasks.FINISH
     flags = args.use_batch * tasks.USE_BATCH | released
@@ -71,7 +71,7 @@ def prepare(args: PowerNormArgs) -> Prepared | None:
 
 
 def power_norm_backward(args: PowerNormBackwardArgs) -> PowerNormGradients:
-    """Return the gradients and what updates the running statistics."""
+    """Return the gradients and the sums that update the running statistics."""
     flags = args.released * tasks.RELEASED | tasks.MEASURE | tasks.FINISH
     task, grads, _, kept = backward_task(args, args.padding_mask, args.scales, flags, 0.0)
     carried = torch.empty((5, task.features), dtype=torch.float64, device=tasks.CPU)

@@ -1,8 +1,8 @@
-"""Training calls whose arguments were checked once, for layers that are called again and again.
+"""Training calls whose arguments are checked once, for layers that are called repeatedly.
 
-At 64 tokens of 512 features the Python around a kernel takes longer than the kernel. Of a layer's
-calls all but the data stays the same from step to step: what the general way has checked and put
-into a task is kept as a prototype, and what may have changed since is compared in few operations.
+At 64 tokens of 512 features the Python around a kernel takes longer than the kernel. Between two
+calls of a layer little but the data changes. The task that the general path has checked and filled
+is kept as a prototype, and what may have changed since is compared at each call.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _num_threads: Final = torch.get_num_threads
 def _is_plain_step(x: Tensor) -> bool:
     """Return whether this is an eager call on the CPU kernels that autograd records.
 
-    Nothing looks at its operators, nothing repeats it, and x is dense.
+    No mode or compiler records its operators, no checkpointing repeats it, and x is dense.
     """
     return (
         is_plain(x)
@@ -64,20 +64,20 @@ class Prepared:
 
     Attributes:
         operator: the op.
-        operation: number of the forward; the backward has the next one.
+        operation: number of the forward; the backward has the next number.
         forward: prototype of the forward's task.
         backward: prototype of the backward's task.
         dtype: type of x.
-        acc: accumulation type; γ and β have to be of it.
+        acc: accumulation type, which γ and β must have.
         features: C.
-        settings: of the layer, which have to be the same at the next call.
+        settings: settings of the layer, which must be the same at the next call.
         vector: a tensor like γ.
-        statistics: a tensor like the statistics; None for those of each token.
-        sums: a tensor like the sums that the backward needs, None where it needs none.
-        carried: a tensor like what the backward gives the carrier, where that is not the sums.
-        returns_statistics: are they an output with a gradient?
-        alive: what the prototypes point to.
-        saved: what the op's own gradient reads, besides tensors.
+        statistics: a tensor like the statistics; None for per-token statistics.
+        sums: a tensor like the sums that the backward needs, None if it needs none.
+        carried: a tensor like the carrier's gradient, if that differs from the sums.
+        returns_statistics: whether the statistics are an output with a gradient.
+        alive: objects that the prototypes point to.
+        saved: values other than tensors that the op's own gradient reads.
     """
 
     __slots__ = (
@@ -125,16 +125,16 @@ class Prepared:
         )
         operator.save(seen, args, _NO_OUTPUT)
         del seen.save_for_backward, seen.set_materialize_grads
-        # γ and β of a prepared call are of the accumulation type, those of this one may not be.
+        # γ and β of a prepared call have the accumulation type; this call's may not.
         self.saved: dict[str, Any] = vars(seen) | {"bias_dtype": self.acc}
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _none, ()  # of addresses there is no copy
+        return _none, ()  # addresses cannot be copied
 
     def fits(
         self, x: Tensor, mask: Tensor | None, weight: Tensor | None, bias: Tensor | None
     ) -> bool:
-        """Return whether tensors are as the prepared ones, as far as they may differ by now."""
+        """Return whether tensors are like the prepared ones, as far as they may have changed."""
         acc, features = self.acc, self.features
         return (
             x.dtype is self.dtype
@@ -163,7 +163,7 @@ class Prepared:
         bias: Tensor | None,
         carrier: Tensor | None = None,
     ) -> Any:
-        """Return y, or (y, statistics) where those have a gradient."""
+        """Return y, or (y, statistics) if those have a gradient."""
         return _apply(x, weight, bias, carrier, self, mask)  # type: ignore[no-untyped-call]
 
 
@@ -184,7 +184,7 @@ def _is_vector(values: Tensor, dtype: torch.dtype, size: int) -> bool:
 
 
 class _Step(PlainFunction):
-    """Any op with kernels, as `operators._Function`."""
+    """Autograd function of any op with kernels; compare `operators._Function`."""
 
     @staticmethod
     def forward(
@@ -306,7 +306,7 @@ def _is_simple_gradient(grad_y: Tensor | None, grad_statistics: Any, call: Prepa
 
 
 def _are_as_before(saved: tuple[Any, ...], call: Prepared) -> bool:
-    """Return whether x and γ are in memory as they were: that of a leaf may be replaced."""
+    """Return whether x and γ have the same memory as before: a leaf's may be replaced."""
     weight = saved[1] if call.statistics is None else saved[2]
     return saved[0].is_contiguous() and (
         weight is None or _is_vector(weight, call.acc, call.features)
@@ -316,7 +316,7 @@ def _are_as_before(saved: tuple[Any, ...], call: Prepared) -> bool:
 def _general(
     ctx: Any, call: Prepared, grad_y: Tensor | None, grad_statistics: Tensor | None
 ) -> tuple[Any, ...]:
-    """Return the gradients by the op's own rule, of which the saved tensors are."""
+    """Return the gradients by the op's own rule, from its saved tensors."""
     if grad_y is None and grad_statistics is None:
         return (None,) * 6
     for name, value in call.saved.items():

@@ -8,7 +8,7 @@ from typing import Final
 import torch
 
 CPU: Final = torch.device("cpu")
-"""Given to every allocation: a default device is for what the user makes."""
+"""Passed to every allocation, because a default device applies to the user's tensors only."""
 
 CENTERED: Final = 1
 FLOOR: Final = 2
@@ -36,7 +36,7 @@ MEAN_AND_VAR, SECOND_MOMENT, POWER = range(3)
 
 
 class KernelTask(ctypes.Structure):
-    """One call of `powernorm_run`; what is not set is 0 or null."""
+    """One call of `powernorm_run`; unset fields are 0 or null."""
 
     _fields_ = (
         *((name, ctypes.c_int64) for name in ("type", "flags", "tokens", "features", "groups")),
@@ -54,7 +54,7 @@ class KernelTask(ctypes.Structure):
 class NativeUpdate(ctypes.Structure):
     """An update of running statistics, within a task or as a call of `powernorm_update`.
 
-    Never written once it is made: threads that share a layer share it.
+    It is never written after it is made, because threads that share a layer share it.
     """
 
     _fields_ = (

@@ -1,4 +1,4 @@
-"""Norms of one token on the CPU kernels."""
+"""Per-token norms on the CPU kernels."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def token_norm(args: TokenNormArgs) -> TokenNormOutput:
 
 
 def prepare(args: TokenNormArgs) -> Prepared:
-    """Return a call like this one prepared."""
+    """Return a prepared call like this one."""
     shape = args.centered * tasks.CENTERED | args.released * tasks.RELEASED
     shape |= tasks.MEASURE | tasks.FINISH
     detached = args.detach_mean * tasks.DETACH_MEAN | args.detach_std * tasks.DETACH_STD

@@ -1,7 +1,7 @@
-"""The ops as Triton programs, and each update of running statistics as one.
+"""The ops and the updates of running statistics as Triton programs.
 
-Names, arguments, outputs and meanings are those of the ops' references. Importing this needs
-the package triton; what is exported takes tensors on the GPU (anywhere under Triton's interpreter).
+Names, arguments and outputs are those of the reference ops. Importing this needs the package
+triton; the functions take tensors on the GPU (on any device under Triton's interpreter).
 """
 
 from powernorm.ops.kernels.triton.batch_norm import batch_norm, batch_norm_backward

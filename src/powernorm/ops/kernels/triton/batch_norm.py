@@ -1,4 +1,4 @@
-"""BatchNorm, PowerNormV and BatchRenorm: two passes each way, a finishing program between them."""
+"""BatchNorm, PowerNormV and BatchRenorm: two passes per direction with a reduction between."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ from powernorm.ops.running_stats import Update, reduce_sums
 
 
 class BatchMoments(NamedTuple):
-    """What a measuring pass leaves."""
+    """Outputs of a measuring pass."""
 
     inputs: Tensor
-    """What is normalized: x, or the sum with the residual."""
+    """The normalized input: x, or its sum with the residual."""
     total: Tensor | None
     scales: Tensor | None
     partials: Tensor
-    """Each program's part of the statistics, flat."""
+    """Each program's partial statistics, flat."""
     tiling: Plan
     y: Tensor | None
-    """The output; None where a second pass makes it."""
+    """The output; None if a second pass computes it."""
 
 
 def measure(
@@ -55,15 +55,15 @@ def measure(
     centered: bool,
     normalize: tuple[Tensor | None, Tensor | None, Tensor] | None = None,
 ) -> BatchMoments:
-    """One pass over x that measures, and normalizes where the divisor is known.
+    """Measure x in one pass, and normalize it if the divisor is known.
 
     Args:
         x: (..., C).
         residual: added to x first.
         padding_mask: True = padding.
-        groups: GroupScaling first; 0 leaves it out.
+        groups: groups of GroupScaling, applied first; 0 leaves it out.
         eps: added inside the roots.
-        centered: mean and variance rather than the sum of squares.
+        centered: compute mean and variance instead of the sum of squares.
         normalize: (γ, β, ψ²) to divide by ψ in the same pass.
     """
     rows, stride = rows_of(x)
@@ -75,7 +75,7 @@ def measure(
     fitting = 5 - centered - (centered and padding_mask is not None)
     tiling = plan(x, rows.shape[0], groups, 1 if total is None else 2, fitting)
     quantities = 3 if centered else 1
-    # The last entries: how many tokens each program saw.
+    # The last entries: the number of tokens of each program.
     partials = accumulators(x, tiling.programs * (quantities * x.shape[-1] + 1))
     launch(
         measure_kernel, tiling, x.device,
@@ -95,10 +95,10 @@ def normalize(
     centered: bool = False,
     renorm: bool = False,
 ) -> Tensor:
-    """The second pass: normalize what was measured.
+    """Normalize the measured input: the second pass.
 
     Args:
-        measured: of `measure`.
+        measured: result of `measure`.
         weight: γ.
         bias: β.
         statistics: (·, C), the mean in row 0 if centered, r and d in rows 3 and 4.

@@ -1,10 +1,10 @@
-"""How tensors are cut into tiles and programs: all sizes are chosen here, none is tuned.
+"""Split of tensors into tiles and programs: all sizes are chosen here, none is autotuned.
 
-What a device can hold is asked of the device, never told from its name or generation.
+Limits are queried from the device, never inferred from its name or generation.
 
-The host is what a small norm waits for. Plans are kept, and so are the programs that Triton has
-compiled: Triton's own launch finds out at every call what a program is specialized on, which takes
-four times as long as the start itself.
+Small norms are bound by the host. Plans and the programs that Triton has compiled are therefore
+cached: Triton's own launch works out at every call which program to use, which takes four times as
+long as the start itself.
 """
 
 from __future__ import annotations
@@ -24,38 +24,38 @@ from powernorm.ops.arrays import accumulation_dtype
 from powernorm.ops.kernels.errors import KernelError
 
 COLUMNS = 128
-"""Features of a program that need not own whole rows: 256 bytes of bfloat16."""
+"""Features of a program that does not own whole rows: 256 bytes of bfloat16."""
 
 TILE = 2048
 """Elements of a tile: 16 for each of 128 threads."""
 
 THREADS = 128
-"""Of the smallest program."""
+"""Number of threads of the smallest program."""
 
 BYTES = 64
-"""Of a tile, held by one thread: 16 registers, of which several tiles, sums and vectors fit."""
+"""Bytes of a tile per thread: 16 registers, which leaves room for more tiles, sums and vectors."""
 
 MOST_BYTES = 128
-"""The same where a row needs it: half of the 64 registers that 1,024 threads leave to each."""
+"""The same for rows that need more: half of the 64 registers that each of 1,024 threads has."""
 
 SCRATCH = 32
-"""Bytes of shared memory per thread in which the compiler rearranges a tile, seen at most."""
+"""Largest observed shared memory per thread in which the compiler rearranges a tile, in bytes."""
 
 
 @dataclass(frozen=True)
 class DeviceLimits:
-    """What one program may take of a device."""
+    """Resources of a device that one program may use."""
 
     processors: int
-    """Number of multiprocessors (compute units), which work side by side."""
+    """Number of multiprocessors (compute units), which work in parallel."""
     shared_memory: int
-    """Bytes of one program, and very nearly those of a multiprocessor."""
+    """Shared memory of one program in bytes; a multiprocessor has hardly more."""
     warp_size: int
     """Number of threads in lockstep: 32, on many AMD GPUs 64."""
     max_threads: int
     """Largest number of threads in a program."""
     fetches_ahead: bool
-    """Whether tiles can be on their way to shared memory while another one is computed on."""
+    """Whether tiles can be copied to shared memory asynchronously during computation."""
 
 
 _KEYS: Final[dict[tuple[tuple[str, Any], ...], int]] = {}
@@ -75,22 +75,22 @@ class TokenRows(NamedTuple):
 
 
 class Plan(NamedTuple):
-    """The grid of programs, and what they are compiled for."""
+    """Grid of programs and the constants that they are compiled for."""
 
     grid: tuple[int, int, int]
     constants: dict[str, Any]
-    """Sizes that every program over tiles takes, with the launch options."""
+    """Sizes that every program over tiles takes, and the launch options."""
     key: int
-    """The same for equal constants, which take longer to compare."""
+    """A number that is equal for equal constants, which take longer to compare."""
 
     @property
     def programs(self) -> int:
-        """How many parts a sum over all rows has."""
+        """Number of parts that a sum over all rows has."""
         return self.grid[0]
 
 
 def rows_of(x: Tensor) -> TokenRows:
-    """The tensor as rows; copied only where no stride can say it."""
+    """Return the tensor as rows; copy it only if no stride can express them."""
     rows = x.reshape(-1, x.shape[-1])
     if rows.stride(1) != 1 and rows.shape[1] > 1:
         rows = rows.contiguous()
@@ -98,73 +98,73 @@ def rows_of(x: Tensor) -> TokenRows:
 
 
 def optional_rows(x: Tensor | None) -> TokenRows | tuple[None, int]:
-    """The same of a tensor that may be absent."""
+    """Return `rows_of` of a tensor, or (None, 0) if there is none."""
     return (None, 0) if x is None else rows_of(x)
 
 
 def vector(x: Tensor | None) -> Tensor | None:
-    """A per-feature array, or what a forward saved, as the programs read it: side by side."""
+    """Return a per-feature array or a saved tensor as the programs read it: contiguous."""
     return None if x is None else x.contiguous()
 
 
 def mask_rows(padding_mask: Tensor | None) -> Tensor | None:
-    """The mask as one contiguous row of tokens."""
+    """Return the mask as one contiguous row of tokens."""
     return None if padding_mask is None else padding_mask.reshape(-1).contiguous()
 
 
 def like(x: Tensor) -> Tensor:
-    """An uninitialized contiguous tensor of the same shape and type."""
+    """Return an uninitialized contiguous tensor of the same shape and type."""
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
 def accumulators(x: Tensor, *shape: int) -> Tensor:
-    """An uninitialized tensor in the accumulation type."""
+    """Return an uninitialized tensor in the accumulation type."""
     return torch.empty(shape, dtype=accumulation_dtype(x), device=x.device)
 
 
 def scales_for(x: Tensor, tokens: int, groups: int) -> Tensor | None:
-    """Return room for GroupScaling's factors, None without groups."""
+    """Return uninitialized memory for GroupScaling's factors, None without groups."""
     return accumulators(x, tokens, groups) if groups else None
 
 
 @lru_cache
 def limits(device: torch.device) -> DeviceLimits:
-    """What the device says; any numbers under the interpreter, which has no limits."""
+    """Query the device's limits; the interpreter has none, so any numbers will do."""
     if device.type == "cpu":
         return DeviceLimits(1, 2**17, 32, 1024, True)
     properties = torch.cuda.get_device_properties(device)
     is_amd = torch.version.hip is not None
     return DeviceLimits(
         processors=properties.multi_processor_count,
-        # NVIDIA allows more than the default of 48 KB to who asks for it, as Triton does. torch for
-        # ROCm has no such number: there all can be had anyway.
+        # NVIDIA allows more than the default of 48 KB on request, as Triton does. torch for ROCm
+        # has no such number: all shared memory is available there anyway.
         shared_memory=getattr(
             properties, "shared_memory_per_block_optin", properties.shared_memory_per_block
         ),
         warp_size=properties.warp_size,
         max_threads=getattr(properties, "max_threads_per_block", 1024),
-        # From 8.0 on. Elsewhere Triton keeps early tiles in registers, if at all.
+        # From compute capability 8.0. Elsewhere Triton keeps early tiles in registers, if at all.
         fetches_ahead=not is_amd and properties.major >= 8,
     )
 
 
 def plan(x: Tensor, tokens: int, groups: int, streams: int, per_processor: int) -> Plan:
-    """Cut (tokens, C) into tiles of `TILE` elements and share them among a fixed set of programs.
+    """Split (tokens, C) into tiles of `TILE` elements for a fixed set of programs.
 
     A thread holds `BYTES` of a tile, and the program fetches up to two tiles meanwhile; rows wider
-    than a tile take more threads, up to what the device allows. As many programs as fit at once
-    walk over all tiles side by side, so that each leaves one part of every sum. Without groups a
-    program owns `COLUMNS` features, which keeps those parts few; with groups whole rows.
+    than a tile take more threads, up to the device's limit. As many programs as fit at once loop
+    over all tiles in parallel, so that each leaves one part of every sum. Without groups a program
+    owns `COLUMNS` features, which keeps those parts few; with groups it owns whole rows.
 
     Args:
-        x: what is cut; gives C, type and device.
+        x: the tensor to split; gives C, type and device.
         tokens: number of rows.
         groups: groups of features that a program must own whole; 0 for none.
         streams: tensors read in a tile.
-        per_processor: programs of 128 threads that fit one multiprocessor by their registers.
+        per_processor: programs of 128 threads per multiprocessor that their registers allow.
 
     Raises:
-        KernelError: rows that no program on this device can own.
+        KernelError: no program on this device can hold a row.
     """
     features, dtype = x.shape[-1], x.dtype
     is_interpreted = x.device.type == "cpu"
@@ -193,7 +193,7 @@ def _plan(
     held_bytes = 8 if dtype == torch.float64 else 4
     if width * held_bytes > MOST_BYTES * device.max_threads:
         raise KernelError(_too_wide(dtype, features, groups, device), is_general=False)
-    # The interpreter's cost is per tile, not per element: few rows only to have several tiles.
+    # The interpreter's cost is per tile, not per element: use few rows only to get several tiles.
     block_r = 8 if is_interpreted else max(TILE // width, 1)
     elements = block_r * width
     threads = min(max(elements * held_bytes // BYTES, THREADS), device.max_threads)
@@ -202,7 +202,7 @@ def _plan(
     columns = _ceil_divide(size, block_s)
     tiles = _ceil_divide(tokens, block_r)
     most = max(int(device.processors * fitting) // columns, 1)
-    # Programs with equally many tiles: none walks alone at the end.
+    # Programs with equally many tiles: none runs alone at the end.
     programs = _ceil_divide(tiles, _ceil_divide(tiles, most)) if tiles else 1
     return make_plan(
         (programs, columns),
@@ -222,7 +222,7 @@ def _plan(
 
 
 def _power_of_2(number: int) -> int:
-    """Return the smallest power of 2 that is not below a number."""
+    """Return the smallest power of 2 that is at least a number."""
     return 1 << max(number - 1, 0).bit_length()
 
 
@@ -243,15 +243,15 @@ def _too_wide(dtype: torch.dtype, features: int, groups: int, device: DeviceLimi
 def _stages(
     device: DeviceLimits, tile_bytes: int, threads: int, fitting: float
 ) -> tuple[int, float]:
-    """Depth of the pipeline (tiles fetched ahead, and the one in use), programs that then fit.
+    """Return the pipeline's depth (prefetched tiles plus one) and the programs that then fit.
 
-    One tile ahead is worth more than a further program; a second one is not.
+    One prefetched tile helps more than another program; a second one does not.
 
     Args:
         device: its limits.
-        tile_bytes: of all tensors read in a tile.
-        threads: of a program.
-        fitting: programs that fit one multiprocessor by their registers.
+        tile_bytes: bytes of all tensors read in a tile.
+        threads: threads of a program.
+        fitting: programs per multiprocessor that their registers allow.
     """
     if not device.fetches_ahead:
         return 1, fitting
@@ -265,7 +265,7 @@ def _stages(
 
 @lru_cache(4096)
 def finishing_plan(features: int, programs: int) -> Plan:
-    """Programs that add the parts of a sum: 8 features (a sector) each, all parts at once."""
+    """Plan the programs that add the parts of a sum: all parts of 8 features (a sector) each."""
     block_f = 8
     block_p = _power_of_2(programs)
     constants = {
@@ -280,7 +280,7 @@ def finishing_plan(features: int, programs: int) -> Plan:
 
 @lru_cache
 def vector_plan(features: int) -> Plan:
-    """One program over the features of a few vectors."""
+    """Plan one program over the features of a few vectors."""
     block = min(_power_of_2(features), 2048)
     constants = {
         "FEATURES": features,
@@ -292,7 +292,7 @@ def vector_plan(features: int) -> Plan:
 
 
 _compiled: Final[dict[tuple[Any, ...], tuple[Any, tuple[Any, ...]]]] = {}
-"""(program, values of its constants in order) by all that Triton specializes a program on."""
+"""(program, values of its constants in order) by everything that Triton specializes on."""
 
 
 def launch(kernel: Any, plan: Plan, device: torch.device, *args: Any, **constants: Any) -> None:
@@ -301,13 +301,13 @@ def launch(kernel: Any, plan: Plan, device: torch.device, *args: Any, **constant
     Args:
         kernel: takes the arguments, then constants.
         plan: gives the grid, constants and options.
-        device: of the tensors.
+        device: device of the tensors.
         args: tensors, numbers and None.
         constants: further ones.
 
     Raises:
-        KernelError: it could not be compiled or started.
-        RuntimeError: the device's memory is used up.
+        KernelError: the kernel could not be compiled or started.
+        RuntimeError: the device is out of memory.
     """
     try:
         if device.type == "cuda" and device.index != torch.cuda.current_device():
@@ -317,8 +317,8 @@ def launch(kernel: Any, plan: Plan, device: torch.device, *args: Any, **constant
             _start(kernel, plan, device, args, constants)
     except Exception as error:
         if "out of memory" in str(error):
-            raise  # which eager torch would need more of
-        # Triton compiles at the first launch and raises what its tools do, from CalledProcessError
+            raise  # eager torch would need even more
+        # Triton compiles at the first launch and raises its tools' errors, from CalledProcessError
         # to AssertionError.
         reason = _reason(kernel, error)
         raise KernelError(reason, not isinstance(error, OutOfResources)) from error
@@ -333,7 +333,7 @@ def _start(
         program, values = found
         program[plan.grid](*args, *values)
         return
-    # None from the interpreter, which compiles nothing.
+    # The interpreter returns None, because it compiles nothing.
     program = kernel[plan.grid](*args, **constants, **plan.constants)
     if program is not None:
         given = {**constants, **plan.constants}
@@ -342,7 +342,7 @@ def _start(
 
 
 def _specialization(value: Any) -> Any:
-    """Return what Triton tells apart in an argument, or more."""
+    """Return the properties of an argument that Triton specializes on, or more."""
     if value is None:
         return None
     if isinstance(value, Tensor):
@@ -353,18 +353,18 @@ def _specialization(value: Any) -> Any:
 
 
 def _reason(kernel: Any, error: Exception) -> str:
-    """One line that says what failed, and what helps."""
+    """Return one line with the cause of the failure and a fix."""
     if isinstance(error, OutOfResources):
         return (
             f"Triton's {kernel.__name__} takes {error.required} of {error.name} for this type and "
             f"width and this device has {error.limit}, so use narrower rows"
         )
     if "Failed to find C compiler" in str(error):
-        return "Triton finds no C compiler, so install gcc or clang, or name one by CC"
+        return "Triton finds no C compiler, so install gcc or clang, or name one in CC"
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    # Of Triton's own errors the last line says what is wrong, after the source.
+    # The last line of Triton's own errors has the cause, after the source.
     said = f"{type(error).__name__}: {lines[-1][:160]}" if lines else type(error).__name__
     return (
-        f"Triton cannot run {kernel.__name__} on this machine ({said}), so see whether its "
+        f"Triton cannot run {kernel.__name__} on this machine ({said}), so check that its "
         "version, the driver and the C compiler fit together"
     )

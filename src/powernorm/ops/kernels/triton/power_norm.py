@@ -1,4 +1,4 @@
-"""PowerNorm: one pass and a finishing program each way, two passes where the batch's ψ is used."""
+"""PowerNorm: a pass and a reduction per direction, or two passes if the batch's ψ is used."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def power_norm(args: PowerNormArgs) -> PowerNormOutput:
     x, eps, group_name = args.x, args.eps, args.group_name
     use_batch, max_ratio, released = args.use_batch, args.max_ratio, args.released
     features = x.shape[-1]
-    # The released backward alone can wait for the batch's ψ until the one pass is done.
+    # Only the released backward can do without the batch's ψ until the one pass is done.
     known = None if use_batch or max_ratio else (args.weight, args.bias, args.second_moment)
     measured = measure(x, args.residual, args.padding_mask, args.groups, eps, False, known)
     sums = torch.empty(2, features, dtype=torch.float64, device=x.device)
@@ -66,7 +66,7 @@ def power_norm(args: PowerNormArgs) -> PowerNormOutput:
 
 
 def power_norm_backward(args: PowerNormBackwardArgs) -> PowerNormGradients:
-    """Return the gradients and what updates the running statistics."""
+    """Return the gradients and the sums that update the running statistics."""
     inputs, scales, released = args.inputs, vector(args.scales), args.released
     statistics, sums = args.statistics.contiguous(), args.sums.contiguous()
     rows, stride = rows_of(inputs)
@@ -76,7 +76,7 @@ def power_norm_backward(args: PowerNormBackwardArgs) -> PowerNormGradients:
     tokens, features = rows.shape
     grad_x = like(inputs)
     groups = groups_of(scales)
-    # What fits by the registers it takes: 4, 3, and 2 with both groups and a mask.
+    # Programs per multiprocessor by registers: 4, 3, and 2 with both groups and a mask.
     fitting = 4 - (groups > 0) - (mask is not None)
     tiling = plan(inputs, tokens, groups, 2 if added is None else 3, fitting)
     programs = tiling.programs

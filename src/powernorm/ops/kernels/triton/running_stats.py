@@ -1,4 +1,4 @@
-"""Updates of running statistics, in place, by one launch and without the host reading anything."""
+"""In-place updates of running statistics, in one launch without a host sync."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from powernorm.ops.running_stats import Average, CenteredUpdate, PowerUpdate, Up
 
 
 def update_running_stats(update: Update, sums: Tensor) -> None:
-    """Take one step, in place; see `powernorm.ops.running_stats.update_running_stats`."""
+    """Make one update in place; see `powernorm.ops.running_stats.update_running_stats`."""
     if not all(buffer.is_contiguous() for buffer in update.buffers):
         running_stats.update_running_stats(update, sums)
         return
@@ -34,7 +34,7 @@ def update_running_stats(update: Update, sums: Tensor) -> None:
         _launch(power_kernel, sums, update.buffers, *momenta, **constants)
     else:
         _launch(uncentered_kernel, sums, update.buffers, momentum, AVERAGE=average)
-    # As torch counts its own writes: readers of the counters ask the host for nothing.
+    # torch counts its own writes; the counters' readers see these writes without a host sync.
     torch.autograd.graph.increment_version(update.buffers)
 
 

@@ -1,4 +1,4 @@
-"""Norms by given statistics: one pass forward, one pass and a finishing program backward."""
+"""Norms by given statistics: one pass forward, one pass and a reduction backward."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def static_norm_backward(args: StaticNormBackwardArgs) -> Gradients:
 
 
 def groups_of(scales: Tensor | None) -> int:
-    """Return the number of GroupScaling's groups, 0 without."""
+    """Return the number of GroupScaling's groups, 0 without GroupScaling."""
     return 0 if scales is None else scales.shape[-1]
 
 

@@ -1,4 +1,4 @@
-"""Norms of one token: one pass forward, one pass and a finishing program backward."""
+"""Per-token norms: one pass forward, one pass and a reduction backward."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""What runs on the device: Triton programs, started by the functions one level up."""
+"""Triton programs that run on the device, started by the functions one level up."""

@@ -39,7 +39,7 @@ def batch_sums_kernel(
     BLOCK_S: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Each program's part of Σ ∂L/∂y and Σ ∂L/∂y x̂, over padding too."""
+    """Compute each program's part of Σ ∂L/∂y and Σ ∂L/∂y x̂, padding included."""
     features, exists = own_features(FEATURES, SIZE, BLOCK_G, BLOCK_S)
     mean = load_vector(statistics_ptr, 0, features, exists, FEATURES, ACC)
     rstd = load_vector(statistics_ptr, 2, features, exists, FEATURES, ACC)
@@ -83,7 +83,7 @@ def batch_gradient_kernel(
     BLOCK_S: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """`a ∂L/∂y + v (b (x - μ) + c)` per feature by the rows a, b, c of the coefficients."""
+    """Compute `a ∂L/∂y + v (b (x - μ) + c)` per feature from the coefficients' rows a, b, c."""
     features, exists = own_features(FEATURES, SIZE, BLOCK_G, BLOCK_S)
     mean = load_vector(statistics_ptr, 0, features, exists, FEATURES, ACC)
     direct = load_vector(coefficients_ptr, 0, features, exists, FEATURES, ACC)
@@ -91,7 +91,7 @@ def batch_gradient_kernel(
     level = load_vector(coefficients_ptr, 2, features, exists, FEATURES, ACC)
     tiles = tl.cdiv(tokens, BLOCK_R)
     for turn in tl.range(tl.program_id(0), tiles, tl.num_programs(0), num_stages=STAGES):
-        # From the end: what the summing pass read last may still be in the cache.
+        # In reverse order: the tiles that the summing pass read last may still be in the cache.
         rows = tile_rows(tiles - 1 - turn, BLOCK_R)
         inside = (rows < tokens) & exists
         valid = load_valid(mask_ptr, rows, tokens)
@@ -133,10 +133,10 @@ def power_gradient_kernel(
     BLOCK_S: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """`(γ ∂L/∂y - ν x̂)/ψ` and each program's part of Σ ∂L/∂y, Σ ∂L/∂y x̂.
+    """Compute `(γ ∂L/∂y - ν x̂)/ψ` and each program's part of Σ ∂L/∂y, Σ ∂L/∂y x̂.
 
-    With a mask also of Σ ∂L/∂y x̂ over what moves ν, and (released) of Σ x̂² over all positions;
-    without one both follow from the other sums.
+    With a mask also Σ ∂L/∂y x̂ over the positions that update ν, and (released) Σ x̂² over all
+    positions; without one both follow from the other sums.
     """
     features, exists = own_features(FEATURES, SIZE, BLOCK_G, BLOCK_S)
     rstd = load_vector(statistics_ptr, 0, features, exists, FEATURES, ACC)
@@ -205,7 +205,7 @@ def static_gradient_kernel(
     BLOCK_S: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """`γ ∂L/∂y / σ` and each program's part of Σ ∂L/∂y, Σ ∂L/∂y x̂."""
+    """Compute `γ ∂L/∂y / σ` and each program's part of Σ ∂L/∂y, Σ ∂L/∂y x̂."""
     features, exists = own_features(FEATURES, SIZE, BLOCK_G, BLOCK_S)
     center = load_vector(statistics_ptr, 0, features, exists, FEATURES, ACC)
     rstd = load_vector(statistics_ptr, 1, features, exists, FEATURES, ACC)
@@ -221,7 +221,7 @@ def static_gradient_kernel(
         scales = load_scales(scales_ptr, rows, tokens, GROUPS, BLOCK_G, ACC)
         values *= scales
         sum_grad += grad
-        # Where no gradient arrives none leaves, whatever padding holds.
+        # A zero gradient stays zero, even where the padding holds NaN.
         sum_product += tl.where(grad != 0, grad * ((values - center) * rstd), 0.0)
         store_gradient(
             grad * direct, values, scales, grad_total_ptr, grad_x_ptr, rows, total_stride,

@@ -1,4 +1,4 @@
-"""After the tiles: add what the programs left, in float64, and derive what depends on it."""
+"""Reductions after the tiles: add the programs' parts in float64 and derive statistics."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def own_block(FEATURES: tl.constexpr, BLOCK_F: tl.constexpr):
 def load_parts(
     partials_ptr, quantity, programs, features, FEATURES: tl.constexpr, BLOCK_P: tl.constexpr
 ):
-    """(BLOCK_P, BLOCK_F) float64: what each program left of a quantity."""
+    """Load each program's part of a quantity, (BLOCK_P, BLOCK_F) float64."""
     program = tl.arange(0, BLOCK_P)[:, None]
     place = (quantity * programs + program).to(tl.int64) * FEATURES + features[None, :]
     inside = (program < programs) & (features < FEATURES)[None, :]
@@ -34,7 +34,7 @@ def add_parts(
 
 @triton.jit
 def load_counts(partials_ptr, quantities, programs, FEATURES: tl.constexpr, BLOCK_P: tl.constexpr):
-    """(BLOCK_P, 1) float64: the valid tokens that each program saw."""
+    """Load each program's number of valid tokens, (BLOCK_P, 1) float64."""
     program = tl.arange(0, BLOCK_P)[:, None]
     first = (quantities * programs).to(tl.int64) * FEATURES
     return tl.load(partials_ptr + first + program, program < programs, other=0.0).to(tl.float64)
@@ -61,7 +61,7 @@ def affine_kernel(
     BLOCK_P: tl.constexpr,
     BLOCK_F: tl.constexpr,
 ):
-    """∂L/∂β and ∂L/∂γ."""
+    """Compute ∂L/∂β and ∂L/∂γ."""
     features, exists = own_block(FEATURES, BLOCK_F)
     sum_grad = add_parts(partials_ptr, 0, programs, features, FEATURES, BLOCK_P)
     sum_product = add_parts(partials_ptr, 1, programs, features, FEATURES, BLOCK_P)
@@ -80,9 +80,9 @@ def _measured(
     FEATURES: tl.constexpr,
     BLOCK_P: tl.constexpr,
 ):
-    """(n, mean, biased variance) of this process by Chan's formula, and its sums written."""
+    """Return this process's (n, mean, biased variance) by Chan's formula, and write its sums."""
     counts = load_counts(partials_ptr, 3 if CENTERED else 1, programs, FEATURES, BLOCK_P)
-    # The same for every feature, as vectors.
+    # The values are equal for all features, kept as vectors.
     count = tl.sum(counts, 0) + tl.zeros_like(features).to(tl.float64)
     size = tl.maximum(count, 1.0)
     if CENTERED:
@@ -105,7 +105,7 @@ def _measured(
 
 @triton.jit
 def _renormalization(mean, var, running_mean, running_var, limits_ptr, eps):
-    """BatchRenorm's r and d."""
+    """Return BatchRenorm's r and d."""
     max_r = tl.load(limits_ptr).to(tl.float64)
     max_d = tl.load(limits_ptr + 1).to(tl.float64)
     running_std = tl.sqrt(running_var + eps)
@@ -131,9 +131,9 @@ def batch_statistics_kernel(
     BLOCK_P: tl.constexpr,
     BLOCK_F: tl.constexpr,
 ):
-    """BatchNorm's sums from the programs' parts, its statistics from them or from all processes'.
+    """Compute BatchNorm's sums from the programs' parts, and statistics from them or `merged_ptr`.
 
-    Without `merged_ptr` the sums are written, without `statistics_ptr` nothing else is.
+    Without `merged_ptr` the sums are written; without `statistics_ptr` only the sums are.
     """
     features, exists = own_block(FEATURES, BLOCK_F)
     if merged_ptr is None:

@@ -1,4 +1,4 @@
-"""Forward over tiles: measure (and normalize by what is known), normalize by what was measured."""
+"""Forward over tiles: measure (normalizing by known statistics), or normalize by measured ones."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from powernorm.ops.kernels.triton.device.tiles import (
 
 @triton.jit
 def _add_shifted(values, valid, counts, pivots, sums, squares):
-    """One more row for each place of a tile: Σ (x - p) and its square, p the place's first value.
+    """Add a row to each position of a tile: Σ (x - p) and its square, p the position's first value.
 
-    Data close to p lose nothing to its size, as they would to that of a moving mean.
+    Data close to p lose no digits to its size, as they would to that of a moving mean.
     """
-    # Padding is replaced, not multiplied by 0: it may hold infinities and NaN.
+    # Padding is replaced, not multiplied by 0, because it may hold infinities and NaN.
     kept = tl.where(valid, values, pivots)
     pivots = tl.where(counts == 0, kept, pivots)
     deviations = kept - pivots
@@ -40,7 +40,7 @@ def _add_shifted(values, valid, counts, pivots, sums, squares):
 
 @triton.jit
 def _merge(counts, pivots, sums, squares):
-    """Over a tile's rows by Chan's formula, one row each: (base, mean - base, centered squares)."""
+    """Merge a tile's rows by Chan's formula into one: (base, mean - base, centered squares)."""
     filled = (counts > 0).to(counts.dtype)
     base = tl.sum(pivots / tl.maximum(tl.sum(filled, 0, keep_dims=True), 1.0), 0, keep_dims=True)
     size = tl.maximum(counts, 1.0)
@@ -48,7 +48,7 @@ def _merge(counts, pivots, sums, squares):
     mean = tl.sum(counts * means, 0, keep_dims=True)
     mean /= tl.maximum(tl.sum(counts, 0, keep_dims=True), 1.0)
     gaps = means - mean
-    # An overflow stays infinite.
+    # Keep an overflow infinite.
     within = tl.where(squares < float("inf"), squares - sums * (sums / size), squares)
     return base, mean, tl.sum(tl.maximum(within, 0.0) + counts * gaps * gaps, 0, keep_dims=True)
 
@@ -79,9 +79,9 @@ def measure_kernel(
     BLOCK_S: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """Each program's part of the statistics: as of `_merge`, or Σ x²; then its valid tokens.
+    """Compute each program's part of the statistics, as `_merge` or Σ x², then its token count.
 
-    With `y_ptr` also normalize, by the running second moment in `moment_ptr` (PowerNorm).
+    With `y_ptr` also normalize by the running second moment in `moment_ptr` (PowerNorm).
     """
     features, exists = own_features(FEATURES, SIZE, BLOCK_G, BLOCK_S)
     eps = tl.full((1, 1, 1), eps, ACC)
@@ -151,7 +151,7 @@ def normalize_kernel(
     BLOCK_S: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """`y = γ ((x - μ)/σ r + d) + β` by rows 0, ROOT_ROW, 3 and 4 of the statistics."""
+    """Compute `y = γ ((x - μ)/σ r + d) + β` from rows 0, ROOT_ROW, 3 and 4 of the statistics."""
     features, exists = own_features(FEATURES, SIZE, BLOCK_G, BLOCK_S)
     factor = load_affine(weight_ptr, 1.0, features, exists, ACC)
     shift = load_affine(bias_ptr, 0.0, features, exists, ACC)
@@ -164,7 +164,7 @@ def normalize_kernel(
     factor *= load_vector(statistics_ptr, ROOT_ROW, features, exists, FEATURES, ACC)
     tiles = tl.cdiv(tokens, BLOCK_R)
     for turn in tl.range(tl.program_id(0), tiles, tl.num_programs(0), num_stages=STAGES):
-        # From the end: what the measuring pass read last may still be in the cache.
+        # In reverse order: the tiles that the measuring pass read last may still be in the cache.
         rows = tile_rows(tiles - 1 - turn, BLOCK_R)
         inside = (rows < tokens) & exists
         values = load_tile(inputs_ptr, rows, inputs_stride, features, inside, ACC)
@@ -199,7 +199,7 @@ def static_kernel(
     BLOCK_S: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """`y = γ (x - μ)/σ + β` by given statistics; the first programs write what was used."""
+    """Compute `y = γ (x - μ)/σ + β` by given statistics; the first programs write those used."""
     features, exists = own_features(FEATURES, SIZE, BLOCK_G, BLOCK_S)
     eps = tl.full((1, 1, 1), eps, ACC)
     center = tl.zeros((1, BLOCK_G, BLOCK_S), ACC)

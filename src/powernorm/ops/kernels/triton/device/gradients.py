@@ -1,4 +1,4 @@
-"""After the tiles of a backward with batch statistics or PowerNorm's running ones."""
+"""Reductions of a backward with batch statistics or PowerNorm's running ones."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from powernorm.ops.kernels.triton.device.tiles import maximum, minimum, reciproc
 
 @triton.jit
 def _load_or(pointer, absent, row, features, exists, FEATURES: tl.constexpr):
-    """Row of an array in float64; `absent` without one."""
+    """Load a row of an array in float64, or fill it with `absent` if there is no array."""
     if pointer is None:
         values = tl.full(features.shape, absent, tl.float64)
     else:
@@ -44,10 +44,10 @@ def batch_gradients_kernel(
     BLOCK_P: tl.constexpr,
     BLOCK_F: tl.constexpr,
 ):
-    """BatchNorm's ∂L/∂γ, ∂L/∂β, and what the gradient of x takes from all tokens.
+    """Compute BatchNorm's ∂L/∂γ, ∂L/∂β, and the coefficients of the gradient of x.
 
-    `sums_ptr`: (4, C) for the other processes, instead of the coefficients; `merged_ptr`: theirs
-    and this one's, from which the coefficients follow.
+    With `sums_ptr` it writes the sums for the other processes, (4, C), instead of the coefficients;
+    `merged_ptr` has the sums of all processes, from which the coefficients follow.
     """
     features, exists = own_block(FEATURES, BLOCK_F)
     rstd = load_row(statistics_ptr, 2, features, exists, FEATURES, tl.float64)
@@ -86,7 +86,7 @@ def batch_gradients_kernel(
         level = tl.zeros((BLOCK_F,), tl.float64)
         if CENTERED:
             level = (grad_mean - rstd * sum_grad) / size
-        # Without a valid token the running statistics were used: the direct path is all.
+        # Without a valid token the running statistics were used: only the direct path is left.
         store_row(coefficients_ptr, 0, weighted * rstd, features, exists, FEATURES)
         store_row(coefficients_ptr, 1, tl.where(count > 0, slope, 0.0), features, exists, FEATURES)
         store_row(coefficients_ptr, 2, tl.where(count > 0, level, 0.0), features, exists, FEATURES)
@@ -110,7 +110,7 @@ def power_statistics_kernel(
     BLOCK_P: tl.constexpr,
     BLOCK_F: tl.constexpr,
 ):
-    """PowerNorm's sums from the programs' parts, and what was or will be divided by.
+    """Compute PowerNorm's sums from the programs' parts, and the divisors of both directions.
 
     `merged_ptr` and the absent outputs are as in `batch_statistics_kernel`.
     """
@@ -162,7 +162,7 @@ def power_gradients_kernel(
     BLOCK_P: tl.constexpr,
     BLOCK_F: tl.constexpr,
 ):
-    """PowerNorm's ∂L/∂γ, ∂L/∂β and the sums that move ψ² and ν."""
+    """Compute PowerNorm's ∂L/∂γ, ∂L/∂β and the sums that update ψ² and ν."""
     features, exists = own_block(FEATURES, BLOCK_F)
     sum_grad = add_parts(partials_ptr, 0, programs, features, FEATURES, BLOCK_P)
     sum_product = add_parts(partials_ptr, 1, programs, features, FEATURES, BLOCK_P)

@@ -1,6 +1,6 @@
-"""Running statistics move in place: one program each, because the counters wait for all features.
+"""In-place updates of running statistics: one program each, as the counters need all features.
 
-A value that is not finite leaves its feature as it was; no valid token leaves everything.
+A feature whose new value is not finite stays unchanged; without a valid token all do.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ def _load(pointer, row, features, exists, FEATURES: tl.constexpr):
 
 @triton.jit
 def _most_tokens(sums_ptr, FEATURES: tl.constexpr, BLOCK_F: tl.constexpr):
-    """The number of valid tokens, the same for every feature."""
+    """Return the number of valid tokens, which is equal for all features."""
     most = tl.zeros((BLOCK_F,), tl.float64)
     for start in tl.range(0, FEATURES, BLOCK_F):
         features = start + tl.arange(0, BLOCK_F)
@@ -26,17 +26,17 @@ def _most_tokens(sums_ptr, FEATURES: tl.constexpr, BLOCK_F: tl.constexpr):
 
 @triton.jit
 def _is_finite(values):
-    # False for NaN too.
+    # False for NaN as well.
     return tl.abs(values) < float("inf")
 
 
 @triton.jit
 def _move(buffer_ptr, value, weight, tokens, features, exists):
-    """Move a buffer towards float64 values; where were they not finite?"""
+    """Move a buffer toward float64 values, and return where these were not finite."""
     buffer = tl.load(buffer_ptr + features, exists, other=0.0)
     weight = weight.to(buffer.dtype)
     gap = value.to(buffer.dtype) - buffer
-    # From the nearer end: buffer + gap would lose a value that is small beside the buffer.
+    # From the nearer end: buffer + gap would lose a value that is small compared with the buffer.
     from_value = value.to(buffer.dtype) - (1.0 - weight) * gap
     moved = tl.where(weight < 0.5, buffer + weight * gap, from_value)
     finite = _is_finite(value) & _is_finite(moved)
@@ -47,10 +47,10 @@ def _move(buffer_ptr, value, weight, tokens, features, exists):
 
 @triton.jit
 def _weight(momentum, tracked, nonfinite, AVERAGE: tl.constexpr, BLOCK_F: tl.constexpr):
-    """The weight of this batch, (BLOCK_F,) float64; AVERAGE is the first batch of an average."""
+    """Return the weight of this batch, (BLOCK_F,) float64; AVERAGE is an average's first batch."""
     weight = tl.full((BLOCK_F,), momentum, tl.float64)
     if AVERAGE:
-        # Batches that were left out take no part, or the start value would stay in the average.
+        # Excluded batches do not count, or the initial value would stay in the average.
         number = tl.zeros_like(weight) + (tracked + 2 - AVERAGE - nonfinite)
         weight = tl.maximum(weight, 1.0 / tl.maximum(number, 1.0))
     return weight
@@ -60,7 +60,7 @@ def _weight(momentum, tracked, nonfinite, AVERAGE: tl.constexpr, BLOCK_F: tl.con
 def _count(tracked_ptr, nonfinite_ptr, tracked, nonfinite, tokens, failures):
     present = (tokens > 0).to(tl.int64)
     failed = tl.max(failures, 0).to(tl.int64)
-    # The weight may depend on the counters: no thread writes them before all have read them.
+    # The weight may depend on the counters, so all threads read them before any writes them.
     tl.debug_barrier()
     tl.store(tracked_ptr, tracked + present)
     tl.store(nonfinite_ptr, nonfinite + present * failed)
@@ -79,7 +79,7 @@ def centered_kernel(
     FEATURES: tl.constexpr,
     BLOCK_F: tl.constexpr,
 ):
-    """Running mean and variance from n, Σx, Σ of squared deviations and Σ n μ²."""
+    """Update running mean and variance from n, Σx, Σ of squared deviations and Σ n μ²."""
     tracked = tl.load(tracked_ptr)
     nonfinite = tl.load(nonfinite_ptr)
     weight = _weight(momentum, tracked, nonfinite, AVERAGE, BLOCK_F)
@@ -94,7 +94,7 @@ def centered_kernel(
         raised = _load(sums_ptr, 3, features, exists, FEATURES)
         mean = total / size
         between = raised - mean * total
-        # Between uses of the layer; below its rounding error there is none, as in the reference.
+        # Variance between uses of the layer; below its rounding error it is 0, as in the reference.
         between = tl.where(between > 7.105427357601002e-15 * raised, between, 0.0)
         var = (_load(sums_ptr, 2, features, exists, FEATURES) + between) / size
         if CORRECT_BIAS:
@@ -116,7 +116,7 @@ def uncentered_kernel(
     FEATURES: tl.constexpr,
     BLOCK_F: tl.constexpr,
 ):
-    """Running ψ² from n, Σx²."""
+    """Update running ψ² from n, Σx²."""
     tracked = tl.load(tracked_ptr)
     nonfinite = tl.load(nonfinite_ptr)
     weight = _weight(momentum, tracked, nonfinite, AVERAGE, BLOCK_F)
@@ -145,7 +145,7 @@ def power_kernel(
     FEATURES: tl.constexpr,
     BLOCK_F: tl.constexpr,
 ):
-    """ψ² and ν from n, Σx², n of the gradient sums, Σx̂², Σ g x̂."""
+    """Update ψ² and ν from n, Σx², n of the gradient sums, Σx̂², Σ g x̂."""
     tracked = tl.load(tracked_ptr)
     nonfinite = tl.load(nonfinite_ptr)
     weight = _weight(momentum, tracked, nonfinite, AVERAGE, BLOCK_F)

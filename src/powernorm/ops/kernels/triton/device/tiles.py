@@ -1,8 +1,8 @@
-"""Tiles of (rows, groups, features of a group): what the programs share.
+"""Tiles of (rows, groups, features of a group), shared by all programs.
 
-A program owns some features and walks over tiles of rows. Where the features are scaled in groups
-it owns whole rows, else one block of columns (one group as wide as the row, cut by the grid's
-second axis), so that one addressing serves both. Padded places of a tile are loaded as 0.
+A program owns some features and loops over tiles of rows. If the features are scaled in groups, it
+owns whole rows, else one block of columns (one group as wide as the row, split by the grid's second
+axis), so that the same addressing works for both. Positions outside the data are loaded as 0.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import triton.language as tl
 def own_features(
     FEATURES: tl.constexpr, SIZE: tl.constexpr, BLOCK_G: tl.constexpr, BLOCK_S: tl.constexpr
 ):
-    """(numbers of this program's features, which of them exist), each (1, BLOCK_G, BLOCK_S)."""
+    """Return the indices of this program's features, and which exist, (1, BLOCK_G, BLOCK_S)."""
     first = tl.arange(0, BLOCK_G)[None, :, None] * SIZE
     within = tl.program_id(1) * BLOCK_S + tl.arange(0, BLOCK_S)[None, None, :]
     return first + within, (within < SIZE) & (first < FEATURES)
@@ -23,19 +23,19 @@ def own_features(
 
 @triton.jit
 def tile_rows(tile, BLOCK_R: tl.constexpr):
-    """Numbers of a tile's rows, (BLOCK_R, 1, 1), 64 bits: tokens x features may pass 2^31."""
+    """Return a tile's row indices, (BLOCK_R, 1, 1), 64 bits: tokens x features may pass 2^31."""
     return tile * BLOCK_R + tl.arange(0, BLOCK_R)[:, None, None].to(tl.int64)
 
 
 @triton.jit
 def load_vector(pointer, row, features, exists, FEATURES: tl.constexpr, ACC: tl.constexpr):
-    """Row `row` of a contiguous (rows, C) array at the program's features."""
+    """Load row `row` of a contiguous (rows, C) array at the program's features."""
     return tl.load(pointer + row * FEATURES + features, exists, other=0.0).to(ACC)
 
 
 @triton.jit
 def load_affine(pointer, absent, features, exists, ACC: tl.constexpr):
-    """γ or β; `absent` everywhere without one."""
+    """Load γ or β; fill with `absent` if there is none."""
     if pointer is None:
         vector = tl.full((1, 1, 1), absent, ACC)
     else:
@@ -45,7 +45,7 @@ def load_affine(pointer, absent, features, exists, ACC: tl.constexpr):
 
 @triton.jit
 def load_tile(pointer, rows, stride, features, inside, ACC: tl.constexpr):
-    """A tile in the accumulation type."""
+    """Load a tile in the accumulation type."""
     return tl.load(pointer + rows * stride + features, inside, other=0.0).to(ACC)
 
 
@@ -62,7 +62,7 @@ def load_inputs(
     FEATURES: tl.constexpr,
     ACC: tl.constexpr,
 ):
-    """What is normalized: x, or the sum with the residual, rounded to its type and written."""
+    """Load the normalized input: x, or its sum with the residual, rounded and written."""
     values = load_tile(x_ptr, rows, x_stride, features, inside, ACC)
     if residual_ptr is not None:
         values += load_tile(residual_ptr, rows, residual_stride, features, inside, ACC)
@@ -74,7 +74,7 @@ def load_inputs(
 
 @triton.jit
 def load_valid(mask_ptr, rows, tokens):
-    """Which of a tile's rows are tokens outside the padding, (BLOCK_R, 1, 1)."""
+    """Return which of a tile's rows are tokens outside the padding, (BLOCK_R, 1, 1)."""
     valid = rows < tokens
     if mask_ptr is not None:
         valid = tl.load(mask_ptr + rows, valid, other=1) == 0
@@ -83,13 +83,13 @@ def load_valid(mask_ptr, rows, tokens):
 
 @triton.jit
 def group_mean(values, SIZE: tl.constexpr):
-    """Mean over the features of each group; places outside a group must be 0."""
+    """Return the mean over the features of each group; positions outside a group must be 0."""
     return tl.sum(values, 2, keep_dims=True) / SIZE
 
 
 @triton.jit
 def scale_groups(values, scales_ptr, rows, tokens, eps, GROUPS: tl.constexpr, SIZE: tl.constexpr):
-    """GroupScaling, whose factors are written; without groups the values as they are."""
+    """Apply GroupScaling and write its factors; return the values unchanged without groups."""
     if GROUPS > 0:
         scales = tl.rsqrt(group_mean(values * values, SIZE) + eps)
         group = tl.arange(0, values.shape[1])[None, :, None]
@@ -102,7 +102,7 @@ def scale_groups(values, scales_ptr, rows, tokens, eps, GROUPS: tl.constexpr, SI
 def load_scales(
     scales_ptr, rows, tokens, GROUPS: tl.constexpr, BLOCK_G: tl.constexpr, ACC: tl.constexpr
 ):
-    """GroupScaling's factors of the forward, (BLOCK_R, BLOCK_G, 1); 1 without groups."""
+    """Load GroupScaling's factors of the forward, (BLOCK_R, BLOCK_G, 1); 1 without groups."""
     if GROUPS > 0:
         group = tl.arange(0, BLOCK_G)[None, :, None]
         inside = (rows < tokens) & (group < GROUPS)
@@ -129,10 +129,10 @@ def store_gradient(
     FEATURES: tl.constexpr,
     ACC: tl.constexpr,
 ):
-    """Back through GroupScaling, add the residual stream's own gradient, round and write.
+    """Go back through GroupScaling, add the residual's gradient, round and write.
 
-    `CAREFUL`: where no gradient arrives none leaves, whatever padding holds. Without a mask such
-    data are in the statistics too, and nothing is left to be saved.
+    `CAREFUL`: keep zero gradients zero, even where padding holds NaN. Without a mask such data are
+    in the statistics too, and the check would save nothing.
     """
     if GROUPS > 0:
         products = gradient * scaled
@@ -154,13 +154,13 @@ def store_gradient(
 
 @triton.jit
 def where_arriving(grad, values):
-    """Values where the gradient that they multiply is not 0, else 0: they may be NaN there."""
+    """Return the values, with 0 wherever the gradient that multiplies them is 0 (may be NaN)."""
     return tl.where(grad != 0, values, 0.0)
 
 
 @triton.jit
 def selected(products, grad, valid, MASKED: tl.constexpr):
-    """Products with the gradient, 0 at padding that the loss does not look at (it may be NaN)."""
+    """Return products with the gradient, 0 at padding that the loss does not read (may be NaN)."""
     if MASKED:
         products = tl.where(valid | (grad != 0), products, 0.0)
     return products
@@ -175,17 +175,17 @@ def store_partial(partials_ptr, quantity, values, features, exists, FEATURES: tl
 
 @triton.jit
 def maximum(a, b):
-    """The larger one, NaN where either is."""
+    """Return the larger one, NaN if either is."""
     return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
 def minimum(a, b):
-    """The smaller one, NaN where either is."""
+    """Return the smaller one, NaN if either is."""
     return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
 def reciprocal_root(second_moment, eps, FLOOR: tl.constexpr):
-    """1/sqrt(m + eps), or 1/sqrt(max(m, eps)) where eps is a floor."""
+    """Return 1/sqrt(m + eps), or 1/sqrt(max(m, eps)) if eps is a floor."""
     return tl.rsqrt(maximum(second_moment, eps) if FLOOR else second_moment + eps)

@@ -1,4 +1,4 @@
-"""Norms of one token: whole rows in a program, statistics in registers."""
+"""Per-token norms: whole rows in a program, statistics in registers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from powernorm.ops.kernels.triton.device.tiles import (
 
 @triton.jit
 def _deviations(values, mean, in_group, FEATURES: tl.constexpr):
-    """Values less their group's mean, still 0 in the padded places of a tile."""
+    """Return values minus their group's mean, still 0 in a tile's positions outside the data."""
     values -= mean
     if values.shape[1] * values.shape[2] != FEATURES:
         values = tl.where(in_group, values, 0.0)
@@ -28,10 +28,10 @@ def _deviations(values, mean, in_group, FEATURES: tl.constexpr):
 
 @triton.jit
 def _reciprocal_deviation(deviations, eps, SIZE: tl.constexpr, RELEASED: tl.constexpr):
-    """1/σ of each group; released: 1/(s + eps) with the unbiased s."""
+    """Return 1/σ of each group; released: 1/(s + eps) with the unbiased s."""
     if RELEASED:
         squares = tl.sum(deviations * deviations, 2, keep_dims=True)
-        # A group of one feature deviates from itself by 0, whatever divides it.
+        # A group of one feature has deviation 0, whatever the divisor.
         rstd = 1.0 / (tl.sqrt(squares / max(SIZE - 1, 1)) + eps)
     else:
         rstd = tl.rsqrt(group_mean(deviations * deviations, SIZE) + eps)
@@ -49,7 +49,7 @@ def _through_statistics(
     RELEASED: tl.constexpr,
     SIZE: tl.constexpr,
 ):
-    """The gradient of x from that of y, with the terms of the mean and the deviation."""
+    """Return the gradient of x from that of y, with the terms of the mean and the deviation."""
     gradient = where_arriving(grad, grad * rstd)
     if THROUGH_MEAN:
         mean = group_mean(grad, SIZE)
@@ -59,7 +59,7 @@ def _through_statistics(
         along = where_arriving(products, products * rstd)
         if RELEASED:
             root = tl.sqrt(tl.sum(deviations * deviations, 2, keep_dims=True) * (SIZE - 1))
-            # Where all features are equal the term is 0.
+            # If all features are equal, the term is 0.
             share = deviations * (along / tl.where(root > 0, root, 1.0))
         else:
             share = y * (along / SIZE)
@@ -94,7 +94,7 @@ def token_kernel(
     BLOCK_S: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """`y = γ s (1 - k x̂) x̂ + β` with each group's own statistics, which are written."""
+    """Compute `y = γ s (1 - k x̂) x̂ + β` by each group's own statistics, which are written."""
     features, exists = own_features(FEATURES, SIZE, BLOCK_G, BLOCK_S)
     group = tl.arange(0, BLOCK_G)[None, :, None]
     eps = tl.full((1, 1, 1), eps, ACC)
@@ -156,7 +156,7 @@ def token_gradient_kernel(
     BLOCK_S: tl.constexpr,
     STAGES: tl.constexpr,
 ):
-    """The gradient of each token, and each program's part of those of β and γ if wanted."""
+    """Compute each token's gradient, and each program's part of those of β and γ if wanted."""
     features, exists = own_features(FEATURES, SIZE, BLOCK_G, BLOCK_S)
     group = tl.arange(0, BLOCK_G)[None, :, None]
     scale = tl.full((1, 1, 1), scale, ACC)
