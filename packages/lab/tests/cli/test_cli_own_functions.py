@@ -262,7 +262,7 @@ def test_diagnose_and_fold_ask_the_task_for_its_model(home: Path, tmp_path: Path
     for command in ("diagnose", "fold"):
         run = home / "runs" / "bn-seed0"
         said = refusal(tmp_path, command, run, "--trust-code")
-        assert re.search("does not say how its model is loaded|function of your own", said), said
+        assert re.search("does not define how to load its model|function of your own", said), said
 
 
 def test_diagnose_takes_a_model_by_name(home: Path, tmp_path: Path) -> None:

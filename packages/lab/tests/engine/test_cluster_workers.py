@@ -212,7 +212,7 @@ def _wait_for_a_cluster(address: str) -> None:
     [
         ({"executor": "dask"}, "--executor dask: choose local, ray, slurm"),
         ({"executor_options": {"partition": "gpu"}}, "--executor-option partition is for"),
-        ({"executor": "slurm"}, "outside of a cluster try it with --executor-option cluster=local"),
+        ({"executor": "slurm"}, "outside of a cluster use --executor-option cluster=local"),
         (
             {"executor": "slurm", "executor_options": {"cluster": "moon"}},
             "cluster=moon: choose slurm or local",

@@ -206,7 +206,7 @@ def test_a_race_of_values_that_are_known() -> None:
     found = lab.replay_race(values, direction="max")
     assert [(drop["label"], drop["after"]) for drop in found["dropped"]] == [("bn", 3), ("pn", 3)]
     assert found["leader"] == "ln"
-    with pytest.raises(InputError, match=r"ln 3, bn 2 seeds: give two norms or more"):
+    with pytest.raises(InputError, match=r"ln 3, bn 2 seeds: give at least two norms"):
         lab.replay_race({"ln": [1.0, 2.0, 3.0], "bn": [1.0, 2.0]})
 
 
@@ -305,8 +305,8 @@ def test_without_the_race_the_rest_is_trained(tmp_path: Path) -> None:
 
 
 def test_too_few_to_race(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"a race of 2 seeds can decide nothing: give 3"):
+    with pytest.raises(InputError, match=r"a race of 2 seeds can decide nothing: give at least 3"):
         compared(tmp_path, seeds=2)
-    with pytest.raises(InputError, match="a race needs two norms"):
+    with pytest.raises(InputError, match="a race needs at least two norms"):
         compared(tmp_path, norms=["ln"])
     assert not any(tmp_path.iterdir())

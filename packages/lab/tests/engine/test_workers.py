@@ -203,7 +203,7 @@ def test_each_worker_sees_one_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     device = torch.device("cuda")
     with pytest.raises(InputError, match="--jobs 3, but this machine has 2 GPUs"):
         LocalExecutor(tmp_path, 3, size=RunSize(1), device=device, retries=0)
-    with pytest.raises(InputError, match="of which each run takes 2: give at most --jobs 1, or"):
+    with pytest.raises(InputError, match="and each run takes 2: give at most --jobs 1, or"):
         LocalExecutor(tmp_path, 2, size=RunSize(1, 2), device=device, retries=0)
     executor = LocalExecutor(tmp_path, 2, size=RunSize(3), device=device, retries=0)
     for turn in range(2):

@@ -87,9 +87,9 @@ def test_own_path_is_left_to_the_readers() -> None:
 @pytest.mark.parametrize(
     ("task", "name", "words"),
     [
-        ("classify", "conll2003", "of ner, not of classify: take one of rt, imdb, sst-5"),
-        ("image", "rt", "of classify, lm, lm-char, not of image: take one of drawn-digits"),
-        ("parse", "mnist", "of image, not of parse: take one of petrogold, turkish"),
+        ("classify", "conll2003", "of ner, not of classify: use one of rt, imdb, sst-5"),
+        ("image", "rt", "of classify, lm, lm-char, not of image: use one of drawn-digits"),
+        ("parse", "mnist", "of image, not of parse: use one of petrogold, turkish"),
     ],
 )
 def test_data_set_of_another_task_is_refused(

@@ -257,7 +257,10 @@ def assert_close_runs(one: Path, other: Path, *, rtol: float = 1e-4) -> None:
                 where = f"{one.name} {name} step {row['step']} {column}"
                 if column in ("layer", "norm"):
                     assert cell == twin[column], where
-                elif column in OF_ONE_PROCESS or (column, row.get("norm")) == ("gradient_norm", "ln"):
+                elif column in OF_ONE_PROCESS or (column, row.get("norm")) == (
+                    "gradient_norm",
+                    "ln",
+                ):
                     assert bool(cell) == bool(twin[column]), where
                 elif column != "seconds":
                     assert bool(cell) == bool(twin[column]), where

@@ -164,7 +164,7 @@ def test_wrong_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"holds pieces of words.*set data\.subwords=split and"):
         encode_pairs(load_pairs(str(folder), "de-en", False), PairOptions(280))
     words = load_pairs(str(folder / "tmp"), "de-en", False, is_split=True)
-    with pytest.raises(InputError, match="needs every split cut by the same codes"):
+    with pytest.raises(InputError, match="needs every split segmented by the same codes"):
         encode_pairs(
             words, PairOptions(None), imported=read_subwords("split", words, is_joint=True)
         )
