@@ -266,7 +266,7 @@ def test_unclear_rights_need_consent(
 def test_other_kinds_are_not_fetched() -> None:
     with pytest.raises(InputError, match=r"turkish comes with powernorm.*--data turkish"):
         fetch("turkish")
-    with pytest.raises(InputError, match=r"ptb cannot be fetched, its files are yours.*--data"):
+    with pytest.raises(InputError, match=r"ptb cannot be fetched; get its files.*--data"):
         fetched("ptb")
     with pytest.raises(InputError, match=r"no data set 'Mnits': did you mean mnist\? .*enwik8"):
         remove("Mnits")

@@ -108,7 +108,7 @@ def test_data_set_that_the_user_brings_is_described(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     config = override(recipe("classify", "demo"), ["data.path=sst-5"])
-    message = r"^sst-5 does not exist: .* comes from nlp\.stanford\.edu/sentiment .* --data trees"
+    message = r"^sst-5 does not exist: .* get it from nlp\.stanford\.edu/sentiment .* --data trees"
     with pytest.raises(InputError, match=message):
         check_choice(config)
     Path("sst-5").mkdir()

@@ -145,7 +145,7 @@ def test_what_is_wrong_shows_before_anything_is_trained(
         ("unruly", {}, "Unruly returned a NoneType"),
         (OWN[0], {"slop": 1.0}, "has no option 'slop', it takes slope, shift"),
         (OWN[0], {"slope": "x"}, "option slope .* is 'x'"),
-        (OWN[0], {"feature_dim": 1}, "feature_dim=1: which dimension has the features is up to"),
+        (OWN[0], {"feature_dim": 1}, "feature_dim=1: the model defines the dimension"),
         ("norms.own_modules:Missing", {}, "has no attribute 'Missing'"),
         ("not-registered", {}, "unknown norm 'not-registered'.*my.module:MyNorm"),
     )
