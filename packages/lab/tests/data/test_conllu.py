@@ -34,7 +34,7 @@ def test_words_without_contractions_and_empty_nodes() -> None:
         Word("costa", "costa", "NOUN", 0, "root"),
         Word(".", ".", "PUNCT", 3, "punct"),
     )
-    # Comments alone are no sentence, and the last sentence needs no blank line after it.
+    # Comments alone are not a sentence, and the last sentence needs no blank line after it.
     assert second == Sentence((Word("Sim", "sim", "ADV", None, "_"),), {})
 
 
