@@ -171,7 +171,7 @@ def test_json_and_quiet(home: Path, tmp_path: Path) -> None:
         (("mine:train", "--goal", "loss:min", "--norms", "ln,ln"), "different short names"),
         (("mine:train", "--goal", "loss:min", "--seeds", "a"), "--seeds a"),
         (("mine:train", "--goal", "loss:min", "--seeds", "0"), "--seeds 0"),
-        (("mine:train", "--goal", "loss:min", "--race", "--seeds", "2"), "give 3 at least"),
+        (("mine:train", "--goal", "loss:min", "--race", "--seeds", "2"), "give at least 3"),
         (("mine:train", "--goal", "loss:min", "--race-margin", "1"), "give --race, too"),
         (("mine:train", "--goal", "loss:min", "--device", "abacus"), "'abacus'"),
         (("mine:train", "--goal", "speed:max", "--norms", "ln"), "returned no 'speed'"),

@@ -244,7 +244,7 @@ def the_run(folder: Path) -> Path:
     return config.parent
 
 
-OF_ONE_PROCESS = ("input_scale", "token_gradient_mean", "token_gradient_var")
+FIRST_ONLY = ("input_scale", "token_gradient_mean", "token_gradient_var")
 """Columns of the first process only; so is gradient_norm of a norm without shared statistics."""
 
 
@@ -257,10 +257,7 @@ def assert_close_runs(one: Path, other: Path, *, rtol: float = 1e-4) -> None:
                 where = f"{one.name} {name} step {row['step']} {column}"
                 if column in ("layer", "norm"):
                     assert cell == twin[column], where
-                elif column in OF_ONE_PROCESS or (column, row.get("norm")) == (
-                    "gradient_norm",
-                    "ln",
-                ):
+                elif column in FIRST_ONLY or (column, row.get("norm")) == ("gradient_norm", "ln"):
                     assert bool(cell) == bool(twin[column]), where
                 elif column != "seconds":
                     assert bool(cell) == bool(twin[column]), where

@@ -58,8 +58,7 @@ class Diagnosing:
     def diagnose(self, step: int) -> DiagnosisRecord:
         """Return the diagnosis after `step` steps.
 
-        If the model cannot be diagnosed, for example because it holds NaN, the record has no layers
-        and gives the reason.
+        If the model cannot be diagnosed, such as with NaN, the record has a reason and no layers.
         """
         try:
             report = diagnose(self._model, self._batches, self._forward, batch_sizes=())

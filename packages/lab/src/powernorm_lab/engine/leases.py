@@ -94,8 +94,7 @@ class Lease:
         self._over = threading.Event()
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            # Check before locking: the live owner needs the lock, and a process suspended while it
-            # holds the lock would block the owner.
+            # Check first: the owner needs the lock, and a process suspended with it would block it.
             _check_free(folder, read_owner(folder), lifetime)
             with self._locked():
                 self.owner = self._take()

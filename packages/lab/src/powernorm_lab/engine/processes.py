@@ -19,8 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from powernorm.errors import InputError, RepeatedInputError
 
 TIMEOUT: Final = timedelta(hours=2)
-"""Timeout of collective operations; long, because all processes wait while one prepares the data.
-The launcher detects lost processes."""
+"""Timeout of collective operations, which wait for data; the launcher detects lost processes."""
 
 _T = TypeVar("_T")
 

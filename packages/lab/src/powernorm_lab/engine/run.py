@@ -452,10 +452,9 @@ class Run:
                 batches, or if the loop makes them.
 
         Raises:
-            InputError: `steps` is called twice, before the model is built, or with `keep_best` or
-                `keep_last` but no evaluation; `batches` cannot be iterated, or ends before
-                `num_steps` and cannot be iterated again; a batch cannot be divided; or the weights
-                of the processes differ.
+            InputError: `steps` is called twice, without a model, or with `keep_best` or `keep_last`
+                but no evaluation; `batches` cannot be iterated, or not again after its end; a batch
+                cannot be divided; or the weights of the processes differ.
         """
         is_iterable = hasattr(batches, "__iter__") or hasattr(batches, "__getitem__")
         if not is_iterable and (not callable(batches) or isinstance(batches, nn.Module)):
@@ -710,9 +709,7 @@ class Run:
             InputError: every is below 1, or `epoch` without `epochs`.
         """
         if every == EPOCH and epochs is None:
-            raise InputError(
-                "run.diagnose_every('epoch') needs epochs, which converts steps to epochs"
-            )
+            raise InputError("run.diagnose_every('epoch') needs epochs, which converts steps")
         if every != EPOCH and every < 1:
             raise InputError(f"run.diagnose_every got {every} steps, expected at least 1")
         name = self.folder.name
@@ -773,10 +770,8 @@ class Run:
         path = (self.folder / name).resolve()
         inside = path.relative_to(self.folder.resolve()) if self._holds(path) else None
         if inside is None or not inside.parts or inside.parts[0] in RESERVED:
-            raise InputError(
-                f"run.path({name!r}): the path is outside the run's folder or reserved; give "
-                "another name"
-            )
+            where = "is outside the run's folder or reserved: give another name"
+            raise InputError(f"run.path({name!r}) {where}")
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 

@@ -169,9 +169,7 @@ def weights_in(path: Path, names: Sequence[str]) -> dict[str, Tensor]:
     states = read_checkpoint(path)["states"]
     missing = [name for name in names if name not in states]
     if missing:
-        raise InputError(
-            f"{path} holds {', '.join(states)} but not {missing[0]!r}: name one of these"
-        )
+        raise InputError(f"{path} holds {', '.join(states)}, not {missing[0]!r}: name one of these")
     return {f"{name}.{key}": value for name in names for key, value in states[name].items()}
 
 

@@ -38,9 +38,7 @@ class _TensorBoard:
         _imported("tensorboard")
         from torch.utils.tensorboard import SummaryWriter
 
-        first = (
-            None if last_step is None else last_step + 1
-        )  # hides older events that are logged again
+        first = None if last_step is None else last_step + 1  # hides older events of these steps
         self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=first)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:

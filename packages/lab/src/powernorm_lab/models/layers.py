@@ -85,9 +85,8 @@ class FeedForward(nn.Sequential):
 class Residual(nn.Module):
     """Residual connection with norms around a sub-layer f: `N₃(α x + N₂(f(s N₁(x))))`.
 
-    Most placements have only some of these norms. The norm before the sub-layer or at the sum is
-    `norm`, that after it is `branch_norm`. α is the vector `scale`: learned, or a constant with
-    equal entries until a norm is folded into it.
+    Most placements have only some of these: the norm before the sub-layer or at the sum, `norm`,
+    that after it, `branch_norm`, and α, the vector `scale`, learned or constant.
 
     Args:
         num_features: number of features.

@@ -231,9 +231,7 @@ def test_bigrams_are_a_character_and_the_next_one_of_its_sentence(tmp_path: Path
     vectors = {index: vector.tolist() for index, vector in encoded.bigram_vectors.items()}
     assert vectors == {three: [1, 0], four: [0, 1]}
     rows = TaggedRows(encoded.splits["train"], has_characters=False, has_bigrams=True)
-    batch = rows.batch(
-        torch.tensor([0, 1])
-    )  # truncated after four words; the bigram still has the next word
+    batch = rows.batch(torch.tensor([0, 1]))  # The last bigram has the word after the cut.
     assert batch.named["bigrams"].tolist() == [
         [two, one, UNKNOWN_ID, UNKNOWN_ID],
         [two, three, UNKNOWN_ID, PADDING_ID],

@@ -32,8 +32,7 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
     configs = {}
     for strategy in ("ddp", "fsdp2"):
         training = replace(TRAINING, max_steps=6, validate_every=3, strategy=strategy)
-        # An odd number of sentences, so that one process has more; the last validation batch has
-        # one sentence.
+        # An odd number of sentences: one process has more; the last validation batch has one.
         config = tiny_entities(
             path,
             norms=("rbn",),

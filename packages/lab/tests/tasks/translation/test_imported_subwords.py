@@ -169,9 +169,7 @@ def test_wrong_folders_are_refused(tmp_path: Path) -> None:
             words, PairOptions(None), imported=read_subwords("split", words, is_joint=True)
         )
     (folder / "code").write_text(OLD_CODES)
-    with pytest.raises(
-        InputError, match="code next to the split files is not that of their subwords"
-    ):
+    with pytest.raises(InputError, match="code next to the split files is not that of their"):
         encoded_split(folder)
     with pytest.raises(InputError, match=r"data\.subwords=bpe: there is no such file; give"):
         read_subwords("bpe", words, is_joint=True)
@@ -184,10 +182,7 @@ def test_wrong_folders_are_refused(tmp_path: Path) -> None:
     ("assignments", "message"),
     [
         (["data.subwords=split"], "vocabulary_size=500 is the number of learned subwords, but"),
-        (
-            ["data.vocabulary_size=none"],
-            "vocabulary_size=none is the number of learned subwords: give",
-        ),
+        (["data.vocabulary_size=none"], "vocabulary_size=none is the number of learned subwords:"),
         (["data.joint_vocabulary=false"], "is for subwords that are not learned: give"),
         (
             ["data.subwords=split", "data.vocabulary_size=none", "data.joint_vocabulary=false"],
@@ -241,9 +236,7 @@ def test_a_run_of_split_files_translates_words_elsewhere(tmp_path: Path) -> None
 def test_a_run_without_codes_asks_for_split_text(tmp_path: Path) -> None:
     folder = fairseq_folder(tmp_path / "data", with_codes=False)
     run = trained(folder, tmp_path / "out", "split")
-    with pytest.raises(
-        InputError, match="was trained on split files without their codes: give text that is"
-    ):
+    with pytest.raises(InputError, match="on split files without their codes: give text that is"):
         load_translator(run)
     line = (folder / "test.de").read_text().splitlines()[0]
     (source,) = load_translator(run, tokens=True).subwords[0].encode([line])

@@ -37,10 +37,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"data": {"languages": "de-fr"}}, "fr"),
         ({"data": {"path": "/no/such/pairs"}}, "/no/such/pairs"),
         ({"model": {"decoder_norm": "batch"}}, "unknown norm 'batch'"),
-        (
-            {"model": {"final_norm": "bn", "placement": "post"}},
-            "model.final_norm=bn does not apply",
-        ),
+        ({"model": {"final_norm": "bn", "placement": "post"}}, "final_norm=bn does not apply"),
         ({"data": {"target_vocabulary_size": 290}}, "data.target_vocabulary_size=290"),
         ({"norms": ("bn",), "norm_options": {"bn": {"speed": 3}}}, "speed"),
         (

@@ -100,8 +100,7 @@ def start_process(
     """
     together = ["--devices", str(size.num_processes)] if size.num_processes > 1 else []
     with log_file(out, name).open("ab") as log:
-        # A new session: Ctrl-C and a scheduler's signals reach only this process, which passes them
-        # on.
+        # A new session: signals such as Ctrl-C reach only this process, which forwards them.
         return subprocess.Popen(
             [*COMMAND, "work", str(out), "--worker", name, *together],
             stdin=subprocess.PIPE,
