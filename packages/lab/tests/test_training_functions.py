@@ -243,7 +243,7 @@ def test_what_was_not_tracked_begins_anew_and_says_so(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         trained(untracked, tmp_path)
     assert trained(untracked, tmp_path, resume=True, on_event=listen)["pn"].status == "finished"
-    assert told == ["pn-seed0 has no checkpoint yet, so it begins anew"]
+    assert told == ["pn-seed0 has no checkpoint yet and restarts"]
     assert len((tmp_path / "pn-seed0" / "metrics.csv").read_text().splitlines()) == 5
 
 
@@ -376,7 +376,7 @@ def test_a_task_with_baselines_diverges_above_them(tmp_path: Path) -> None:
     assert results["data"] == {"name": "numbers", "num_train": 2}
     with pytest.raises(InputError, match="cannot do without"):
         trained(Guessing, tmp_path / "none", norms=["none"])
-    with pytest.raises(InputError, match="does not say how its model is loaded"):
+    with pytest.raises(InputError, match="does not define how to load its model"):
         Guessing().load(tmp_path / "ln-seed0")
 
 
@@ -462,14 +462,14 @@ WRONG: list[tuple[Callable[[Run], Any], str]] = [
     (lambda run: run.keep_last(0), "expected at least 1"),
     (lambda run: run.keep_best("loss", patience=0), "expected at least 1"),
     (lambda run: run.load("best"), r"best\.ckpt does not exist"),
-    (lambda run: run.load("average"), "call run.keep_last before"),
-    (lambda run: run.build(Classifier), "did not ask for the norm"),
+    (lambda run: run.load("average"), "call run.keep_last first"),
+    (lambda run: run.build(Classifier), "without the run's norm"),
     (lambda run: run.diagnose_every(0, Classifier(), []), "expected at least 1"),
     (lambda run: run.diagnose_every("epoch", Classifier(), []), "needs epochs"),
-    (lambda run: run.path("../other"), "no place of yours"),
-    (lambda run: run.path("checkpoints/mine"), "no place of yours"),
-    (lambda run: run.path("result.json"), "no place of yours"),
-    (lambda run: run.path("lease.json"), "no place of yours"),
+    (lambda run: run.path("../other"), "outside the run's folder or reserved"),
+    (lambda run: run.path("checkpoints/mine"), "outside the run's folder or reserved"),
+    (lambda run: run.path("result.json"), "outside the run's folder or reserved"),
+    (lambda run: run.path("lease.json"), "outside the run's folder or reserved"),
     (lambda run: run.record(remark=3), "remark=3, expected text"),  # type: ignore[arg-type]
     (lambda run: run.record(signatures={"bleu": 3}), "bleu=3, expected text"),  # type: ignore[dict-item]
     (lambda run: run.record(status="failed"), "expected finished, diverged, nonfinite"),
@@ -521,7 +521,7 @@ def test_tracking_other_things_than_before_is_named(tmp_path: Path) -> None:
     with pytest.raises(KeyboardInterrupt):
         trained(function, tmp_path)
     for change, message in (
-        ({"width": 8}, "'model' cannot take its state"),
+        ({"width": 8}, "'model' cannot load its state"),
         ({"more": 1}, "no 'more'"),
         ({"less": 1}, "also holds model"),
     ):

@@ -240,7 +240,7 @@ def test_a_file_that_cannot_be_written_to_its_end_leaves_nothing(
     [
         (("get", "mnits"), "no data set 'mnits': did you mean mnist?"),
         (("get", "mnist", "sotu"), "sotu comes with powernorm"),
-        (("get", "enwik8"), "yours to bring (mattmahoney.net/dc/enwik8.zip)"),
+        (("get", "enwik8"), "get its files yourself (mattmahoney.net/dc/enwik8.zip)"),
         (("where", "cifar-10"), "cannot be fetched"),
         (("where", "drawn-digits"), "has no files"),
         (("where", "mnist"), "run `powernorm data get mnist`"),

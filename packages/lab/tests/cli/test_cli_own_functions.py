@@ -171,7 +171,7 @@ def test_json_and_quiet(home: Path, tmp_path: Path) -> None:
         (("mine:train", "--goal", "loss:min", "--norms", "ln,ln"), "different short names"),
         (("mine:train", "--goal", "loss:min", "--seeds", "a"), "--seeds a"),
         (("mine:train", "--goal", "loss:min", "--seeds", "0"), "--seeds 0"),
-        (("mine:train", "--goal", "loss:min", "--race", "--seeds", "2"), "give 3 at least"),
+        (("mine:train", "--goal", "loss:min", "--race", "--seeds", "2"), "give at least 3"),
         (("mine:train", "--goal", "loss:min", "--race-margin", "1"), "give --race, too"),
         (("mine:train", "--goal", "loss:min", "--device", "abacus"), "'abacus'"),
         (("mine:train", "--goal", "speed:max", "--norms", "ln"), "returned no 'speed'"),
@@ -262,7 +262,7 @@ def test_diagnose_and_fold_ask_the_task_for_its_model(home: Path, tmp_path: Path
     for command in ("diagnose", "fold"):
         run = home / "runs" / "bn-seed0"
         said = refusal(tmp_path, command, run, "--trust-code")
-        assert re.search("does not say how its model is loaded|function of your own", said), said
+        assert re.search("does not define how to load its model|function of your own", said), said
 
 
 def test_diagnose_takes_a_model_by_name(home: Path, tmp_path: Path) -> None:

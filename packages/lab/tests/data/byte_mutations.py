@@ -1,4 +1,4 @@
-"""Damaged files: bytes changed, left out, doubled or put in, mostly where the structure is."""
+"""Damaged files: bytes changed, removed, doubled or inserted, mostly near the structure."""
 
 from collections.abc import Callable
 
@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 @st.composite
 def mutated(draw: st.DrawFn, content: bytes, near: int = 120) -> bytes:
-    """One to three changes, half of them within `near` bytes of the begin or the end."""
+    """Draw one to three changes, half of them within `near` bytes of the beginning or end."""
     changed = bytearray(content)
     for _ in range(draw(st.integers(1, 3))):
         length = len(changed)
@@ -36,5 +36,5 @@ NUM_MUTATIONS = pytest.mark.parametrize("number", [300, pytest.param(5000, marks
 
 
 def run_often(check: Callable[[st.DataObject], None], number: int) -> None:
-    """Run a check on so many examples of what it draws."""
+    """Run a check on `number` drawn examples."""
     settings(max_examples=number)(given(st.data())(check))()

@@ -29,7 +29,7 @@ CIFAR_FILES = [
 
 
 def idx(values: Tensor) -> bytes:
-    """uint8 values as an idx file."""
+    """Return uint8 values as an idx file."""
     head = bytes([0, 0, 8, values.ndim]) + struct.pack(f">{values.ndim}I", *values.shape)
     return head + values.numpy().tobytes()
 
@@ -55,7 +55,7 @@ def write_mnist(
 
 
 def cifar_contents(num_images: int = 2) -> dict[str, bytes]:
-    """The seven files; every batch has as many images."""
+    """Return the seven files; every batch has `num_images` images."""
     contents = {}
     for seed, name in enumerate(CIFAR_FILES[:-1]):
         generator = torch.Generator().manual_seed(seed)

@@ -1,4 +1,4 @@
-"""A small data set on a server of this machine, and the command line over a table that has it."""
+"""A small data set on a local server, and the command line with a table that has it."""
 
 import hashlib
 import io
@@ -18,7 +18,7 @@ NOWHERE = "http://127.0.0.1:9"
 
 
 def zipped(files: Mapping[str, bytes] = FILES) -> bytes:
-    """An archive that has more than the files, always of the same bytes."""
+    """Return a reproducible archive that has the files and others."""
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED) as archive:
         for name, data in {**files, "code.py": b"raise SystemExit('never run')"}.items():
@@ -27,7 +27,7 @@ def zipped(files: Mapping[str, bytes] = FILES) -> bytes:
 
 
 def make_entry(address: str, name: str = "fake", rights: str | None = None) -> DataSet:
-    """A data set whose two files a server has as they are."""
+    """Return a data set whose two files are on a server."""
     return DataSet(
         name=name,
         home="fetched",
@@ -47,7 +47,7 @@ def make_entry(address: str, name: str = "fake", rights: str | None = None) -> D
 
 
 def archived(entry: DataSet, content: bytes) -> DataSet:
-    """The same data set in an archive, `pack.zip`."""
+    """Return the same data set in an archive, `pack.zip`."""
     sum_ = hashlib.sha256(content).hexdigest()
     return replace(
         entry,
@@ -58,7 +58,7 @@ def archived(entry: DataSet, content: bytes) -> DataSet:
 
 
 class Server(ThreadingHTTPServer):
-    """Serves what is in `pages`, and remembers what was asked for."""
+    """A server of `pages` that records the requests."""
 
     daemon_threads = True
 
@@ -68,7 +68,7 @@ class Server(ThreadingHTTPServer):
         self.pages["/pack.zip"] = zipped()
         self.asked: list[str] = []
         self.stalled: threading.Event | None = None
-        """Makes it send half a page, set this, and wait."""
+        """If set, the server sends half a page, sets this event, and waits."""
         self.ended = threading.Event()
 
     @property
@@ -94,7 +94,7 @@ class _Handler(BaseHTTPRequestHandler):
             self.server.ended.wait(60)
 
     def log_message(self, *_: object) -> None:
-        """Silent."""
+        """Log nothing."""
 
 
 @contextmanager
@@ -111,7 +111,7 @@ def served() -> Iterator[Server]:
 
 
 def main(address: str) -> None:
-    """The command line over a table that has two more, in a process of its own."""
+    """Run the command line with a table that has two more data sets."""
     fake = archived(make_entry(address), zipped())
     unclear = make_entry(address, "unclear", "Somebody may own this text.")
     catalog.SETS = dict(catalog.SETS) | {"fake": fake, "unclear": unclear}  # type: ignore[misc]

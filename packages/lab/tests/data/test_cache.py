@@ -85,5 +85,5 @@ def test_a_cache_that_cannot_be_written_costs_time_and_nothing_else(
 
         monkeypatch.setattr("powernorm.checksums._seal_safetensors", full)
     assert found_or_made("key", make).tensors["ids"].tolist() == [0, 1, 2, 3, 4]
-    assert "every start encodes the text anew: set POWERNORM_CACHE" in caplog.text
+    assert "every start encodes the text again: set POWERNORM_CACHE" in caplog.text
     assert not cache_folder().is_dir() or list(cache_folder().iterdir()) == []

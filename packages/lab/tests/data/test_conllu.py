@@ -34,7 +34,7 @@ def test_words_without_contractions_and_empty_nodes() -> None:
         Word("costa", "costa", "NOUN", 0, "root"),
         Word(".", ".", "PUNCT", 3, "punct"),
     )
-    # Comments alone are no sentence, and the last sentence needs no blank line after it.
+    # Comments alone are not a sentence, and the last sentence needs no blank line after it.
     assert second == Sentence((Word("Sim", "sim", "ADV", None, "_"),), {})
 
 
@@ -56,8 +56,8 @@ def test_what_is_written_is_read(sentences: list[list[str]]) -> None:
         (["1 a _ X _ _ _ _ _ _"], r"f, line 2 has 1 columns: expected the 10 of CoNLL-U \(ID FORM"),
         ([word_line(1) + "\t_"], "f, line 2 has 11 columns: expected the 10"),
         ([word_line(1, form="")], r"f, line 2, column 2 \(FORM\): ''; expected a value, or _"),
-        ([word_line(1), word_line(3)], r"f, line 3, column 1 \(ID\): '3'; expected 2, as"),
-        ([word_line(0)], r"f, line 2, column 1 \(ID\): '0'; expected 1, as"),
+        ([word_line(1), word_line(3)], r"f, line 3, column 1 \(ID\): '3'; expected 2, because"),
+        ([word_line(0)], r"f, line 2, column 1 \(ID\): '0'; expected 1, because"),
         ([word_line(1, head="x")], r"f, line 2, column 7 \(HEAD\): 'x'; expected the number"),
         ([word_line(1, head="-1")], r"column 7 \(HEAD\): '-1'; expected the number"),
         ([word_line(1, head="²")], r"column 7 \(HEAD\): '²'; expected the number"),

@@ -39,7 +39,7 @@ def test_verses_are_parallel_and_clean() -> None:
 
 
 def test_reviews_are_not_sorted_by_label() -> None:
-    # The first of the file is about "conan" and the 21st century.
+    # The first sentence of the file is about "conan" and the 21st century.
     train = embedded_corpus("rt").documents["train"]
     place = next(i for i, text in enumerate(train) if "21st century's new" in text)
     assert place > 0

@@ -1,4 +1,4 @@
-"""The distribution `powernorm-data`: found, compared, and missed with a word on what to do."""
+"""The distribution `powernorm-data`: found, verified, and advice if it is missing."""
 
 import shutil
 import tomllib

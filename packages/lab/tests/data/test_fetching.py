@@ -42,7 +42,7 @@ def nothing_is_left(cache: Path) -> bool:
 def test_the_files_come_and_no_others(
     kind: str, fake: DataSet, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also with directories above them in the archive, and so that others may read them."""
+    """Directories in the archive are removed, and the files are readable by other users."""
     entry = installed(monkeypatch, archived(fake, zipped())) if kind == "archive" else fake
     told: list[int] = []
     mask = os.umask(0o022)
@@ -259,14 +259,14 @@ def test_unclear_rights_need_consent(
     assert nothing_is_left(own_cache)
     assert fetch("unclear", accept=True)
     assert "Somebody may own this." in (fetched("unclear") / "README.txt").read_text()
-    # Here already: nothing is asked.
+    # The set is there already: no request is made.
     assert not fetch("unclear")
 
 
 def test_other_kinds_are_not_fetched() -> None:
     with pytest.raises(InputError, match=r"turkish comes with powernorm.*--data turkish"):
         fetch("turkish")
-    with pytest.raises(InputError, match=r"ptb cannot be fetched, its files are yours.*--data"):
+    with pytest.raises(InputError, match=r"ptb cannot be fetched; get its files.*--data"):
         fetched("ptb")
     with pytest.raises(InputError, match=r"no data set 'Mnits': did you mean mnist\? .*enwik8"):
         remove("Mnits")

@@ -14,13 +14,13 @@ def groups(pairs: list[tuple[int, int]], batch_tokens: int) -> LengthGroups:
 
 
 def positions(pairs: list[tuple[int, int]]) -> int:
-    """Positions of the longer side of a batch, padding included."""
+    """Return the positions of the longer side of a batch, including padding."""
     sides = list(zip(*pairs, strict=True))
     return max(len(side) * max(side) for side in sides)
 
 
 def cut_one_by_one(pairs: list[tuple[int, int]], budget: int) -> list[list[tuple[int, int]]]:
-    """The oracle: add pairs to a batch as long as it stays within the budget."""
+    """Add pairs to a batch while it is within the budget."""
     batches: list[list[tuple[int, int]]] = []
     for pair in sorted(pairs, key=lambda pair: (max(pair), pair)):
         if batches and positions([*batches[-1], pair]) <= budget:
@@ -38,7 +38,7 @@ def test_batches_are_as_large_as_the_budget_allows(
     cut = [[pairs[number] for number in batch.tolist()] for batch in found.batches()]
     assert cut == cut_one_by_one(pairs, budget)
     assert len(found) == len(cut)
-    # A pair that is longer alone makes a batch of its own.
+    # A pair that is longer alone is a batch by itself.
     assert all(positions(batch) <= budget or len(batch) == 1 for batch in cut)
 
 
@@ -77,6 +77,6 @@ GROUPS = LengthGroups(LENGTHS, LENGTHS, batch_tokens=6)
 def test_orders_are_those_of_runs_that_are_stored(
     order: Order, second: list[int], of_next_epoch: list[int]
 ) -> None:
-    """A run that was interrupted would go on with other batches than it began with."""
+    """If they changed, interrupted runs would resume with other batches."""
     assert order.at(order.batches_per_epoch).tolist() == of_next_epoch
     assert order.at(1).tolist() == second

@@ -105,7 +105,7 @@ def test_any_bytes_are_lines_or_one_error(
         return
     whole = content.decode("utf-8-sig")
     expected = re.sub("\r?\n", "\n", whole).removesuffix("\n").split("\n")
-    # At the end of the file a carriage return alone ends the line too.
+    # At the end of the file a carriage return alone ends the line, too.
     expected[-1] = expected[-1] if whole.endswith("\n") else expected[-1].removesuffix("\r")
     assert lines == expected
 

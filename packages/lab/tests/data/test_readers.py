@@ -9,7 +9,7 @@ LINES = "\n".join(f" line number {i} of the text " for i in range(40)) + "\n"
 
 
 def write(folder: Path, **contents: str | bytes) -> Path:
-    """Write files; a dot in a name is given as two underscores."""
+    """Write files; two underscores in a name mean a dot."""
     folder.mkdir(parents=True, exist_ok=True)
     for name, content in contents.items():
         path = folder / name.replace("__", ".")
@@ -26,7 +26,7 @@ def test_official_folder(tmp_path: Path, prefix: str, ending: str) -> None:
         f"{prefix}test__{ending}": " e f",
     }
     corpus = read_corpus(write(tmp_path / "corpus", **files))
-    # Every line counts its end, empty ones too (as in the word counts of WikiText).
+    # The end of every line counts, also of empty ones (as in the word counts of WikiText).
     assert corpus.num_words("train") == 4 + 3
     assert corpus.num_words("valid") == 1 + 1
     assert corpus.num_words("test") == 2 + 1  # no line end at the end of the file

@@ -90,7 +90,7 @@ def test_cache_tells_settings_and_texts_apart() -> None:
 def test_damaged_cache_is_made_anew(content: bytes, caplog: pytest.LogCaptureFixture) -> None:
     first = encode_corpus(corpus(), 280)
     (path,) = cache_folder().glob("*.tokens.safetensors")
-    path.unlink()  # the tokens of the first are mapped from it
+    path.unlink()  # the first result is memory-mapped from it
     path.write_bytes(content)
     with caplog.at_level(logging.WARNING):
         second = encode_corpus(corpus(), 280)
@@ -136,7 +136,7 @@ def test_words_are_numbered_by_frequency_and_others_are_unknown() -> None:
     train = ("b a <unk> b <eos> c", "b a d")
     text = corpus(line_ends_count=True, train=train)
     encoded = encode_corpus(text, 5, Words)
-    # <eos>, <unk>, b, a, and the first in the order of letters of those that occur once.
+    # <eos>, <unk>, b, a, and alphabetically the first of the words that occur once.
     assert encoded.vocabulary_size == 5
     assert encoded.splits["train"].tokens.tolist() == [2, 3, 1, 2, 1, 4, 0, 2, 3, 1, 0]
     assert encoded.splits["test"].tokens.tolist() == [1, 1, 1, 1, 0]
@@ -151,7 +151,7 @@ def test_words_are_numbered_by_frequency_and_others_are_unknown() -> None:
 
 
 def test_every_token_over_words_counts_as_a_word_in_official_files() -> None:
-    """So that the perplexity is exp of the loss, as the papers count."""
+    """The perplexity is then exp of the loss, as in the papers."""
     text = corpus(line_ends_count=True)
     for split in encode_corpus(text, 99, Words).splits.values():
         assert split.num_tokens == split.num_words

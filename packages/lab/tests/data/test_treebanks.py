@@ -21,7 +21,7 @@ def test_embedded_treebanks_have_the_documented_sizes(name: str) -> None:
     assert tuple(len(bank.sentences[split]) for split in SPLITS) == SIZES[name]
     sentences = [sentence for split in SPLITS for sentence in bank.sentences[split]]
     assert sum(len(sentence.words) for sentence in sentences) == NUM_WORDS[name]
-    # No tree is in two splits, and none is there twice.
+    # Every tree is in one split, and once.
     ids = [sentence.comments["sent_id"] for sentence in sentences]
     assert len(set(ids)) == len(ids)
     assert all(word.tag != "_" for sentence in sentences for word in sentence.words)

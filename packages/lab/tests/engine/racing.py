@@ -1,4 +1,4 @@
-"""A training whose result is drawn: norms differ by known gaps, seeds share their scatter."""
+"""A training with random results: norms differ by known gaps, and seeds have a shared effect."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ GAPS = {"ln": 0.2, "bn": 1.0, "rbn": 0.0, "pn": 0.01}
 
 
 def train(run: Run, *, steps: int = 2, scatter: float = 0.01) -> dict[str, float]:
-    """Train nothing much, and return a loss that is drawn by norm and seed."""
+    """Train trivially, and return a loss that is drawn by norm and seed."""
     model = run.swap(nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)))
     run.track(model=model)
     for step, batch in run.steps([torch.ones(2, 4)]):

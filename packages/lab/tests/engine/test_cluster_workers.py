@@ -1,4 +1,4 @@
-"""Comparisons trained by workers of Ray and of submitit come to what one process does."""
+"""Comparisons by workers of Ray and submitit have the results of one process."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ engines = pytest.mark.parametrize("engine", ENGINES.values(), ids=ENGINES)
 
 @pytest.fixture(autouse=True)
 def importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Workers of a cluster have the environment of the cluster."""
+    """Set the environment that workers of a cluster inherit."""
     monkeypatch.setenv("PYTHONPATH", PATHS + os.pathsep + os.environ.get("PYTHONPATH", ""))
 
 
@@ -116,7 +116,7 @@ def test_an_interrupted_comparison_leaves_no_worker_and_goes_on(
 def test_a_job_that_is_to_be_requeued_saves_and_goes_on(
     tmp_path: Path,
 ) -> None:
-    """The signal that SLURM sends before a time limit or a preemption."""
+    """SLURM sends the signal before a time limit or a preemption."""
     settings = {"steps": 150, "checkpoint_every": 2}
     command = [sys.executable, "-m", "powernorm", "compare", "own_training:train", "--norms", "bn"]
     command += ["--seeds", "1", "--goal", "accuracy:max", "--device", "cpu", "--out", "out", "-q"]
@@ -213,7 +213,7 @@ def _wait_for_a_cluster(address: str) -> None:
     [
         ({"executor": "dask"}, "--executor dask: choose local, ray, slurm"),
         ({"executor_options": {"partition": "gpu"}}, "--executor-option partition is for"),
-        ({"executor": "slurm"}, "outside of a cluster try it with --executor-option cluster=local"),
+        ({"executor": "slurm"}, "outside of a cluster use --executor-option cluster=local"),
         (
             {"executor": "slurm", "executor_options": {"cluster": "moon"}},
             "cluster=moon: choose slurm or local",

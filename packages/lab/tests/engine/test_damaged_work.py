@@ -1,4 +1,4 @@
-"""A work.json that is damaged is one line that names it, whatever is wrong."""
+"""Any damage of work.json causes a one-line error that names the file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ VALUES = (None, -1, "text", [[]], {"text": {}})
 
 
 def damaged(value: Any) -> Iterator[Any]:
-    """A JSON value with each part of it in turn missing or another one."""
+    """Yield copies of a JSON value, each with one part missing or changed."""
     yield from (other for other in VALUES if other != value)
     if isinstance(value, dict):
         for key in value:
@@ -38,7 +38,7 @@ def damaged(value: Any) -> Iterator[Any]:
 
 
 def is_one_line(folder: Path) -> bool:
-    """Whether the folder is refused in one line; what is still sound is read."""
+    """Return whether the folder is refused in one line; undamaged values are read."""
     try:
         read_work(folder)
     except InputError as error:

@@ -1,4 +1,4 @@
-"""Two processes never write in one folder, also when one of them was asleep or was killed."""
+"""Two processes never write into one folder, even if one of them was suspended or killed."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ time.sleep(60)
 
 
 def holder(folder: Path, code: str = HOLDER) -> subprocess.Popen[str]:
-    """A process that holds the lease of a folder."""
+    """Start a process that holds the lease of a folder."""
     process = subprocess.Popen(
         [sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE, text=True
     )
@@ -57,7 +57,7 @@ def holder(folder: Path, code: str = HOLDER) -> subprocess.Popen[str]:
 
 
 def pretend(folder: Path, **changes: object) -> None:
-    """Make the owner of a folder another one."""
+    """Change the owner of a folder's lease."""
     owner = read_owner(folder)
     assert owner is not None
     (folder / LEASE_FILE).write_text(json.dumps(asdict(replace(owner, **changes))))  # type: ignore[arg-type]
@@ -98,14 +98,14 @@ def test_an_owner_elsewhere_is_believed_while_it_gives_signs_of_life(tmp_path: P
 
 def test_an_owner_that_was_asleep_writes_nothing_more(tmp_path: Path) -> None:
     slow = Lease(tmp_path, lifetime=60)
-    pretend(tmp_path, machine="elsewhere")  # so that its process cannot be seen from here
+    pretend(tmp_path, machine="elsewhere")  # so that its process is not visible from here
     old = time.time() - 61
     os.utime(tmp_path / LEASE_FILE, (old, old))
     quick = Lease(tmp_path)
     assert quick.owner.number == slow.owner.number + 1
     with pytest.raises(LeaseLostError, match="taken over by process"), slow.writing():
         (tmp_path / "result.json").write_text("from the slow one")
-    slow.release(forget=True)  # must not take the other one's away
+    slow.release(forget=True)  # must not release the other one's lease
     with quick.writing():
         (tmp_path / "result.json").write_text("from the quick one")
     quick.release(forget=True)
@@ -157,7 +157,7 @@ def test_a_damaged_lease_is_named(tmp_path: Path, content: str) -> None:
 
 @pytest.fixture
 def suspended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subprocess.Popen[str]]:
-    """A process that was suspended long ago while it wrote in the folder."""
+    """Yield a process that was suspended long ago while it wrote into the folder."""
     monkeypatch.setattr(leases, "LOCK_SECONDS", 0.2)
     process = holder(tmp_path, LOCKER)
     process.send_signal(signal.SIGSTOP)
@@ -170,8 +170,8 @@ def suspended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[subpr
 
 @pytest.mark.usefixtures("suspended")
 def test_the_lock_of_a_suspended_process_is_as_its_lease(tmp_path: Path) -> None:
-    """So that a worker takes another run; an error would end it."""
-    with pytest.raises(LeaseHeldError, match=r"has been locked .* or let it go on"):
+    """It is a LeaseHeldError, so that a worker takes another run; other errors would end it."""
+    with pytest.raises(LeaseHeldError, match=r"has been locked .* continue the process"):
         Lease(tmp_path)
 
 
@@ -207,7 +207,7 @@ def test_a_sign_of_life_by_a_clock_that_is_ahead_ages_from_when_it_is_seen(tmp_p
     pretend(tmp_path, key="other", host="elsewhere", machine="elsewhere", pid=1, released=False)
     ahead = time.time() + 3600
     os.utime(tmp_path / LEASE_FILE, (ahead, ahead))
-    with pytest.raises(LeaseHeldError, match="last sign of life 0 s ago"):
+    with pytest.raises(LeaseHeldError, match="last heartbeat 0 s ago"):
         Lease(tmp_path, lifetime=0.3)
     time.sleep(0.4)
     lease = Lease(tmp_path, lifetime=0.3)

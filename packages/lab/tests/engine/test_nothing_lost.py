@@ -1,4 +1,4 @@
-"""Files that are not a run's stay; what cannot be used is refused before the training."""
+"""Foreign files are kept, and unusable folders are refused before the training."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_a_folder_that_is_no_run_is_refused_with_what_it_holds(
     with pytest.raises(InputError, match=r"bn-seed0 is no run and holds plots, thesis.txt: move"):
         compared(tmp_path, **options)
     assert (mine / "thesis.txt").read_text() == "years of work"
-    # Nothing was trained, of the norm before it neither, and no trace is left.
+    # Nothing was trained, not even the norm before it, and no files are left.
     assert [path.name for path in tmp_path.iterdir()] == ["bn-seed0"]
 
 
@@ -91,7 +91,7 @@ def test_a_model_of_another_library_beside_the_runs_stays(tmp_path: Path, option
 def test_a_deletion_that_was_interrupted_can_be_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, option: str
 ) -> None:
-    """The settings, by which a folder is known for a run's, are what goes last."""
+    """The settings, which identify a run's folder, are deleted last."""
     compared(tmp_path)
     run = tmp_path / "bn-seed0"
     shutil.rmtree(run / "checkpoints", ignore_errors=True)
@@ -111,7 +111,7 @@ def test_a_deletion_that_was_interrupted_can_be_repeated(
 
 
 def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
-    """One of another seed, norm or comparison; a whole folder can be moved."""
+    """It may be of another seed, norm or comparison; moving a whole folder is allowed."""
     compared(tmp_path / "a", seeds=2)
     compared(tmp_path / "b", settings={"steps": 3})
     last = tmp_path / "a" / "bn-seed0" / "checkpoints" / "last.ckpt"
@@ -136,7 +136,7 @@ def test_a_checkpoint_of_another_run_is_refused(tmp_path: Path) -> None:
 def test_a_signal_while_workers_are_started_is_a_schedulers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Ray has taken SIGTERM by then."""
+    """Ray has replaced the handler of SIGTERM by then."""
 
     class Executor:
         closed = False

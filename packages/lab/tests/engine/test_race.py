@@ -1,4 +1,4 @@
-"""A race drops the best norm as seldom as it says, and needs no more runs than it says."""
+"""A race drops the best norm at most as often as stated, and needs no unnecessary runs."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def grid_of(
 def results_of(
     values: Mapping[str, Sequence[float | str]], metric: str = "loss"
 ) -> dict[str, RunResult]:
-    """Results by norm; a text is the status of a run that came to nothing."""
+    """Return results by norm; a string is the status of a run without a value."""
     return {
         f"{norm}-seed{seed}": RunResult(
             norm=norm,
@@ -84,7 +84,7 @@ def dropped(found: Standing) -> dict[str, int]:
 
 
 def share_dropped(num: int, gaps: Sequence[float], confidence: float = 0.9) -> float:
-    """How often the first norm, which is the best or as good, is dropped in a race of ten seeds."""
+    """Return how often the first norm, one of the best, is dropped in a race of ten seeds."""
     random = np.random.default_rng(0)
     grid = grid_of(10, lab.Race(confidence), NORMS)
     count = 0
@@ -97,7 +97,7 @@ def share_dropped(num: int, gaps: Sequence[float], confidence: float = 0.9) -> f
 
 
 def test_the_best_norm_is_dropped_as_seldom_as_asked_for() -> None:
-    """10 % may; of races whose norms scatter unlike it is less."""
+    """10 % is allowed; the share is smaller if the variances of norms differ."""
     assert share_dropped(250, [0, 0, 0, 0]) < 0.1
     assert share_dropped(150, [0, 0.1, 0.3, 1]) < 0.1
 
@@ -115,7 +115,7 @@ def test_all_looks_and_all_rivals_share_the_error() -> None:
 
 
 def test_the_bound_is_that_of_student() -> None:
-    """Of two norms their shared scatter is that of the differences."""
+    """The pooled scatter of two norms equals that of their differences."""
     random = np.random.default_rng(0)
     table = random.normal(size=(2, 5)) + random.normal(size=5)
     values = list(map(float, table[1] - table[0]))
@@ -206,7 +206,7 @@ def test_a_race_of_values_that_are_known() -> None:
     found = lab.replay_race(values, direction="max")
     assert [(drop["label"], drop["after"]) for drop in found["dropped"]] == [("bn", 3), ("pn", 3)]
     assert found["leader"] == "ln"
-    with pytest.raises(InputError, match=r"ln 3, bn 2 seeds: give two norms or more"):
+    with pytest.raises(InputError, match=r"ln 3, bn 2 seeds: give at least two norms"):
         lab.replay_race({"ln": [1.0, 2.0, 3.0], "bn": [1.0, 2.0]})
 
 
@@ -223,7 +223,7 @@ def compared(out: Path, **changes: Any) -> lab.Comparison:
 
 
 def said(out: Path) -> dict[str, Any]:
-    """What results.json says, without times and places."""
+    """Return results.json without times and places."""
     results = read_json(out / "results.json")
     for run in results["runs"]:
         run.pop("ran_on", None)
@@ -299,14 +299,14 @@ def test_without_the_race_the_rest_is_trained(tmp_path: Path) -> None:
     found = compared(tmp_path, seeds=4, race=None, resume=True)
     assert [run.status for run in found.runs] == ["finished"] * 16
     assert "standing" not in json.loads((tmp_path / "results.json").read_text())
-    # And what was trained without one can be raced: nothing is left to train.
+    # Runs that were trained without a race can be raced: nothing is left to train.
     compared(tmp_path, seeds=4, resume=True)
     assert json.loads((tmp_path / "results.json").read_text())["standing"]["outcome"] != "open"
 
 
 def test_too_few_to_race(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"a race of 2 seeds can decide nothing: give 3"):
+    with pytest.raises(InputError, match=r"a race of 2 seeds can decide nothing: give at least 3"):
         compared(tmp_path, seeds=2)
-    with pytest.raises(InputError, match="a race needs two norms"):
+    with pytest.raises(InputError, match="a race needs at least two norms"):
         compared(tmp_path, norms=["ln"])
     assert not any(tmp_path.iterdir())

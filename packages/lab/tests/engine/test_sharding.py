@@ -1,4 +1,4 @@
-"""Batches of a training function in several processes: which rows each one gets."""
+"""The rows of a training function's batches that each of several processes gets."""
 
 from collections import OrderedDict, namedtuple
 from collections.abc import Callable
@@ -81,7 +81,7 @@ def test_processes_that_differ(what: Callable[[int], None], tmp_path: Path) -> N
 
 
 def test_each_process_trains_on_its_own_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A grid says cuda:0, since it is made before the processes have joined."""
+    """A grid has cuda:0, because it is made before the processes join."""
     first = torch.device("cuda", 0)
     assert processes.own_device(first) == first
     monkeypatch.setattr(processes, "num_processes", lambda: 2)

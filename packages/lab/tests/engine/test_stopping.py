@@ -1,4 +1,4 @@
-"""A scheduler's signal waits for the end of the step, and no longer."""
+"""A scheduler's signal is deferred to the end of the step, but no longer."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def _signal_twice(stop: Stop, number: signal.Signals) -> None:
     os.kill(os.getpid(), number)
     with pytest.raises(Stopped, match="by the scheduler"):
         stop.check()
-    os.kill(os.getpid(), number)  # a second one does not wait
+    os.kill(os.getpid(), number)  # a second signal is not deferred
 
 
 @pytest.mark.parametrize("number", SIGNALS)

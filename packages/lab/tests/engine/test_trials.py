@@ -1,4 +1,4 @@
-"""When a trial is given up: as Optuna's MedianPruner would, by limits that are fixed beforehand."""
+"""Pruning of trials as by Optuna's MedianPruner, by limits that are fixed beforehand."""
 
 import json
 import random
@@ -90,7 +90,7 @@ def valued(
 
 
 def trained(out: Path, limits: Limits, resume: bool = False, **changes: Any) -> RunResult:
-    """The result of one trial."""
+    """Return the result of one trial."""
     settings = {key: value for key, value in changes.items() if key != "on_event"}
     grid = own_grid(
         valued,
@@ -118,7 +118,7 @@ def test_a_trial_that_is_behind_ends_there(tmp_path: Path, own_loop: bool) -> No
     assert words in result.message
     last = (tmp_path / "bn-seed0" / "metrics.csv").read_text().splitlines()[-1]
     assert last.startswith("2,")
-    # It is over: it is not trained again.
+    # A trial that is over is not trained again.
     events: list[Event] = []
     again = trained(tmp_path, {2: 1.5}, resume=True, on_event=events.append, **given)
     assert again == result

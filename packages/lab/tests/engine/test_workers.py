@@ -1,4 +1,4 @@
-"""Comparisons trained by several processes come to what one process does, whatever happens."""
+"""Comparisons by several processes have the results of one process, whatever happens."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def compared(
 
 
 def said(out: Path) -> dict[str, dict[str, Any]]:
-    """Results without times and places, from each run's own file and from results.json alike."""
+    """Return results without times and places; result.json and results.json must agree."""
     together = {run["folder"]: run for run in read_json(out / "results.json")["runs"]}
     alone = {path.parent.name: read_json(path) for path in out.glob("*/result.json")}
     assert together == alone
@@ -55,7 +55,7 @@ def said(out: Path) -> dict[str, dict[str, Any]]:
 
 
 def rows(path: Path) -> list[str]:
-    """Lines of a log without what the clock says."""
+    """Return the lines of a log without times."""
     header, *lines = path.read_text().splitlines()
     place = header.split(",").index("seconds") if "seconds" in header else None
     cells = [line.split(",") for line in (header, *lines)]
@@ -93,7 +93,7 @@ def test_two_at_a_time_come_to_what_one_after_the_other_does(serial: Path, tmp_p
     assert not any(event.skipped for event in ended)
     steps = [event.step for event in events if isinstance(event, StepsDone) and event.norm == "pn"]
     assert sorted(steps) == sorted([*range(1, 21), *range(1, 21)])
-    # Nothing is left to do: no worker is started.
+    # All runs are over: no worker is started.
     events.clear()
     compared(tmp_path, jobs=2, events=events, resume=True)
     assert {type(event) for event in events} == {RunEnded}
@@ -127,7 +127,7 @@ def test_a_run_that_always_ends_its_worker_is_given_up_and_the_others_go_on(
     message = json.loads((tmp_path / "pn-seed0" / "result.json").read_text())["message"]
     assert "its worker was lost 2 times (killed, or out of memory?)" in message
     assert len(list((tmp_path / "workers").glob("*.log"))) >= 2
-    # It is tried again when asked for.
+    # It is retried with `resume`.
     found = compared(
         tmp_path, unruly_workers.killed_with_pn, jobs=2, retries=0, seeds=1, resume=True
     )
@@ -203,7 +203,7 @@ def test_each_worker_sees_one_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     device = torch.device("cuda")
     with pytest.raises(InputError, match="--jobs 3, but this machine has 2 GPUs"):
         LocalExecutor(tmp_path, 3, size=RunSize(1), device=device, retries=0)
-    with pytest.raises(InputError, match="of which each run takes 2: give at most --jobs 1, or"):
+    with pytest.raises(InputError, match="and each run takes 2: give at most --jobs 1, or"):
         LocalExecutor(tmp_path, 2, size=RunSize(1, 2), device=device, retries=0)
     executor = LocalExecutor(tmp_path, 2, size=RunSize(3), device=device, retries=0)
     for turn in range(2):
@@ -261,7 +261,7 @@ COMMAND = [
 @pytest.mark.slow
 @pytest.mark.distributed
 def test_a_worker_can_be_several_processes(tmp_path: Path) -> None:
-    """A run that several processes train together comes to what they do without workers."""
+    """A run that several processes train together has the same result without workers."""
     one = powernorm(*COMMAND, "--threads", "1", "--devices", "2", cwd=tmp_path)
     _, errors = one.communicate()
     assert one.returncode == 0, errors
@@ -369,7 +369,7 @@ def test_a_script_is_imported_by_its_workers(tmp_path: Path) -> None:
 def assert_that_nothing_is_lost_when_workers_are_killed(
     folder: Path, num_kills: int, **changes: Any
 ) -> None:
-    """200 runs of which workers die: each kill hits one at work, at a random moment."""
+    """Train 200 runs while busy workers are killed at random moments."""
     settings = {"seeds": 50, "norms": ["ln", "bn", "rbn", "pn"]}
     compared(folder / "serial", unruly_workers.counted, **settings)
     chance = random.Random(0)
@@ -395,7 +395,7 @@ def assert_that_nothing_is_lost_when_workers_are_killed(
             goal={"accuracy": "max"},
             device="cpu",
             jobs=2,
-            retries=num_kills,  # so none is given up, whichever they hit
+            retries=num_kills,  # so that no run is given up
             quiet=True,
             **settings,  # type: ignore[arg-type]
             **changes,
@@ -406,7 +406,7 @@ def assert_that_nothing_is_lost_when_workers_are_killed(
     assert len(killed) == num_kills
     assert_equal(folder / "serial", folder / "out")
     assert len(_runs(folder / "out")) == 200
-    # A run comes to its end twice where its worker was killed before the result was written.
+    # A run ends twice if its worker was killed before the result was written.
     ends = (folder / "out" / "ends").read_text().split()
     assert len(set(ends)) == 200
     assert len(ends) - 200 <= len(killed)

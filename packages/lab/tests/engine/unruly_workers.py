@@ -1,4 +1,4 @@
-"""Training functions that workers import, and that end their worker, or fail."""
+"""Training functions that workers import and that end their worker or fail."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ def _trained(run: Run, steps: int, die_after: int | None = None) -> dict[str, An
         optimizer.step()
         optimizer.zero_grad()
         run.log(step, train_loss=loss)
-    # Of the trained weights: a run that was lost after its last step does not enter the loop again.
+    # Evaluated after the loop: a run that was lost after its last step does not enter it again.
     with torch.no_grad():
         return {"accuracy": -F.cross_entropy(model.eval()(x), y).item()}
 
 
 def killed_once(run: Run, *, steps: int = 12, after: int = 9) -> dict[str, Any]:
-    """After some steps of the first try the worker is killed; 0 means never."""
+    """Train, and kill the worker after some steps of the first attempt; 0 means never."""
     return _trained(run, steps, after)
 
 
 def killed_with_pn(run: Run, *, steps: int = 3) -> dict[str, Any]:
-    """PowerNorm always ends the worker."""
+    """Train, and always end the worker for PowerNorm."""
     if run.path("x").parent.name.startswith("pn"):
         os.kill(os.getpid(), signal.SIGKILL)
     return _trained(run, steps)
 
 
 def failing_with_pn(run: Run, *, steps: int = 3) -> dict[str, Any]:
-    """PowerNorm always raises; who tried is written down."""
+    """Train, but always raise an error for PowerNorm, and record the attempts."""
     if run.folder.name.startswith("pn"):
         with (run.folder.parent / "calls").open("a") as file:
             file.write("pn\n")
@@ -56,13 +56,13 @@ def failing_with_pn(run: Run, *, steps: int = 3) -> dict[str, Any]:
 
 
 def without_goal(run: Run, *, steps: int = 3) -> dict[str, Any]:
-    """Return something else than was asked for."""
+    """Train, and return metrics without the goal."""
     _trained(run, steps)
     return {"loss": 0.0}
 
 
 def counted(run: Run, *, steps: int = 4) -> dict[str, Any]:
-    """Train, and write down that a run has come to its end."""
+    """Train, and record that the run has ended."""
     found = _trained(run, steps)
     with (run.folder.parent / "ends").open("a") as file:
         file.write(f"{run.folder.name}\n")

@@ -8,7 +8,7 @@ from powernorm_lab.models.attention import MultiHeadAttention
 
 
 def by_hand(attention: MultiHeadAttention, x: Tensor, memory: Tensor, allowed: Tensor) -> Tensor:
-    """Attention of one example, head by head; allowed: (length, memory length)."""
+    """Compute the attention of one example head by head; allowed: (length, memory length)."""
     features = x.shape[-1]
     size = features // attention.num_heads
     keys, values = attention.key_value(memory).split(features, dim=-1)

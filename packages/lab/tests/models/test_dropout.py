@@ -15,7 +15,7 @@ def test_features_are_dropped_at_the_rate_and_the_rest_is_scaled(dtype: torch.dt
     assert torch.allclose(y[y != 0], torch.tensor(3.75, dtype=dtype), rtol=1e-2)
     y.sum().backward()
     assert x.grad is not None
-    assert torch.equal(x.grad == 0, y == 0)  # the gradient goes the way of the features
+    assert torch.equal(x.grad == 0, y == 0)  # the gradient has the mask of the features
     assert torch.allclose(x.grad[y != 0], torch.tensor(1.25, dtype=dtype), rtol=1e-2)
 
 

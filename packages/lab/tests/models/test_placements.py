@@ -1,4 +1,4 @@
-"""Each placement follows its equation, starts as its paper says, and keeps the rules of a model."""
+"""Each placement follows its equation and its paper's initialization."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def tokens(seed: int = 0) -> Tensor:
 
 
 def shaken(model: LanguageModel) -> LanguageModel:
-    """Weights of norms and scales that are not at their start."""
+    """Set weights of norms and scales to values other than their initial ones."""
     generator = torch.Generator().manual_seed(1)
     with torch.no_grad():
         for parameter in model.parameters():
@@ -58,7 +58,7 @@ def shaken(model: LanguageModel) -> LanguageModel:
 
 
 def linears(attention: Any) -> Any:
-    """The query, key, value and output maps with a norm behind each, by hand."""
+    """Return a naive attention with a norm after each linear map."""
 
     def forward(x: Tensor) -> Tensor:
         query, rest = attention.query(x), attention.key_value(x)
@@ -71,7 +71,7 @@ def linears(attention: Any) -> Any:
 
 
 def qkv_normalized(attention: Any) -> Any:
-    """Each head's queries, keys and values behind its own norm, by hand."""
+    """Return a naive attention with norms of each head's queries, keys and values."""
 
     def forward(x: Tensor) -> Tensor:
         parts = (attention.query(x), *attention.key_value(x).chunk(2, dim=-1))
@@ -89,7 +89,7 @@ def qkv_normalized(attention: Any) -> Any:
 
 
 def expected(layer: Any, x: Tensor, placement: Placement, number: int) -> Tensor:
-    """The output of a layer by the equation of its placement."""
+    """Compute the output of a layer by the equation of its placement."""
     a, f = layer.attention, layer.feedforward
     first, second = layer.attention_frame, layer.feedforward_frame
     if placement == "mix":
@@ -157,7 +157,7 @@ def test_every_norm_stands_where_it_should_and_sees_the_mask(placement: Placemen
         norm.register_forward_pre_hook(lambda _, args: seen.append(args[1]))
     model(tokens(), mask)
     assert len(norms) == len(seen) == NUM_NORMS[placement]
-    # Norms of heads see it at each head.
+    # Norms of heads get the mask for each head.
     own = [one if one is None or one.ndim == 2 else one[..., 0] for one in seen]
     assert all(one is not None and torch.equal(one, mask) for one in own)
 
@@ -169,7 +169,7 @@ def test_no_output_depends_on_a_later_token(placement: Placement) -> None:
 
 @pytest.mark.parametrize("placement", [one for one in NEW if one != "deepnorm"])
 def test_norms_share_their_initial_weights_with_pre_norm(placement: Placement) -> None:
-    """A placement, too, changes nothing but itself: matrices are drawn in the same order."""
+    """A placement changes no other initial weights: matrices are drawn in the same order."""
 
     def matrices(model: LanguageModel) -> list[Tensor]:
         return [parameter for parameter in model.parameters() if parameter.ndim == 2]
@@ -190,7 +190,7 @@ def test_mix_is_post_norm_in_the_lowest_layers() -> None:
 
 
 def test_deepnorm_begins_with_smaller_branches() -> None:
-    """Values, outputs and feed-forward networks times β; queries, keys and embeddings are not."""
+    """Values, outputs and feed-forward networks are scaled by β, unlike queries and embeddings."""
     deep, plain = build("deepnorm", num_layers=3), build("post", num_layers=3)
     alpha, beta = deepnorm_scales(3)
     torch.testing.assert_close(deep.layers[1].attention_frame.scale, torch.full((FEATURES,), alpha))
@@ -205,7 +205,7 @@ def test_deepnorm_begins_with_smaller_branches() -> None:
 
 
 def test_deepnorm_scales_an_encoder_by_its_decoder() -> None:
-    """At N = M = 6 by hand: 0.81 · 7776^(1/16) = 0.81 · 1.75053."""
+    """For N = M = 6 the scale is 0.81 · 7776^(1/16) = 0.81 · 1.75053."""
     (alpha, beta), decoder = deepnorm_scales_of_both(6, 6)
     assert alpha == pytest.approx(1.41793, abs=1e-5)
     assert beta == pytest.approx(0.49699, abs=1e-5)
@@ -213,7 +213,7 @@ def test_deepnorm_scales_an_encoder_by_its_decoder() -> None:
 
 
 def test_normformer_scales_heads() -> None:
-    """Before the out-projection each head, and the residual of the feed-forward network."""
+    """It scales each head before the output projection, and the feed-forward network's residual."""
     model = build("normformer").eval()
     x = torch.randn(2, LENGTH, FEATURES)
     layer: Any = model.layers[0]
@@ -267,7 +267,7 @@ def test_queries_and_keys_are_normalized(kind: QueryKeyNorm) -> None:
 
 @pytest.mark.parametrize("kind", QK_NORMS)
 def test_statistics_of_queries_leave_padding_out(kind: QueryKeyNorm) -> None:
-    """Per head they are over the tokens and heads, of the whole for each head and feature."""
+    """`per_head` statistics are over tokens and heads, `whole` ones for each head and feature."""
     model = build("pre", "bn", qk_norm=kind)
     short = build("pre", "bn", qk_norm=kind)
     x = tokens()

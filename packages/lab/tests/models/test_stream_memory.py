@@ -12,13 +12,13 @@ def places(*starts: int) -> Tensor:
 
 
 def contexts(value: float, rows: int = 2, positions: int = 8) -> list[Tensor]:
-    """Of two layers; each position has its number behind the point."""
+    """Return contexts of two layers, with the number of each position after the decimal point."""
     base = torch.arange(positions) / 100 + value
     return [base[None, :, None].expand(rows, -1, 1) + layer * 10 for layer in range(2)]
 
 
 def step(memory: StreamMemory, starts: Tensor, value: float) -> float | None:
-    """Read a batch of four positions; returns what the memory had for it."""
+    """Read a batch of four positions, and return its memory."""
     seen = memory.recall(starts)
     memory.keep(4, contexts(value, rows=len(starts)))
     return None if seen is None else float(seen[0][0, 0, 0])
@@ -42,7 +42,7 @@ def test_the_same_batch_again_finds_the_same() -> None:
     memory = StreamMemory(LENGTH)
     step(memory, places(0, 100), 1.0)
     assert step(memory, places(4, 104), 2.0) == step(memory, places(4, 104), 3.0)
-    # What follows goes on from the latest.
+    # The next batch continues the latest one.
     assert step(memory, places(8, 108), 4.0) == pytest.approx(3.05)
 
 
@@ -56,7 +56,7 @@ def test_keeps_the_end_of_each_layer() -> None:
     assert [tuple(layer.shape) for layer in seen] == [(1, LENGTH, 1)] * 2
     assert seen[1].flatten().tolist() == pytest.approx([11.05, 11.06, 11.07])
     assert not any(layer.requires_grad for layer in seen)
-    # Not the whole context behind it.
+    # A copy, not a view of the whole context.
     assert seen[0].untyped_storage().nbytes() == LENGTH * 4
 
 
@@ -73,7 +73,7 @@ def test_batches_that_take_turns() -> None:
 
 
 def test_a_pass_never_meets_what_another_left() -> None:
-    """Validation has one batch at a time in a memory that two could share."""
+    """Validation uses one lane of a memory with two."""
     memory = StreamMemory(LENGTH, num_lanes=2)
     for place in (0, 4, 8):
         step(memory, places(place), 1.0 + place)
@@ -128,7 +128,7 @@ def test_a_state_goes_on_exactly() -> None:
 @pytest.mark.parametrize("rows", [1, 2, 5, 6])
 @pytest.mark.parametrize("sizes", [(1, 2), (2, 3), (3, 1), (4, 4)])
 def test_rows_find_their_way_between_processes(rows: int, sizes: tuple[int, int]) -> None:
-    """As many processes as the first number write, as many as the second read."""
+    """The first number of processes writes the state, the second number reads it."""
     starts = torch.arange(rows) * 100
     layers = torch.randn(2, rows, LENGTH, 1)
     whole = [{"starts": starts, "layers": layers}]

@@ -87,9 +87,9 @@ def test_own_path_is_left_to_the_readers() -> None:
 @pytest.mark.parametrize(
     ("task", "name", "words"),
     [
-        ("classify", "conll2003", "of ner, not of classify: take one of rt, imdb, sst-5"),
-        ("image", "rt", "of classify, lm, lm-char, not of image: take one of drawn-digits"),
-        ("parse", "mnist", "of image, not of parse: take one of petrogold, turkish"),
+        ("classify", "conll2003", "of ner, not of classify: use one of rt, imdb, sst-5"),
+        ("image", "rt", "of classify, lm, lm-char, not of image: use one of drawn-digits"),
+        ("parse", "mnist", "of image, not of parse: use one of petrogold, turkish"),
     ],
 )
 def test_data_set_of_another_task_is_refused(
@@ -108,7 +108,7 @@ def test_data_set_that_the_user_brings_is_described(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     config = override(recipe("classify", "demo"), ["data.path=sst-5"])
-    message = r"^sst-5 does not exist: .* comes from nlp\.stanford\.edu/sentiment .* --data trees"
+    message = r"^sst-5 does not exist: .* get it from nlp\.stanford\.edu/sentiment .* --data trees"
     with pytest.raises(InputError, match=message):
         check_choice(config)
     Path("sst-5").mkdir()

@@ -177,7 +177,7 @@ def test_help_lists_the_settings_of_a_task_with_their_defaults(tmp_path: Path) -
     plain = " ".join(powernorm(tmp_path, "compare", "--help").out.split())
     assert "data.vocabulary_size" not in plain
     shown = " ".join(powernorm(tmp_path, "compare", "ner", "--help").out.split())
-    assert "data.vocabulary_size Number of words, two marks included. [default 2000]" in shown
+    assert "data.vocabulary_size Number of words, including two marks. [default 2000]" in shown
     assert "schedule.warmup_steps" in shown
     assert "decoding.beam_size" not in shown
     pairs = " ".join(powernorm(tmp_path, "compare", "translation", "--help").out.split())

@@ -1,4 +1,4 @@
-"""Scores by running, re-estimated and batch statistics are those of the plain scoring function."""
+"""Scores by running, re-estimated and batch statistics equal those of plain scoring functions."""
 
 import json
 from collections.abc import Callable
@@ -30,7 +30,7 @@ KINDS = ["running", "re-estimated", "re-estimated in one pass", "batch", "batch"
 
 @pytest.fixture(scope="module")
 def translation(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run with batch statistics on both sides, and one without any."""
+    """Train a run with batch statistics on both sides, and one without any."""
     folder = tmp_path_factory.mktemp("scored")
     config = tiny_translation(
         write_pairs(folder / "pairs"),
@@ -49,7 +49,7 @@ def loaded(run: Path) -> tuple[Any, Any, Any]:
 
 
 def plain_bleu(model: Any, config: Any, encoded: Any) -> dict[str, float | None]:
-    """Return what a run's result would say."""
+    """Return the scores that a run's result would have."""
     metrics = task_of(config).score(model, encoded, config, CPU).metrics
     return {name: value for name, value in metrics.items() if name.startswith("test_")}
 
@@ -85,7 +85,7 @@ def test_rows_of_translations_are_the_plain_scores(
 def by_hand(
     model: Any, config: Any, encoded: Any, size: int, monkeypatch: pytest.MonkeyPatch
 ) -> dict[str, float | None]:
-    """Score with an encoder whose BatchNorm is in training mode: it takes the batch's statistics.
+    """Score with an encoder whose BatchNorm is in training mode and uses batch statistics.
 
     No batch may have more positions than asked for.
     """
@@ -156,7 +156,7 @@ def test_a_model_without_batch_statistics_is_refused_before_any_work(translation
 def test_rows_of_perplexities(
     configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By running statistics it is the run's own; by the batch that of a model in training mode."""
+    """Running statistics give the run's perplexity, batch statistics that of training mode."""
     (result,) = compare(configure(norms=("bn",), dropout=0.0), tmp_path).runs
     run = tmp_path / result.folder
     monkeypatch.setattr(statistics_scores, "BATCH_SIZES", (48, 96))

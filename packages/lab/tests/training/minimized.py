@@ -1,4 +1,4 @@
-"""The loss that a run goes back from."""
+"""The minimized loss of a run."""
 
 from torch import Tensor, nn
 
@@ -7,7 +7,7 @@ from powernorm_lab.training.losses import TrainingLoss, batch_penalty
 
 
 def training_losses(model: nn.Module, batch: Batch, smoothing: float = 0.0) -> dict[str, Tensor]:
-    """`loss`, with the penalty of RBN layers, and the `cross_entropy` that is logged."""
+    """Return `loss`, with the penalty of RBN layers, and the logged `cross_entropy`."""
     minimized, cross_entropy = TrainingLoss(model, smoothing)(batch)
     added = batch_penalty(model, batch)
     return {

@@ -1,4 +1,4 @@
-"""What two run folders have to have in common, and what every one of them has to be."""
+"""Comparisons of run folders, and requirements on every one of them."""
 
 import csv
 from pathlib import Path
@@ -31,7 +31,7 @@ def without_clock(value: Any) -> Any:
 
 
 def content(path: Path) -> Any:
-    """Return the content of a file, read where its form is known."""
+    """Return the content of a file, parsed if its format is known."""
     if path.suffix == ".json":
         return without_clock(read_json_object(path, ""))
     if path.suffix == ".csv":
@@ -42,7 +42,7 @@ def content(path: Path) -> Any:
 
 
 def files(folder: Path) -> list[Path]:
-    """Files that both must hold; TensorBoard's files have the time in their names."""
+    """Return the files to compare, without TensorBoard's, whose names have the time."""
     found = (path.relative_to(folder) for path in folder.rglob("*") if path.is_file())
     return sorted(
         path
@@ -52,18 +52,18 @@ def files(folder: Path) -> list[Path]:
 
 
 def assert_same_folder(one: Path, other: Path) -> None:
-    """The same files with the same contents to the bit: logs, checkpoints, results."""
+    """Check that files have bitwise equal contents: logs, checkpoints, results."""
     expected = files(one)
     assert {path.name for path in expected} >= {"result.json", "metrics.csv"}
     assert files(other) == expected
     for path in expected:
         assert content(other / path) == content(one / path), other / path
-    # What a write left behind is gone when the run is over.
+    # Unfinished files are removed when the run is over.
     assert not list(other.rglob(".*")), other
 
 
 def assert_same_run(one: Path, other: Path) -> None:
-    """The same logs, weights, optimizer, averages and translations, if any, to the bit."""
+    """Check that logs, weights, optimizer, averages and translations are bitwise equal."""
     for name in ("metrics.csv", "norms.csv"):
         assert rows(one / name) == rows(other / name), name
     contents = [

@@ -121,7 +121,7 @@ def test_the_average_of_the_last_one_is_the_last(tmp_path: Path) -> None:
     average = load_file(folder / "checkpoints" / "average.safetensors")
     assert all(torch.equal(average[name], last[name]) for name in last)
     (folder / "checkpoints" / "average.safetensors").unlink()
-    with pytest.raises(InputError, match=r"average\.safetensors is missing, .*best\.ckpt"):
+    with pytest.raises(InputError, match=r"average\.safetensors .* is missing: .*best\.ckpt"):
         load_trained(folder)
     assert load_trained(folder / "checkpoints" / "best.ckpt").step
 
@@ -143,7 +143,7 @@ def test_statistics_follow_the_declared_rule(tmp_path: Path, norm: str) -> None:
         assert torch.equal(averaged[name], tensor), name
 
     folder, run = trained(tmp_path / "r", norm, recalibration_batches=5)
-    # PowerNorm and MABN train by their running statistics, which are kept as they are.
+    # PowerNorm and MABN use their running statistics in training, so that these are kept.
     done = "recalibrated" if norm == "bn" else "averaged"
     assert run.scored == f"average of the last 3 checkpoints, running statistics {done}"
     got = load_trained(folder)

@@ -1,4 +1,4 @@
-"""What a run leaves behind when it stops, and how exactly it goes on from there."""
+"""Checkpoints of stopped runs, and how exactly runs resume from them."""
 
 import errno
 import multiprocessing
@@ -42,7 +42,7 @@ def fail_at(step: int, error: type[BaseException]) -> Callable[[Event], None]:
 
 
 def test_weights_from_after_the_checkpoint_are_forgotten(pairs: Path, tmp_path: Path) -> None:
-    """A run that is killed between its snapshot and its checkpoint does not count it twice."""
+    """A run that is killed between its snapshot and its checkpoint does not average it twice."""
     config = tiny_translation(pairs, training={"average_checkpoints": 2, "max_steps": 16})
     compare(config, tmp_path / "whole")
     out = tmp_path / "parts"
@@ -70,7 +70,7 @@ def no_space_in_safetensors(*args: Any, **kwargs: Any) -> Any:
 
 
 def from_call(number: int, function: Any, failing: Any) -> Any:
-    """The function, until its call with this number."""
+    """Return a function that fails from its call with this number on."""
     calls = 0
 
     def call(*args: Any, **kwargs: Any) -> Any:
@@ -124,7 +124,7 @@ def test_full_disk_while_a_checkpoint_is_written(
 
 
 def compare_on_a_small_disk(config: ComparisonSettings, out: Path, said: Path) -> None:
-    """In a process of its own: torch may not be well after a write that failed half-way."""
+    """Run in a separate process, because torch's state is undefined after a failed write."""
     signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
 
@@ -194,7 +194,7 @@ def finished(
 def unscored(
     finished: tuple[ComparisonSettings, Path], tmp_path: Path
 ) -> tuple[ComparisonSettings, Path, Path]:
-    """A copy of a run that was interrupted before it was scored, and its checkpoints."""
+    """Return a copy of a run that was interrupted before scoring, and its checkpoints."""
     config, out = finished
     copy = tmp_path / "out"
     shutil.copytree(out, copy)
@@ -222,7 +222,7 @@ def test_truncated_checkpoint(unscored: tuple[ComparisonSettings, Path, Path]) -
 
 
 class Evil:
-    """Creates a file where it is unpickled."""
+    """An object that creates a file when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path

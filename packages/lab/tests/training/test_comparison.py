@@ -46,7 +46,7 @@ def without_times(path: Path) -> list[dict[str, str]]:
 
 
 def measured(result: RunResult) -> dict[str, Any]:
-    """What has to be equal however often the run was interrupted."""
+    """Return the parts of a result that must not depend on interruptions."""
     kept = ("norm", "seed", "status", "metrics", "tid", "parameters")
     return {name: getattr(result, name) for name in kept}
 
@@ -66,7 +66,7 @@ def module_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def whole(configure: Configure, module_folder: Path) -> tuple[ComparisonSettings, Path]:
-    """A comparison of three norms and two seeds without incidents, made once."""
+    """Train a comparison of three norms and two seeds without interruptions, once."""
     config = configure(norms=("ln", "rbn", "pn"), seeds=(0, 1))
     out = module_folder / "whole"
     if not out.exists():
@@ -135,7 +135,7 @@ def test_run_folder_follows_its_contract(whole: tuple[ComparisonSettings, Path])
     assert all(row["gradient_norm"] and row["var_gradient_norm"] for row in norms)
     gaps = [row for row in metrics if row["gap_running_loss"]]
     assert gaps == [row for row in metrics if row["valid_loss"]]
-    # The split is small enough for the gap to be of all its batches.
+    # The split is small enough that the gap is measured on all of its batches.
     assert all(
         float(row["gap_running_loss"]) == pytest.approx(float(row["valid_loss"]), rel=1e-5)
         for row in gaps
@@ -159,7 +159,7 @@ def test_run_folder_follows_its_contract(whole: tuple[ComparisonSettings, Path])
 
 
 def test_the_penalty_is_trained_with(configure: Configure, tmp_path: Path) -> None:
-    """A run whose callback was left out would be one of batch normalization."""
+    """Without the penalty a run would equal one of batch normalization."""
     losses = []
     for strength in (0.0, 30.0):
         options = {"rbn": {"mean_penalty": strength, "var_penalty": strength}}
@@ -275,7 +275,7 @@ def test_a_run_that_turns_nan_is_marked_and_the_others_go_on(
     assert metrics[0]["train_loss"] != "nan"
     assert metrics[-1]["train_loss"] == metrics[-1]["valid_loss"] == "nan"
     json.loads((tmp_path / "results.json").read_text(), parse_constant=pytest.fail)
-    # What is over stays so, and is not trained again.
+    # Runs that are over are not trained again.
     events: list[Event] = []
     compare(config, tmp_path, resume=True, on_event=events.append)
     assert [type(e) for e in events] == [DataPrepared, RunEnded, RunEnded]
@@ -287,7 +287,7 @@ def test_a_run_with_a_huge_learning_rate_is_marked(configure: Configure, tmp_pat
     )
     (run,) = compare(config, tmp_path).runs
     assert run.status == "diverged"
-    # The numbers are those of the last weights, not of a checkpoint from before.
+    # The numbers are those of the last weights, not of an earlier checkpoint.
     loss, unigram = run.metrics["valid_loss"], results_of(tmp_path).baselines[0]["metrics"]
     assert loss is not None
     assert unigram["valid_loss"] is not None
@@ -313,7 +313,7 @@ def test_a_run_that_raises_is_marked_and_the_others_go_on(
     assert (bad.status, bad.message) == ("failed", "RuntimeError: out of luck")
     assert good.status == "finished"
     assert "none-pre-seed0 failed" in caplog.text
-    # A failed run is tried again.
+    # A failed run is retried.
     again = compare(config, tmp_path, resume=True).runs
     assert [run.status for run in again] == ["finished", "finished"]
 

@@ -126,7 +126,7 @@ def test_bad_overrides_are_named(assignment: str, message: str) -> None:
     ],
 )
 def test_settings_that_fit_each_other_may_come_in_any_order(assignments: list[str]) -> None:
-    """Who widens a model should not have to find the one order in which it is allowed."""
+    """Users need not find the only order in which the settings of a wider model are valid."""
     config = override(CONFIG, assignments)
     assert (config.model.num_heads, config.model.num_features) == (5, 100)
 
@@ -183,7 +183,7 @@ def test_foreign_json_is_named(change: dict[str, object], message: str) -> None:
 
 @pytest.mark.parametrize("seed", [None, "x", 0.5, float("inf"), 10**30, [1]])
 def test_a_run_with_a_damaged_seed(seed: object) -> None:
-    """A config.json that somebody edited."""
+    """A config.json was edited."""
     settings = to_json(CONFIG) | {"norm": "ln", "norm_options": {}, "seed": seed}
     with pytest.raises(InputError, match=r"seeds\.0=.* (has the wrong type|is too large)"):
         run_config({key: settings[key] for key in settings.keys() - {"norms", "seeds"}})
@@ -218,7 +218,7 @@ def test_warmups_of_norms_are_fractions_of_the_run() -> None:
 def test_resolved_options_fit_every_norm(norm: str) -> None:
     config = LanguageModelSettings(preset="test")
     layer = build_norm(norm, 8, **options_of(config, norm))
-    # A norm that has a warm-up of its own has to be in the table, or it would outlast the run.
+    # A norm with a warm-up must be in the table, or its warm-up would outlast the run.
     has_schedule = hasattr(layer, "warmup_steps") or hasattr(layer, "end_step")
     assert has_schedule == (norm in WARMED_UP_NORMS)
 

@@ -1,4 +1,4 @@
-"""Diagnoses while a run trains: when they are made, that they change nothing, how they go on."""
+"""Diagnoses during training: their steps, absence of side effects, and resuming."""
 
 import json
 from dataclasses import replace
@@ -33,7 +33,7 @@ def the_run(folder: Path) -> Path:
 
 
 def configuration(case: str, text: Path, folder: Path) -> ComparisonSettings:
-    """With dropout, whose masks come from torch's random numbers."""
+    """Return settings with dropout, which draws from torch's random numbers."""
     task, _, norm = case.partition(" ")
     if task == "translation":
         return tiny_translation(write_pairs(folder / "pairs"), norms=(norm,))
@@ -57,7 +57,7 @@ def few_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     ),
 )
 def test_a_run_trains_as_it_would_without(case: str, text: Path, tmp_path: Path) -> None:
-    """The same logs, weights and random numbers to the bit."""
+    """Logs, weights and random states are bitwise equal."""
     config = with_training(configuration(case, text, tmp_path), max_steps=8)
     compare(config, tmp_path / "plain")
     watched = with_training(config, diagnose_every=3)
@@ -82,7 +82,7 @@ def test_a_diagnosis_is_that_of_the_weights_at_its_step(text: Path, tmp_path: Pa
 
 
 def test_epochs_are_those_of_the_data(text: Path, tmp_path: Path) -> None:
-    """Three micro-batches an update, so that updates begin in one epoch and end in the next."""
+    """With three micro-batches, updates begin in one epoch and end in the next."""
     config = tiny_config(str(text), norms=("ln",))
     config = replace(
         config,
@@ -105,7 +105,7 @@ def test_epochs_are_those_of_the_data(text: Path, tmp_path: Path) -> None:
 def test_broken_weights_end_the_run_as_without(
     text: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Their diagnosis says what is wrong, and the run goes on to its own end."""
+    """The diagnosis reports the problem, and the run ends as it would without it."""
     real = TrainingLoss.forward
 
     def forward(self: TrainingLoss, batch: Any) -> Losses:

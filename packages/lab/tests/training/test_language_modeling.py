@@ -71,7 +71,7 @@ def test_loss_is_mean_cross_entropy_plus_penalty_over_tokens(
 def test_an_update_sees_the_penalty_once(
     configure: Configure, tmp_path: Path, accumulation: int
 ) -> None:
-    """(Σ cross entropies + Σ penalties) / tokens of the update, in a run."""
+    """The loss of an update in a run is (Σ cross entropies + Σ penalties) / tokens."""
     config = configure(
         norms=("rbn",),
         norm_options={"rbn": PENALTIES},
@@ -83,7 +83,7 @@ def test_an_update_sees_the_penalty_once(
     real = fitting.optimized
 
     def keep(optimizer: torch.optim.Optimizer) -> list[torch.nn.Parameter]:
-        """What is clipped, before it is."""
+        """Record the gradients before they are clipped."""
         gradients.extend(p.grad.clone() for p in real(optimizer) if p.grad is not None)
         return real(optimizer)
 
@@ -126,7 +126,7 @@ def test_an_update_holds_the_same_tokens_however_it_is_divided(
 def test_penalty_changes_the_gradient_noticeably(
     configure: Configure, encoded: EncodedCorpus
 ) -> None:
-    """Guards the two tests above: without the penalty their numbers would differ."""
+    """This guards the two tests above: without the penalty their numbers would differ."""
     gradients = []
     for options in (PENALTIES, {"mean_penalty": 0.0, "var_penalty": 0.0}):
         config = configure(norm_options={"rbn": options}, dropout=0.0)
@@ -173,7 +173,7 @@ def test_all_norms_get_the_same_batches(configure: Configure, encoded: EncodedCo
 def test_batches_of_a_run_that_goes_on(
     configure: Configure, encoded: EncodedCorpus, num_workers: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are those that were still to come, whoever prepares them, and draw nothing."""
+    """A resumed run gets the remaining batches, with and without workers, and draws nothing."""
     monkeypatch.setattr(batches, "_num_loader_workers", lambda _: num_workers)
     config = configure(
         optimizer=OptimizerSettings(accumulation=3),

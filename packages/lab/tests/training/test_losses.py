@@ -48,7 +48,7 @@ def test_equals_torch(positions: int, vocabulary: int, smoothing: float, seed: i
 
 
 def test_nothing_to_predict_costs_nothing() -> None:
-    """The batch of a process that has no rows."""
+    """A process may have a batch without rows."""
     logits = torch.randn(3, 5, requires_grad=True)
     minimized, plain = smoothed_cross_entropy(logits, torch.full((3,), IGNORED), SMOOTHING)
     assert float(minimized.detach()) == float(plain) == 0.0
@@ -70,7 +70,7 @@ def encoded(tmp_path_factory: pytest.TempPathFactory) -> EncodedPairs:
 
 
 def brute_force(logits: Tensor, targets: Tensor) -> float:
-    """The smoothed loss by its definition, one position after another, in float64."""
+    """Compute the smoothed loss by its definition, position by position, in float64."""
     total = 0.0
     for row, target in zip(logits.double().tolist(), targets.tolist(), strict=True):
         if target == IGNORED:
@@ -86,7 +86,7 @@ def brute_force(logits: Tensor, targets: Tensor) -> float:
 def test_losses_of_an_update_add_up_to_the_mean_over_its_tokens(
     encoded: EncodedPairs, norm: str
 ) -> None:
-    """Their mean over micro-batches of unequal sizes is (Σ losses + Σ penalties) / tokens."""
+    """The mean over micro-batches of different sizes is (Σ losses + Σ penalties) / tokens."""
     config = tiny_translation(
         Path(encoded.corpus.source),
         model={"dropout": 0.0, "attention_dropout": 0.0},
@@ -112,7 +112,7 @@ def test_losses_of_an_update_add_up_to_the_mean_over_its_tokens(
         plain += float(F.cross_entropy(logits.double(), targets, reduction="sum"))
         layers = [m for m in other.modules() if isinstance(m, RegularizedBatchNorm)]
         penalties += sum(float(layer.penalty().detach()) for layer in layers)
-        graph.sum().backward()  # moves the running statistics, of which penalties are made
+        graph.sum().backward()  # updates the running statistics, on which penalties depend
         num_tokens += int((targets != IGNORED).sum())
     assert (penalties > 1) == (norm == "rbn")
     assert sum(losses) / 3 == pytest.approx((total + penalties) / num_tokens, rel=1e-5)

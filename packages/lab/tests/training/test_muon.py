@@ -1,4 +1,4 @@
-"""Muon for the matrices inside a model, and AdamW for the rest, as one optimizer."""
+"""Muon for the hidden matrices of a model, and AdamW for the rest, as one optimizer."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ def model_of() -> LanguageModel:
 
 
 def names_of(model: nn.Module) -> list[set[str]]:
-    """The parameters of each group by name."""
+    """Return the names of the parameters of each group."""
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     groups = build_optimizer(model, MUON).param_groups
     return [{names[id(one)] for one in group["params"]} for group in groups]
 
 
 def test_matrices_inside_the_model_are_muons() -> None:
-    """Embeddings, the output and positions are Adam's with decay, vectors without."""
+    """AdamW trains embeddings, output and positions with weight decay, and vectors without."""
     model = model_of()
     muon, tables, vectors = names_of(model)
     maps = {"attention.query", "attention.key_value", "attention.output", "feedforward.0"}

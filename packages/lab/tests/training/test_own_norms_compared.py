@@ -1,4 +1,4 @@
-"""Comparisons of a user's own norms with ours: settings, folders, resuming, initial weights."""
+"""Comparisons with custom norms: settings, folders, resuming, initial weights."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ def test_own_norms_beside_ours(configure: Configure, tmp_path: Path) -> None:
     assert load_trained(folder).model.final_norm.layer.slope == 3.0
     centered = weights(tmp_path / "norms.own_modules+Centered-pre-seed0")
     assert centered["final_norm.layer.mean"].any()
-    # Only Mixed has batch statistics that the library knows of.
+    # Only Mixed has batch statistics that the library recognizes.
     assert [run.tid is not None for run in results.runs] == [False, False, False, True, False]
 
 
 def test_equal_seeds_begin_with_equal_weights(configure: Configure, tmp_path: Path) -> None:
-    """Those of the norm by the seed alone, all others as with any norm."""
+    """Weights of the norm depend only on the seed, all others are the same for any norm."""
     config = configure(norms=("drawn",))
     encoded = task_of(config).encode(config)
 
@@ -88,7 +88,7 @@ def test_equal_seeds_begin_with_equal_weights(configure: Configure, tmp_path: Pa
     assert torch.equal(torch.get_rng_state(), before)
     other = begin(1)
     assert not torch.equal(other["final_norm.layer.scale"], first["final_norm.layer.scale"])
-    assert first["final_norm.layer.gate.bias"].any()  # what its constructor gave it
+    assert first["final_norm.layer.gate.bias"].any()  # initialized by its constructor
     ln = begin(0, "ln")
     assert "head.weight" in ln
     for key in first.keys() & ln.keys():
@@ -117,7 +117,7 @@ class Narrowed(nn.LayerNorm):
 
 
 class Unruly(powernorm.Norm):
-    """A norm of the contract that does not keep to it."""
+    """A norm that violates the contract."""
 
     def __init__(self, num_features: int) -> None:
         super().__init__(num_features, 1e-5)
@@ -127,7 +127,7 @@ class Unruly(powernorm.Norm):
 
 
 class Demanding(nn.LayerNorm):
-    """Cannot be tried out on a few tokens."""
+    """A norm that cannot be tested on a few tokens."""
 
     def forward(self, x: Tensor) -> Tensor:
         assert x.shape[1] == 12
@@ -145,7 +145,7 @@ def test_what_is_wrong_shows_before_anything_is_trained(
         ("unruly", {}, "Unruly returned a NoneType"),
         (OWN[0], {"slop": 1.0}, "has no option 'slop', it takes slope, shift"),
         (OWN[0], {"slope": "x"}, "option slope .* is 'x'"),
-        (OWN[0], {"feature_dim": 1}, "feature_dim=1: which dimension has the features is up to"),
+        (OWN[0], {"feature_dim": 1}, "feature_dim=1: the model defines the dimension"),
         ("norms.own_modules:Missing", {}, "has no attribute 'Missing'"),
         ("not-registered", {}, "unknown norm 'not-registered'.*my.module:MyNorm"),
     )

@@ -1,4 +1,4 @@
-"""Placements as settings: what each has, what a task cannot do, and what files say of it."""
+"""Placements as settings: their norms, refused combinations, and their record in files."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_what_does_not_fit_is_refused(
     ("assignments", "options", "message"),
     [
         (["model.qk_norm=whole", "model.qk_norm_type=rsm"], {}, "rsm"),
-        # Groups that divide the features, and not those of a head, or inside.
+        # Groups that divide the model's features, but not those of a head or the hidden ones.
         (["model.qk_norm=per_head", "model.qk_norm_type=same"], {"bn": {"groups": 16}}, "groups"),
     ],
 )

@@ -1,4 +1,4 @@
-"""Two processes of this machine train as one does, stop together and go on from one another's."""
+"""Two processes train as one does, stop together, and resume each other's checkpoints."""
 
 import csv
 import json
@@ -35,7 +35,7 @@ STOPPED_AT = 9
 
 @dataclass(frozen=True)
 class Job:
-    """A comparison of one run that two processes make."""
+    """A comparison with one run, trained by two processes."""
 
     name: str
     config: ComparisonSettings
@@ -48,7 +48,7 @@ class Job:
 
 
 class StoppedError(Exception):
-    """What the test raises in the middle of a run."""
+    """Error that the test raises during a run."""
 
 
 def run_job(job: Job, out: Path) -> dict[str, Any]:
@@ -83,10 +83,10 @@ def run_jobs(rank: int, jobs: list[Job], out: Path) -> dict[str, Any]:
 
 
 def even(config: ComparisonSettings) -> ComparisonSettings:
-    """Without dropout, whose masks are of one process, and without Adam's small eps.
+    """Return settings without dropout, whose masks depend on the process, and with a larger eps.
 
-    That one makes large steps of the rounding errors in gradients that are zero, such as those of
-    the bias in front of a BatchNorm.
+    With its small eps Adam makes large steps from rounding errors in gradients that should be zero,
+    such as those of the bias before a BatchNorm.
     """
     random = {"dropout": 0.0, "attention_dropout": 0.0}
     chosen = {name: rate for name, rate in random.items() if hasattr(config.model, name)}
@@ -98,7 +98,7 @@ def even(config: ComparisonSettings) -> ComparisonSettings:
 
 
 def translation(pairs: Path, norm: str, **changes: Any) -> ComparisonSettings:
-    """The first of its batches has one row, so that a process has none; others are odd."""
+    """Return settings whose first batch has one row, so that a process has none; others are odd."""
     training = {"max_steps": 6, "log_every": 1, "validate_every": 3, "tid_batches": 3}
     training |= changes.pop("training", {})
     return tiny_translation(
@@ -127,7 +127,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 DEFAULT = ("ln-ddp", "early", "diagnosed", "poison", "overflow-fsdp2", "whole-fsdp2", "parts-fsdp2")
-"""Jobs of the default suite; those of slow tests are made apart."""
+"""Jobs of the default suite; jobs of slow tests run separately."""
 SAME = ("ln-ddp", "pn-ddp", "rbn-fsdp2")
 EQUAL = (*SAME, "lm", "classify", "average", "average-fsdp2", "diagnosed")
 MORE = ("bn-ddp", "rbn-ddp", "mabn-ddp", "ln-fsdp2", "bn-fsdp2", "pn-fsdp2")
@@ -188,12 +188,12 @@ def jobs(pairs: Path, text: Path) -> dict[str, Job]:
 
 
 Ranks = tuple[Path, list[dict[str, Any]]]
-"""The folder of what two processes made, and the results of each process."""
+"""The output folder of two processes, and the results of each process."""
 
 
 @pytest.fixture(scope="module")
 def two(jobs: dict[str, Job], tmp_path_factory: pytest.TempPathFactory) -> Ranks:
-    """What two processes made of the jobs of the default suite."""
+    """Run the jobs of the default suite in two processes."""
     ranks = tmp_path_factory.mktemp("ranks")
     every = [jobs[name] for name in DEFAULT]
     every.append(replace(jobs["parts-fsdp2"], stop=None, resumes=True))
@@ -206,14 +206,14 @@ def two(jobs: dict[str, Job], tmp_path_factory: pytest.TempPathFactory) -> Ranks
 def more_of_two(
     jobs: dict[str, Job], pairs: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> Ranks:
-    """The same of the jobs that are slow."""
+    """Run the slow jobs in two processes."""
     ranks = tmp_path_factory.mktemp("ranks")
 
     def make(out: Path) -> list[dict[str, Any]]:
         # They talk about a translation of LayerNorm.
         every = [job for name, job in jobs.items() if name not in DEFAULT[1:]]
         every += [plain_job(name, pairs) for name in MORE]
-        # A run of one process goes on in two.
+        # Two processes resume a run of one.
         job = Job("one-to-two", jobs["two-to-one-ddp"].config, stop=STOPPED_AT)
         assert run_job(job, out)["status"] == "failed"
         every += [replace(one, stop=None, resumes=True) for one in (job, jobs["parts-ddp"])]
@@ -224,7 +224,7 @@ def more_of_two(
 
 @pytest.fixture
 def made(strategy: str, request: pytest.FixtureRequest) -> Ranks:
-    """What two processes made by a strategy."""
+    """Return the output of two processes with a strategy."""
     found: Ranks = request.getfixturevalue("two" if strategy == "fsdp2" else "more_of_two")
     return found
 
@@ -244,8 +244,8 @@ def the_run(folder: Path) -> Path:
     return config.parent
 
 
-OF_ONE_PROCESS = ("input_scale", "token_gradient_mean", "token_gradient_var")
-"""Columns of the first process alone; so is the gradient_norm of a LayerNorm."""
+FIRST_ONLY = ("input_scale", "token_gradient_mean", "token_gradient_var")
+"""Columns of the first process only; so is gradient_norm of a norm without shared statistics."""
 
 
 def assert_close_runs(one: Path, other: Path, *, rtol: float = 1e-4) -> None:
@@ -253,12 +253,11 @@ def assert_close_runs(one: Path, other: Path, *, rtol: float = 1e-4) -> None:
         first, second = rows(one, name), rows(other, name)
         assert len(first) == len(second), name
         for row, twin in zip(first, second, strict=True):
-            of_one = (*OF_ONE_PROCESS, *["gradient_norm"] * (row.get("norm") == "ln"))
             for column, cell in row.items():
                 where = f"{one.name} {name} step {row['step']} {column}"
                 if column in ("layer", "norm"):
                     assert cell == twin[column], where
-                elif column in of_one:
+                elif column in FIRST_ONLY or (column, row.get("norm")) == ("gradient_norm", "ln"):
                     assert bool(cell) == bool(twin[column]), where
                 elif column != "seconds":
                     assert bool(cell) == bool(twin[column]), where
@@ -367,7 +366,7 @@ def test_an_overflow_in_one_process_is_skipped_by_all(made: Ranks, strategy: str
 
 @STRATEGIES
 def test_two_processes_go_on_exactly(made: Ranks, strategy: str) -> None:
-    """Dropout of each process included."""
+    """This includes the dropout of each process."""
     out, (first, _) = made
     assert first[f"parts-{strategy} False"]["status"] == "stopped"
     assert first[f"parts-{strategy} True"]["status"] == "finished"
@@ -390,7 +389,7 @@ def test_two_processes_go_on_exactly(made: Ranks, strategy: str) -> None:
 def test_another_number_of_processes_goes_on(
     jobs: dict[str, Job], more_of_two: Ranks, tmp_path: Path
 ) -> None:
-    """Without dropout as if nothing had happened; ν of PowerNorm is in units of the loss."""
+    """Without dropout the result is that of an uninterrupted run; ν has the unit of the loss."""
     out, (first, _) = more_of_two
     whole = the_run(out / "pn-ddp")
     for name in ("two-to-one-ddp", "two-to-one-fsdp2"):
@@ -404,7 +403,7 @@ def test_another_number_of_processes_goes_on(
 
 
 def search(folder: Path) -> dict[str, Any]:
-    """Translations of sentences of several lengths, some empty, a few at a time."""
+    """Translate sentences of several lengths, some of them empty, a few at a time."""
     trained = load_trained(folder)
     assert isinstance(trained.model, TranslationModel)
     decoding = replace(run_config(trained.settings).decoding, batch_tokens=12)

@@ -1,4 +1,4 @@
-"""The diagnosis of runs that were trained."""
+"""Diagnosis of trained runs."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""The task's own score at validations: what is scored, when, and what is chosen by it."""
+"""The task's score at validations: its data, its steps, and the selection by it."""
 
 import csv
 import json
@@ -50,7 +50,7 @@ def scored(pairs: Path, norm: str = "bn", **training: Any) -> ComparisonSettings
 
 
 def scores(folder: Path) -> dict[int, float]:
-    """By step, of the one run of a comparison."""
+    """Return the scores by step of a comparison's only run."""
     (path,) = folder.glob("*/metrics.csv")
     with path.open(newline="") as file:
         rows = list(csv.DictReader(file))
@@ -59,7 +59,7 @@ def scores(folder: Path) -> dict[int, float]:
 
 @pytest.fixture
 def given(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[bool]]:
-    """Lets validations have the given scores; returns a list of which of them were in brief."""
+    """Return a function that sets the scores of validations, and lists which were brief."""
 
     def give(*values: float) -> list[bool]:
         left, asked = list(values), []
@@ -84,7 +84,7 @@ def given(monkeypatch: pytest.MonkeyPatch) -> Callable[..., list[bool]]:
 
 
 def test_the_score_is_sacrebleus_of_a_sample(pairs: Path, tmp_path: Path) -> None:
-    """A user compares it with the BLEU that the table has."""
+    """Users compare it with the BLEU of the table."""
     events: list[Event] = []
     config = scored(pairs, max_steps=4)
     compare(config, tmp_path, on_event=events.append)
@@ -120,7 +120,7 @@ def test_scores_of_a_whole_split_are_those_of_the_result(pairs: Path, tmp_path: 
 
 
 def test_scoring_changes_nothing_else(pairs: Path, tmp_path: Path) -> None:
-    """Losses, weights and random numbers are those of the run without it."""
+    """Losses, weights and random states equal those of the run without it."""
     runs = []
     for name, every in (("with", 1), ("without", 0)):
         training = {"score_every": every}
@@ -167,7 +167,7 @@ def test_the_best_checkpoint_is_that_of_what_selects(
 def test_a_validation_without_a_score_is_never_the_best(
     pairs: Path, tmp_path: Path, given: Callable[..., list[bool]]
 ) -> None:
-    """Of six validations the fourth has one, and the last."""
+    """The fourth and the last of six validations have a score."""
     given(5.0, 4.0)
     compare(scored(pairs, score_every=4, select_by="score", validate_every=2), tmp_path)
     assert scores(tmp_path) == {8: 5.0, 12: 4.0}
@@ -249,7 +249,7 @@ SCORING = [task for task in TASKS if settings_of(task).score]
     "task", some_default(SCORING, *(task for task in SCORING if task not in ("parse", "ner")))
 )
 def test_every_task_scores_by_one_interface(task: str) -> None:
-    """Whoever evaluates a model in another way asks it so, and finds the score by its name."""
+    """Other evaluations of a model call the same method, and find the score by its name."""
     config = recipe(task, "smoke")
     task_object = task_of(config)
     encoded = task_object.encode(config)

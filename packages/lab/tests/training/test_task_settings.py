@@ -1,4 +1,4 @@
-"""What every task has to say of its settings, and the optimizers and schedules that they choose."""
+"""Settings of all tasks, and the optimizers and schedules that they choose."""
 
 import pytest
 import torch
@@ -54,7 +54,7 @@ def test_settings_of_other_tasks_are_refused(task: str) -> None:
     ],
 )
 def test_a_vocabulary_is_as_large_as_its_kind_needs(task: str, least: int) -> None:
-    """Subwords spell every byte; words need none of that, only marks and one word."""
+    """Subwords need all bytes; words need only marks and one word."""
     config = recipe(task, "smoke")
     override(config, [f"data.vocabulary_size={least}"])
     message = f"data.vocabulary_size={least - 1} is too small: give at least {least}"
@@ -114,7 +114,7 @@ def test_bad_values_are_named(assignment: str) -> None:
 
 
 class Halved(nn.Module):
-    """A model with a likelihood of its own."""
+    """A model with its own likelihood."""
 
     def nll(self, outputs: Tensor, targets: Tensor) -> Tensor:
         return outputs[targets != IGNORED].sum() / 2

@@ -51,7 +51,7 @@ def test_the_early_checkpoint_is_of_its_update(configure: Configure, tmp_path: P
     early = tmp_path / "long" / "bn-pre-seed0" / "checkpoints" / EARLY
     assert read_checkpoint(early)["step"] == 5
     model = load_trained(early).model
-    # Every batch of the first five updates, and none after them, went through.
+    # All batches of the first five updates were used, and none after them.
     (layer, *_) = batch_layers(model).values()
     assert int(layer.num_batches_tracked) == 5
 

@@ -18,7 +18,7 @@ def test_only_training_time_after_the_start_is_counted(monkeypatch: pytest.Monke
             meter.end()
 
     assert not meter.total()
-    train(NUM_SKIPPED_STEPS, 50.0)  # the slow start
+    train(NUM_SKIPPED_STEPS, 50.0)  # slow first steps
     train(4, 2.0)
     meter.pause()
     meter.pause()

@@ -126,7 +126,7 @@ def test_labels_choose_variants() -> None:
 
 
 def test_name_of_a_norm_is_no_label() -> None:
-    """In studies a label may be the name of another variant's norm."""
+    """In studies the name of a norm may be the label of another variant."""
     variants = (Variant("bn", "pn"), Variant("b", "bn"))
     config = replace(base(), norms=("bn",), variants=variants)
     assert [line.name for line in lines_of(config)] == ["b"]
@@ -236,7 +236,7 @@ def check_scales(folder: Path) -> None:
     model = load_trained(folder / "pn-slow-pre-seed0").model
     norm = dict(model.named_modules())["final_norm"]
     assert layers[-1]["weight"] == pytest.approx(norm.weight.tolist())
-    # Behind GroupScaling the quadratic mean over tokens and features is 1.
+    # After GroupScaling the quadratic mean over tokens and features is 1.
     deviation = layers[0]["deviation"]
     assert sum(value**2 for value in deviation) / len(deviation) == pytest.approx(1, abs=0.1)
 
@@ -250,7 +250,7 @@ def test_interrupted_study_goes_on(configure: Configure, tmp_path: Path) -> None
 
     with pytest.raises(KeyboardInterrupt):
         compare(config, tmp_path / "parts", on_event=stop)
-    # A call with some of the norms leaves the others' runs as they are.
+    # A call with some of the norms keeps the runs of the others.
     compare(replace(config, norms=("ln",)), tmp_path / "parts", resume=True)
     events: list[Event] = []
     parts = compare(config, tmp_path / "parts", resume=True, on_event=events.append)
@@ -288,7 +288,7 @@ def test_a_variant_of_other_data_is_refused(configure: Configure, tmp_path: Path
     sizes = Variant("sizes", "ln", settings={"data.sequence_length": "8"})
     config = replace(configure(norms=("ln",), seeds=(0,)), variants=(sizes,))
     assert [run.status for run in compare(config, tmp_path / "sizes").runs] == ["finished"]
-    with pytest.raises(InputError, match="the variant words has settings of data that change what"):
+    with pytest.raises(InputError, match="words has data settings that change the data"):
         compare(replace(config, variants=(sizes, words)), tmp_path / "words")
     assert not (tmp_path / "words").exists()
 

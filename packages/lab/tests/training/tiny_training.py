@@ -1,4 +1,4 @@
-"""A configuration that trains in a second, and what trains it."""
+"""A configuration that trains in a second, and a function that trains it."""
 
 from collections.abc import Callable
 from dataclasses import fields
@@ -28,7 +28,7 @@ TRAINING = SmoothedTrainingSettings(**STEPS)
 
 
 Configure = Callable[..., ComparisonSettings]
-"""The `configure` fixture: `tiny_config` on a text that is there."""
+"""Type of the fixture `configure`: `tiny_config` on an existing text."""
 
 
 def tiny_config(
@@ -66,7 +66,7 @@ def tiny_config(
 
 
 def of_task(task: str, config: ComparisonSettings) -> Any:
-    """The same for another task, as far as it knows the settings."""
+    """Return the settings for another task, as far as the task has them."""
     owner, values = settings_of(task), to_json(config)
     for section in ("data", "model", "training"):
         known = {item.name for item in fields(owner.__dataclass_fields__[section].type)}
@@ -77,5 +77,5 @@ def of_task(task: str, config: ComparisonSettings) -> Any:
 def compare(
     config: ComparisonSettings, out: Path, *, notes: Notes | None = None, **how: Any
 ) -> ComparisonResults:
-    """Train a comparison of a built-in task, in this process and without a word."""
+    """Train a comparison of a built-in task in this process without output."""
     return compare_grid(grid_of(config, notes or Notes()), out, **how)

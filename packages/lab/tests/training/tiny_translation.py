@@ -23,7 +23,7 @@ OTHERS = ("zero", "one", "two", "three", "four", "nine")
 
 
 def write_pairs(folder: Path, num_train: int = 120) -> Path:
-    """Numbers in words, of 1 to 7 words, in files like those of WMT."""
+    """Write numbers in words, 1 to 7 words long, to files like those of WMT."""
     rng = random.Random(0)
     folder.mkdir(parents=True, exist_ok=True)
     for split, number in (("train", num_train), ("valid", 13), ("test", 11)):
@@ -35,7 +35,7 @@ def write_pairs(folder: Path, num_train: int = 120) -> Path:
 
 
 def tiny_translation(path: Path, **changes: Any) -> ComparisonSettings:
-    """Keyword arguments change the parts of the configuration: `model={"dropout": 0.0}`."""
+    """Return a configuration; keyword arguments change its sections: `model={"dropout": 0.0}`."""
     config = TranslationSettings(
         preset="test",
         norms=("ln",),
@@ -79,7 +79,7 @@ SECTIONS = ("data", "model", "optimizer", "schedule", "training", "decoding")
 
 
 def short_translation(path: Path) -> ComparisonSettings:
-    """Six updates of PowerNorm, a validation after every second one."""
+    """Return settings of six updates of PowerNorm, with a validation after every second one."""
     return tiny_translation(
         path,
         norms=("pn",),

@@ -1,5 +1,4 @@
-"""Data and how they become batches: corpora, readers, subwords, orders, count baselines, data sets.
+"""Data and batches: corpora, readers, subwords, orders, count baselines and data sets.
 
-This package imports nothing heavy by itself: the modules that need torch or tokenizers import
-them when they are imported.
+The package itself imports neither torch nor tokenizers; only those modules do that need them.
 """

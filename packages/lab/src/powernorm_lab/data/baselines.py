@@ -1,6 +1,6 @@
-"""Counts as models: what a network has to beat.
+"""Baselines from counts, which a network has to beat.
 
-Unigram and interpolated bigram over subwords, and the tags of a word without its neighbors.
+Unigram and interpolated bigram models of subwords, and tags of words without context.
 """
 
 import math
@@ -34,9 +34,9 @@ class UnigramModel:
 class BigramModel:
     """p(w | v) = weight · count(v w) / count(v) + (1 - weight) · p(w).
 
-    After a `v` that never occurred in training, p(w) stands alone. The weight is the one that
-    makes the valid split most likely, found by expectation maximization; the likelihood is concave
-    in it, so there is no other maximum.
+    After a `v` that never occurred in training, the probability is p(w). The weight maximizes the
+    likelihood of the valid split, by expectation maximization; the log-likelihood is concave in the
+    weight, so that there is no other maximum.
 
     Args:
         train: the train split, int32 or int64, (num_tokens,).
@@ -79,13 +79,13 @@ class BigramModel:
 
 
 class WordTagModel:
-    """p(tag | word) = (count(word, tag) + p(tag)) / (count(word) + 1), blind to the neighbors.
+    """p(tag | word) = (count(word, tag) + p(tag)) / (count(word) + 1), without context.
 
     Args:
-        words: the train split, int64, (num_words,).
-        tags: of each word, counted from 0, int64, (num_words,).
-        num_word_ids: number of different words.
-        num_tags: number of different tags.
+        words: ids of the train split, int64, (num_words,).
+        tags: tag of each word, from 0, int64, (num_words,).
+        num_word_ids: number of distinct words.
+        num_tags: number of distinct tags.
     """
 
     def __init__(self, words: Tensor, tags: Tensor, num_word_ids: int, num_tags: int) -> None:
@@ -108,7 +108,7 @@ def baseline_metrics(
         part = encoded.splits[split]
         nll = -float(model.probabilities(part.tokens).log().sum())
         nats_per_word = nll / part.num_words
-        # Text of very long "words" has a perplexity beyond float64; None is what JSON can say.
+        # Text of very long "words" has a perplexity beyond float64; JSON has no infinity.
         metrics[f"{split}_perplexity"] = math.exp(nats_per_word) if nats_per_word < 700 else None
         metrics[f"{split}_loss"] = nll / part.num_tokens
     return metrics

@@ -1,4 +1,4 @@
-"""What a model is trained and evaluated on: rows, what it shall say of them, where padding is."""
+"""Batches: inputs, targets and padding masks."""
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any, Final, NamedTuple
@@ -10,47 +10,46 @@ from torch import Tensor
 from powernorm_lab.data.orders import Order
 
 IGNORED: Final = -100
-"""The target of positions that are no part of the loss, as in torch's cross entropy."""
+"""Target of positions without a loss, as in torch's cross entropy."""
 MASK: Final = "padding_mask"
-"""Name among the inputs of the mask of `tokens`, bool, (rows, length), True = padding."""
+"""Input name of the mask of `tokens`, bool, (rows, length), True = padding."""
 _MAIN: Final = ("tokens", "series")
 """Inputs whose mask is `MASK`."""
 STARTS: Final = "starts"
-"""Name among the inputs of where in the text each row begins, int64, (rows,): a model with a memory
-goes on where rows follow on those of an earlier batch. It stays on the CPU, for its values are
-looked at."""
+"""Input name of the position in the text at which each row starts, int64, (rows,): a model with a
+memory continues rows of an earlier batch. It stays on the CPU, because its values are compared."""
 NOWHERE: Final = -1
-"""Where a row of padding begins."""
+"""Start of a row that is all padding."""
 
 
 class Batch(NamedTuple):
-    """Rows, and what the model shall say of each row or at every position."""
+    """Rows of inputs, with targets for each row or each position."""
 
     named: Mapping[str, Tensor]
-    """Keyword arguments of the model's forward; the first dimension is that of the rows."""
+    """Keyword arguments of the model's forward; their first dimension is that of the rows."""
     targets: Tensor
-    """int64, (rows,) or (rows, length); `IGNORED` where nothing is asked."""
+    """int64, (rows,) or (rows, length); `IGNORED` at positions without a target."""
     num_tokens: int
-    """What the norms count: positions that are no padding, or rows."""
+    """Number of positions without padding, or of rows, over which norms take statistics."""
     num_targets: int
-    """Rows or positions that are asked for."""
+    """Number of rows or positions with a target."""
     loss_targets: float | None = None
-    """What the summed loss is divided by; None is `num_targets`. A process that has a part of the
-    batch divides by its share of all, so that the mean over processes is that over the batch, and a
-    micro-batch by the mean of its update."""
+    """Divisor of the summed loss; None is `num_targets`. A process with a part of a batch divides
+    by its share of the whole batch's targets, so that the mean over processes is that over the
+    batch; a micro-batch divides by the mean over its update."""
     logged_targets: float | None = None
-    """What the loss that is logged is divided by; None is the same."""
+    """Divisor of the logged loss; None is that of the loss."""
     positional: tuple[str, ...] = ("tokens",)
-    """The inputs with positions, (rows, length) or (rows, length, features), as far as there are
-    any. The mask of `tokens` and of `series` is `padding_mask`, that of another one is its name and
-    `_padding_mask`; a mask of nothing may be left out."""
+    """Names of inputs with positions, (rows, length) or (rows, length, features). The mask of
+    `tokens` and of `series` is `padding_mask`, that of another input is its name with
+    `_padding_mask`; a mask without padding may be missing."""
     is_cut: bool = False
-    """Whether a process cuts these inputs and the targets to the longest of its own rows: where
-    batches are measured in tokens, what one process has may be much shorter than the longest."""
+    """Whether a process cuts these inputs and the targets to the longest of its rows: if batches
+    are measured in tokens, the rows of one process may be much shorter than the longest one."""
 
     @property
     def _masks(self) -> dict[str, str]:
-        """Return the names of the inputs with positions that there are, by those of their masks."""
+        """Return the names of the batch's inputs with positions, by the names of their masks."""
         return {
             MASK if name in _MAIN else f"{name}_{MASK}": name
             for name in self.positional
@@ -62,7 +61,7 @@ class Batch(NamedTuple):
         return dict(self.named)
 
     def to(self, device: torch.device) -> "Batch":
-        """Return the batch on a device; from pinned memory the host does not wait for a GPU."""
+        """Return the batch on a device; copies from pinned memory are asynchronous."""
         ahead = device.type == "cuda"
         moved = {
             name: value if name == STARTS else value.to(device, non_blocking=ahead)
@@ -71,11 +70,11 @@ class Batch(NamedTuple):
         return self._replace(named=moved, targets=self.targets.to(device, non_blocking=ahead))
 
     def shard(self, rank: int, size: int) -> "Batch":
-        """Return the rows of one of `size` processes: those from `rank` in steps of `size`.
+        """Return the rows of one of `size` processes: every `size`-th row from `rank`.
 
-        A process without rows gets one of padding alone, or the first one with nothing asked where
-        rows have no positions, so that it calls every layer, and every exchange of statistics, as
-        often as the others.
+        A process without rows gets a row of padding, or the first row without targets if rows have
+        no positions, so that it calls every layer, and every exchange of statistics, as often as
+        the other processes.
         """
         is_empty = len(self.targets) <= rank
         rows = slice(0, 1) if is_empty else slice(rank, None, size)
@@ -96,7 +95,7 @@ class Batch(NamedTuple):
         )
 
     def masked(self, names: Collection[str]) -> "Batch":
-        """Return the batch with masks of nothing where those of some names are left out."""
+        """Return the batch with masks of these names; missing ones are without padding."""
         masks = {
             mask: _no_mask(self.named[name])
             for mask, name in self._masks.items()
@@ -105,9 +104,9 @@ class Batch(NamedTuple):
         return self._replace(named={**self.named, **masks}) if masks else self
 
     def joined_with(self, others: Sequence["Batch"]) -> "Batch":
-        """Return one batch of all rows, padded to the longest, which asks for no memory.
+        """Return one batch of all rows, padded to the longest, without `starts`.
 
-        Where batches that follow one another become rows of one, none can see the one before.
+        Consecutive batches become rows of one batch, so that a memory cannot connect them.
         """
         parts = [self, *others]
         named = {
@@ -132,7 +131,7 @@ class Batch(NamedTuple):
         )
 
     def _all_padding(self, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return rows of the same sizes that are padding; the same rows where they have no mask."""
+        """Return rows of padding of the same sizes; inputs without masks are returned unchanged."""
         masks = {mask: ~_no_mask(named[name]) for mask, name in self._masks.items()}
         if not masks:
             return dict(named)
@@ -140,7 +139,7 @@ class Batch(NamedTuple):
         return {name: torch.zeros_like(value) for name, value in named.items()} | masks | starts
 
     def _cut(self, named: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Return the inputs cut to their longest rows, without masks of nothing."""
+        """Return the inputs cut to their longest rows, without masks that have no padding."""
         cut = dict(named)
         for mask, name in self._masks.items():
             if mask in named:
@@ -150,13 +149,13 @@ class Batch(NamedTuple):
         return cut
 
     def _num_tokens(self, named: Mapping[str, Tensor], num_rows: int) -> int:
-        """Count the positions that are no padding, or rows where there are none."""
+        """Count the positions without padding, or the rows if no input has positions."""
         counts = [int((~_mask(named, *names)).sum()) for names in self._masks.items()]
         return sum(counts) if counts else num_rows
 
 
 def _trimmed(values: Tensor, padding: Tensor) -> Tensor:
-    """Return rows without the columns behind the last one that is no padding, but for the first."""
+    """Return rows without trailing columns of padding; at least one column stays."""
     return values[:, : max(1, int((~padding).sum(1).max()))]
 
 
@@ -170,7 +169,7 @@ def _no_mask(values: Tensor) -> Tensor:
 
 
 def _stacked(parts: Sequence[Tensor], filling: int) -> Tensor:
-    """Put rows below one another, every other dimension filled up to the longest."""
+    """Concatenate rows, with the other dimensions padded to the largest size."""
     shape = [max(sizes) for sizes in zip(*(part.shape for part in parts), strict=True)]
     return torch.cat([_widened(part, shape, filling) for part in parts])
 
@@ -188,16 +187,16 @@ def _sum(values: Sequence[float | None]) -> float | None:
 
 
 class TrainingBatches:
-    """The batches of a training run, in an order that seed and position alone determine.
+    """The batches of a training run, in an order that depends only on seed and position.
 
     Args:
-        order: which rows make a batch.
-        batch_of: makes one out of the numbers of its rows and its position.
-        tokens_per_batch: mean number of positions in a batch that are no padding.
-        num_targets: of the rows of a batch, where batches have unequal numbers of them.
-        batches_per_update: micro-batches over which the gradient is summed: where there are
-            several, each says the mean number of their targets, so that all targets of an update
-            count alike.
+        order: assigns rows to batches.
+        batch_of: returns the batch for the numbers of its rows and its position.
+        tokens_per_batch: mean number of positions without padding in a batch.
+        num_targets: returns the number of targets of rows; needed if it differs between batches.
+        batches_per_update: micro-batches over which the gradient is summed. Several ones divide
+            their losses by the mean number of their targets, so that all targets of an update have
+            equal weight.
     """
 
     def __init__(
@@ -212,7 +211,7 @@ class TrainingBatches:
         self._order = order
         self._batch_of = batch_of
         self.batches_per_epoch = order.batches_per_epoch
-        """Batches after which the rows begin anew."""
+        """Number of batches in a pass over the rows."""
         self.tokens_per_batch = tokens_per_batch
         self._num_targets = num_targets
         self._batches_per_update = batches_per_update
@@ -232,8 +231,8 @@ class EvaluationBatches:
     """The batches of an evaluation, always the same.
 
     Args:
-        parts: what each batch is made of, such as the numbers of its rows.
-        batch_of: makes one out of its part and its number.
+        parts: source of each batch, such as the numbers of its rows.
+        batch_of: returns the batch for its part and its number.
     """
 
     def __init__(

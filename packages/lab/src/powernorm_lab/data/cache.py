@@ -1,4 +1,4 @@
-"""A folder of results that cost time to make, found again by what they were made from."""
+"""A cache folder of encoded texts, with keys that identify their sources."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ from powernorm.checksums import save_sealed_tensors, seal_of
 from powernorm.files import check_own, is_draft
 
 if TYPE_CHECKING:
-    from torch import Tensor  # late: commands without torch ask where the cache is
+    from torch import Tensor  # not imported: commands without torch need the cache's folder
 
 LOGGER = logging.getLogger(__name__)
 _ABANDONED_AFTER: Final = 24 * 60 * 60
-"""Seconds without a change after which nobody is writing a draft any more."""
+"""Seconds without a change after which a draft counts as abandoned."""
 
 
 class Encoded(NamedTuple):
     """An encoded text."""
 
     tensors: Mapping[str, Tensor]
-    """Each with memory of its own; what was found is mapped from its file."""
+    """Tensors that share no memory; those from the cache are memory-mapped."""
     texts: Mapping[str, str]
-    """Texts that go with them, such as the subwords."""
+    """Further strings, such as the subwords as JSON."""
 
 
 def cache_folder() -> Path:
@@ -44,20 +44,19 @@ def cache_folder() -> Path:
 
 
 def cache_key(**parts: Any) -> str:
-    """Return a file name for what the parts, all JSON values, determine."""
+    """Return a hash of JSON values as a file name."""
     packed = json.dumps(parts, sort_keys=True).encode()
     return hashlib.sha256(packed).hexdigest()[:32]
 
 
 def found_or_made(name: str, make: Callable[[], Encoded]) -> Encoded:
-    """Return what is in the cache under a name; where there is none, make it.
+    """Return an entry of the cache, or make it.
 
-    It is one file of safetensors with a checksum, put in place in one step: no reader ever uses
-    half of one or a damaged one. A cache that cannot be written costs time and memory and nothing
-    else: it is logged, not raised.
+    An entry is a safetensors file with a checksum, written atomically, so that incomplete or
+    damaged entries are never used. If the cache is not writable, a warning is logged.
 
     Args:
-        name: of the file, without `.safetensors`.
+        name: name of the file, without `.safetensors`.
         make: encodes the text.
     """
     path = cache_folder() / f"{name}.safetensors"
@@ -71,8 +70,8 @@ def found_or_made(name: str, make: Callable[[], Encoded]) -> Encoded:
         save_sealed_tensors(made.tensors, path, made.texts)
     except OSError as error:
         LOGGER.warning(
-            "The cache %s cannot be written (%s), and every start encodes the text anew: set "
-            "POWERNORM_CACHE to a folder that can be written.",
+            "The cache %s cannot be written (%s), so every start encodes the text again: set "
+            "POWERNORM_CACHE to a writable folder.",
             path.parent,
             error.strerror,
         )
@@ -84,7 +83,7 @@ def _read(path: Path) -> Encoded | None:
     check_own(path)
     try:
         if seal_of(path) != "whole":
-            LOGGER.warning("%s of the cache is damaged and is made anew.", path)
+            LOGGER.warning("%s of the cache is damaged and is encoded again.", path)
             return None
         with safe_open(path, "pt") as file:
             tensors = {key: file.get_tensor(key) for key in file.keys()}  # noqa: SIM118
@@ -94,7 +93,7 @@ def _read(path: Path) -> Encoded | None:
 
 
 def _remove_abandoned(folder: Path) -> None:
-    """Remove what processes that were killed have left of files that they were writing."""
+    """Remove unfinished files of killed processes."""
     latest = time.time() - _ABANDONED_AFTER
     for path in folder.glob(".*"):
         with suppress(OSError):

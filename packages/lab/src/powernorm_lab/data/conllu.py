@@ -1,7 +1,7 @@
-"""The CoNLL-U format of Universal Dependencies: a word a line, ten columns between tabs.
+"""The CoNLL-U format of Universal Dependencies: one word per line, ten tab-separated columns.
 
-CoNLL-X, the shared task's of 2006, reads alike: its CPOSTAG and POSTAG stand where CoNLL-U has UPOS
-and XPOS, and it has neither comments nor contractions.
+CoNLL-X, the format of the 2006 shared task, can be read, too: its columns CPOSTAG and POSTAG are in
+place of UPOS and XPOS, and it has neither comments nor contractions.
 """
 
 import re
@@ -28,7 +28,7 @@ _ID, _FORM, _LEMMA, _UPOS, _XPOS, HEAD, DEPREL = (
     COLUMNS.index(name) for name in ("ID", "FORM", "LEMMA", "UPOS", "XPOS", "HEAD", "DEPREL")
 )
 _NO_WORD: Final = re.compile(r"\d+[-.]\d+")
-"""`9-10` is a contraction, whose parts follow as words; `8.1` is an empty node."""
+"""IDs of lines that are not words: `9-10` is a contraction, `8.1` an empty node."""
 
 _NUMBER: Final = re.compile(r"[0-9]{1,9}")
 
@@ -41,13 +41,13 @@ class Word(NamedTuple):
     form: str
     lemma: str
     tag: str
-    """Universal part of speech; `UNSPECIFIED` where the file has none."""
+    """Universal part of speech; `UNSPECIFIED` if the file has none."""
     head: int | None
-    """Number of the word that governs it, counted from 1; 0 is the root, None not annotated."""
+    """Number of the head, from 1; 0 for the root, None if it is not annotated."""
     relation: str
-    """To the head."""
+    """Dependency relation to the head."""
     fine_tag: str = UNSPECIFIED
-    """The language's own part of speech, such as Penn Treebank's."""
+    """Language-specific part of speech, such as Penn Treebank's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,11 +56,11 @@ class Sentence:
 
     words: tuple[Word, ...]
     comments: Mapping[str, str]
-    """Of the lines `# key = value`, such as `sent_id` and `text`."""
+    """Values of the lines `# key = value` by key, such as `sent_id` and `text`."""
     source: str = field(default="", compare=False)
     """Name of the file."""
     lines: tuple[int, ...] = field(default=(), compare=False)
-    """Where in the file the words stand, counted from 1."""
+    """Line numbers of the words in the file, from 1."""
 
 
 def parse_conllu(text: str, source: str) -> list[Sentence]:
@@ -71,14 +71,13 @@ def parse_conllu(text: str, source: str) -> list[Sentence]:
         source: name of the file, for messages.
 
     Raises:
-        InputError: a line is damaged; the message names file, line and column and says what was
-            expected.
+        InputError: a line is damaged; the message names file, line, column and the expected value.
     """
     return [_sentence(block, source) for block in _blocks(text)]
 
 
 def _blocks(text: str) -> Iterator[list[_Line]]:
-    """Yield the numbered lines between blank ones; comments alone are no sentence."""
+    """Yield the numbered lines between blank ones, without blocks of comments only."""
     block: list[_Line] = []
     for number, line in enumerate([*text.split("\n"), ""], start=1):
         if line.strip():
@@ -112,7 +111,9 @@ def _sentence(block: list[_Line], source: str) -> Sentence:
             raise damage(f"{source}, line {number}", HEAD, str(word.head), expected)
     if not words:
         number, _ = block[-1]
-        raise InputError(f"{source}, line {number}: a sentence without words; expected some")
+        raise InputError(
+            f"{source}, line {number}: a sentence without words; expected at least one"
+        )
     return Sentence(tuple(words), comments, source, tuple(numbers))
 
 
@@ -128,7 +129,7 @@ def _check_columns(columns: list[str], where: str) -> None:
 
 def _word(columns: list[str], position: int, where: str) -> Word:
     if columns[_ID] != str(position):
-        expected = f"{position}, as the words of a sentence are counted from 1"
+        expected = f"{position}, because the words of a sentence are counted from 1"
         raise damage(where, _ID, columns[_ID], expected)
     head = columns[HEAD]
     if head != UNSPECIFIED and not _NUMBER.fullmatch(head):
@@ -144,7 +145,7 @@ def _word(columns: list[str], position: int, where: str) -> Word:
 
 
 def damage(where: str, column: int, value: str, expected: str) -> InputError:
-    """Return the error of a value in a column, counted from 0."""
+    """Return the error for a value in a column, counted from 0."""
     return InputError(
         f"{where}, column {column + 1} ({COLUMNS[column]}): {value!r}; expected {expected}"
     )

@@ -14,7 +14,7 @@ _T = TypeVar("_T")
 
 
 class Period(NamedTuple):
-    """Numbers, from 0, of the items that are set aside of every `length`."""
+    """Positions, from 0, of the valid and test items in every `length` items."""
 
     length: int
     valid: int
@@ -23,18 +23,18 @@ class Period(NamedTuple):
 
 TWENTY: Final = Period(20, valid=9, test=19)
 TEN: Final = Period(10, valid=8, test=9)
-"""The period of treebanks and of sentences with entities, which are few."""
+"""Period for treebanks and entity corpora, which are small."""
 
 
 @dataclass(frozen=True, slots=True)
 class Corpus:
     """Documents in three splits.
 
-    A *word* is a token between white space, and perplexities are per word. Where `line_ends_count`
-    is set (the official Penn Treebank and WikiText files), each document is one line of an already
-    tokenized file, and its end counts as one more word, `<eos>`, which is the convention of the
-    field (82,430 words in Penn Treebank's test). Otherwise the end of a document is predicted, so
-    that its cost is in the likelihood, but it does not count as a word.
+    A *word* is a token between white space, and perplexities are per word. If `line_ends_count` is
+    set (the official Penn Treebank and WikiText files), each document is one line of a tokenized
+    file, and its end counts as a word, `<eos>`, by convention (82,430 words in Penn Treebank's
+    test split). Otherwise the end of a document is predicted and contributes to the likelihood, but
+    does not count as a word.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Corpus:
         return words + (len(documents) if self.line_ends_count else 0)
 
     def fingerprint(self) -> str:
-        """Return a hash of the splits' text and of how it is counted."""
+        """Return a hash of the splits' text and of `line_ends_count`."""
         digest = hashlib.sha256(str(self.line_ends_count).encode())
         for split in SPLITS:
             for document in self.documents[split]:
@@ -61,7 +61,7 @@ class Corpus:
 
 
 def split_by_position(items: Sequence[_T], period: Period = TWENTY) -> dict[Split, tuple[_T, ...]]:
-    """Split by position: of every 20 the 10th is valid, the 20th test and the others train.
+    """Split by position: of every 20 items the 10th is valid, the 20th test and the others train.
 
     >>> {split: len(part) for split, part in split_by_position(range(233)).items()}
     {'train': 210, 'valid': 12, 'test': 11}

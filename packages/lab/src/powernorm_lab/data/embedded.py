@@ -15,16 +15,16 @@ from powernorm_lab.data.sets.embedded_files import embedded_texts
 
 _SENTENCE_END: Final = re.compile(r"(?<=[.!?])\s+")
 SHORTEST, LONGEST = 20, 400
-"""Characters of a sentence that is kept."""
+"""Minimal and maximal number of characters of a kept sentence."""
 
 
 def addresses() -> list[str]:
-    """Return the State of the Union addresses in the order of time."""
+    """Return the State of the Union addresses in chronological order."""
     return [str(json.loads(line)["text"]) for line in _lines("sotu")]
 
 
 def address_sentences() -> list[list[str]]:
-    """Return the sentences of each address, cut after a full stop and white space."""
+    """Return the sentences of each address, split at white space after `.`, `!` or `?`."""
     return [[part for part in _SENTENCE_END.split(text) if part.strip()] for text in addresses()]
 
 
@@ -40,7 +40,7 @@ def german_chapters() -> list[list[str]]:
 
 
 def review_sentences() -> list[str]:
-    """Return the sentences of film reviews in an order that is always the same."""
+    """Return the sentences of film reviews, shuffled by a fixed seed."""
     sentences = [line.split("\t")[1] for line in _lines("rt")]
     # The file is sorted by label.
     random.Random(0).shuffle(sentences)
@@ -48,9 +48,9 @@ def review_sentences() -> list[str]:
 
 
 def embedded_sentences() -> dict[Split, list[str]]:
-    """Sentences of 20 to 400 characters, from addresses, verses and film reviews.
+    """Return sentences of 20 to 400 characters from addresses, verses and film reviews, by split.
 
-    Split by address, by chapter and by review sentence: of every 20 the 10th is valid, the 20th
+    They are split by address, chapter and review sentence: of every 20 the 10th is valid, the 20th
     test and the others train.
 
     >>> {split: len(part) for split, part in embedded_sentences().items()}
@@ -85,7 +85,7 @@ _CORPORA: Final[Mapping[str, Callable[[], Sequence[Sequence[str]]]]] = MappingPr
         "rt": lambda: [[sentence] for sentence in review_sentences()],
     }
 )
-"""Each returns groups of documents; no group is in two splits."""
+"""Functions that return groups of documents; a group is not divided between splits."""
 
 EMBEDDED: Final = tuple(_CORPORA)
 """Names of the embedded corpora."""
@@ -94,13 +94,13 @@ EMBEDDED: Final = tuple(_CORPORA)
 def embedded_corpus(name: str = "sotu") -> Corpus:
     """Return an embedded corpus.
 
-    - `sotu`: State of the Union addresses, a document each
-    - `sotu-sentences`: the same with a sentence a document
-    - `verses-en`, `verses-de`: the verses of the Bible, a document each
+    - `sotu`: State of the Union addresses, one document each
+    - `sotu-sentences`: the sentences of the addresses, one document each
+    - `verses-en`, `verses-de`: the verses of the Bible, one document each
     - `rt`: sentences of film reviews
 
-    Split by address, chapter and review sentence as `split_by_position` says, so the two forms of
-    the addresses have the same text in each split.
+    Addresses, chapters and review sentences are split by `split_by_position`, so that the two forms
+    of the addresses have the same text in each split.
 
     Raises:
         InputError: there is no such corpus.

@@ -1,4 +1,4 @@
-"""Data sets that are not in the package: fetched once into the user's cache, then found there."""
+"""Data sets that are downloaded once into the user's cache."""
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
@@ -15,21 +15,18 @@ if TYPE_CHECKING:
     import pooch
 
 OnProgress = Callable[[int], None]
-"""Receives how many more bytes have come; in all they are `DataSet.download_size`."""
+"""Receives the number of bytes since its last call; their sum is `DataSet.download_size`."""
 _BLOCK: Final = 1 << 16
 
 
 def fetched(name: str) -> Path:
-    """Return the folder of a data set in the user's cache.
-
-    Its files, which keep the names that they have at their source, are compared with the known
-    sums first.
+    """Return the folder of a data set in the user's cache, after a check of its checksums.
 
     Args:
         name: `mnist`, `conll2003`, `imdb` or `msra`.
 
     Raises:
-        InputError: it is not there or damaged; says which command fixes that.
+        InputError: it is missing or damaged; the message names the command that fetches it.
     """
     entry = fetchable(name)
     state = folders.state_of(entry)
@@ -54,23 +51,23 @@ def fetch(
     force: bool = False,
     on_progress: OnProgress | None = None,
 ) -> bool:
-    """Fetch a data set into the user's cache, unless it is there.
+    """Fetch a data set into the user's cache, unless it is there already.
 
-    Its files are downloaded, or an archive out of which they alone are read. Everything is
-    compared with the known sums. A failure leaves the cache as it was.
+    Downloads the files, or an archive from which only these files are extracted, and compares them
+    with the known checksums. A failure does not change the cache.
 
     Args:
         name: `mnist`, `conll2003`, `imdb` or `msra`.
-        accept: the user has accepted what the `rights` of the data set say.
-        force: fetch it even if it is there.
-        on_progress: is told how far it is.
+        accept: the user has accepted the `rights` of the data set.
+        force: fetch the data set even if it is there.
+        on_progress: receives the numbers of downloaded bytes.
 
     Returns:
-        Whether it was fetched; False where it was there.
+        Whether it was fetched; False if it was there.
 
     Raises:
-        InputError: it cannot be fetched, by its kind, its rights, the network, the disk, or a sum
-            that is not the known one.
+        InputError: the data set is of a kind that is not fetched, its rights are not accepted, the
+            network or the disk failed, or a checksum is wrong.
     """
     entry = fetchable(name)
     if not force and folders.state_of(entry) == "whole":
@@ -90,7 +87,7 @@ def fetchable(name: str) -> DataSet:
     """Return the entry of a data set that can be fetched.
 
     Raises:
-        InputError: it cannot be.
+        InputError: the data set is unknown or not of this kind.
     """
     entry = data_set(name)
     if entry.home == "embedded":
@@ -100,21 +97,21 @@ def fetchable(name: str) -> DataSet:
         )
     if entry.home == "own":
         raise InputError(
-            f"the data set {name} cannot be fetched, its files are yours to bring "
-            f"({entry.source}): give them as {entry.usage}"
+            f"the data set {name} cannot be fetched; get its files yourself ({entry.source}) and "
+            f"give them as {entry.usage}"
         )
     return entry
 
 
 def cached_state(name: str, *, thorough: bool = False) -> folders.State | None:
-    """Return whether a data set is there.
+    """Return the state of a data set's files.
 
     Args:
-        name: which.
-        thorough: read the files of a fetched one; else look at sizes alone.
+        name: name of the data set.
+        thorough: verify checksums of a fetched data set; otherwise only file sizes.
 
     Returns:
-        `whole` for one that is drawn, None for one that the user brings.
+        The state; `whole` for a generated data set, None for one that users provide.
 
     Raises:
         InputError: there is no such data set.
@@ -131,11 +128,11 @@ def cached_state(name: str, *, thorough: bool = False) -> folders.State | None:
 
 
 def places(name: str) -> list[Path]:
-    """Return where a data set is or would be: a folder of the cache, or packed files.
+    """Return the paths of a data set, present or not: a folder of the cache, or embedded files.
 
     Raises:
-        InputError: it is the user's own, there is none of that name, or it is in `powernorm-data`,
-            which is not installed.
+        InputError: the data set is unknown, users provide it, or it is in `powernorm-data`, which
+            is not installed.
     """
     entry = data_set(name)
     if entry.home != "embedded":
@@ -147,28 +144,28 @@ def check_here(name: str) -> None:
     """Check that a data set has files that are embedded, or fetched and whole.
 
     Raises:
-        InputError: it has not; says what can be done.
+        InputError: it has no such files; the message says how to get or use it.
     """
     entry = data_set(name)
     if entry.home != "embedded":
         fetched(name)
     elif not entry.files:
         raise InputError(
-            f"the data set {name} is made when it is used and has no files: use it as {entry.usage}"
+            f"the data set {name} is generated on use and has no files: use it as {entry.usage}"
         )
 
 
 def remove(name: str) -> bool:
-    """Delete a fetched data set from the cache; False where there was none.
+    """Delete a fetched data set from the cache; return False if it was not there.
 
     Raises:
-        InputError: it is none that is fetched, or cannot be deleted.
+        InputError: the data set is not of the fetched kind, or cannot be deleted.
     """
     return folders.delete(fetchable(name))
 
 
 def _download(entry: DataSet, scratch: Path, advance: OnProgress) -> None:
-    """Put the files of a data set into a folder, each under its path in the archive."""
+    """Download the files of a data set into a folder, each to its path in the archive."""
     import pooch
 
     source = entry.archive
@@ -191,10 +188,10 @@ def _retrieve(
     advance: OnProgress,
     processor: "pooch.Unzip | None" = None,
 ) -> None:
-    """Download a file from the first of its addresses that has it.
+    """Download a file from the first address that works.
 
     Raises:
-        InputError: no address gives that file; says why.
+        InputError: all addresses failed; the message gives the reasons.
         OSError: the folder cannot be written.
     """
     import pooch
@@ -207,7 +204,7 @@ def _retrieve(
             pooch.retrieve(
                 url, f"sha256:{sha256}", target.name, target.parent, processor, downloader
             )
-        except (RequestException, ValueError) as error:  # no such file, or another sum
+        except (RequestException, ValueError) as error:  # no such file, or a wrong checksum
             reasons.append(f"{url}: {' '.join(str(error).split())}")
         else:
             return
@@ -215,7 +212,7 @@ def _retrieve(
 
 
 class _Progress:
-    """What pooch tells of a download; ends one that is larger than the known file."""
+    """A progress bar for pooch, which also ends downloads that are larger than the known file."""
 
     def __init__(self, size: int, advance: OnProgress) -> None:
         self.total = size
@@ -223,7 +220,7 @@ class _Progress:
         self._num_read = self._num_told = 0
 
     def update(self, size: int) -> None:
-        """Told after each block, whose size is rounded up."""
+        """Report a block; its size is rounded up."""
         if self._num_read > self._size:
             raise ValueError(f"more than the known {self._size} bytes")
         self._num_read += size
@@ -232,16 +229,16 @@ class _Progress:
         self._num_told = told
 
     def reset(self) -> None:
-        """Told at the end, before the size is told once more."""
+        """Reset the count; pooch then calls `update` with the total size."""
         self._num_read = 0
 
     def close(self) -> None:
-        """Told when all is done."""
+        """Do nothing."""
 
 
 @contextmanager
 def _advice(entry: DataSet) -> Iterator[None]:
-    """Say what the user can do by hand where a download fails."""
+    """Add advice on a manual download to errors."""
     try:
         yield
     except InputError as error:

@@ -21,13 +21,13 @@ _PIECE_MARKS: Final = {
     ),
     "\u2581": ("SentencePiece", "set data.subwords to the path of its model, and give"),
 }
-"""Of the text that has them: which program makes it, and what to do."""
+"""Program and advice for texts with these marks."""
 _SAMPLE: Final = 1000
-"""Lines that are looked at for such marks."""
+"""Number of lines that are searched for marks."""
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    """Yield the lines of a UTF-8 file; a byte order mark is passed over.
+    """Yield the lines of a UTF-8 file, without a byte order mark.
 
     Raises:
         InputError: the file cannot be read, is not UTF-8 text or is empty.
@@ -61,10 +61,10 @@ def _text(content: bytes, path: Path, number: int) -> str:
 
 
 def read_line_pairs(source: Path, target: Path) -> Iterator[TextPair]:
-    """Yield the lines of two files side by side.
+    """Yield pairs of corresponding lines of two files.
 
     Raises:
-        InputError: as `read_lines`; or one has more lines than the other.
+        InputError: as `read_lines`, or one file has more lines than the other.
     """
     sources, targets = read_lines(source), read_lines(target)
     number = 0
@@ -79,14 +79,14 @@ def read_line_pairs(source: Path, target: Path) -> Iterator[TextPair]:
 
 
 def read_columns(path: Path, *, has_header: bool = False) -> Iterator[TextPair]:
-    """Yield the two columns of a file with a tab between them; blank lines are pairs without words.
+    """Yield the two columns of a tab-separated file; blank lines are empty pairs.
 
     Args:
-        path: of the file.
-        has_header: whether the first line is none of the pairs.
+        path: path of the file.
+        has_header: whether to skip the first line.
 
     Raises:
-        InputError: as `read_lines`; or a line has not one tab.
+        InputError: as `read_lines`, or a line does not have exactly one tab.
     """
     for number, line in enumerate(read_lines(path), start=1):
         if has_header and number == 1:
@@ -104,30 +104,30 @@ def read_columns(path: Path, *, has_header: bool = False) -> Iterator[TextPair]:
 
 
 def refuse_pieces(pairs: Iterator[TextPair], source: str) -> Iterator[TextPair]:
-    """Yield the pairs unless their words are cut into pieces already.
+    """Yield the pairs unless their words are split into subwords already.
 
-    Scores of translations would then be of pieces, and look better or worse than they are.
+    Translations would then be scored on subwords, which are not comparable with scores on words.
 
     Args:
-        pairs: to look at.
-        source: of them, for the message.
+        pairs: the pairs.
+        source: name of their source, for the message.
 
     Raises:
-        InputError: many of the first lines have the marks of such pieces.
+        InputError: more than a quarter of the first lines have subword marks.
     """
     first = list(islice(pairs, _SAMPLE))
     for mark, (name, fix) in _PIECE_MARKS.items():
         if _share(first, mark) > 1 / 4:
             raise InputError(
                 f"{source} holds pieces of words ({mark.strip()!r}, as {name} writes them): {fix} "
-                "the text from before that step"
+                "the text before that step"
             )
     yield from first
     yield from pairs
 
 
 def require_pieces(pairs: Iterator[TextPair], source: str) -> Iterator[TextPair]:
-    """Yield the pairs if their words are cut into pieces by subword-nmt.
+    """Yield the pairs if their words are split into subwords by subword-nmt.
 
     Raises:
         InputError: none of the first lines has its mark.
@@ -136,8 +136,8 @@ def require_pieces(pairs: Iterator[TextPair], source: str) -> Iterator[TextPair]
     if first and not _share(first, _SUBWORD_NMT):
         raise InputError(
             f"{source} holds no pieces of words ({_SUBWORD_NMT.strip()!r}): data.subwords=split "
-            "needs every split cut by the same codes; set data.subwords to the path of the codes, "
-            "or to learned, for words"
+            "needs every split segmented by the same codes; for words set data.subwords to the "
+            "path of the codes or to learned"
         )
     yield from first
     yield from pairs
@@ -148,10 +148,10 @@ def _share(pairs: Sequence[TextPair], mark: str) -> float:
 
 
 def hash_files(paths: Iterable[Path]) -> str:
-    """Return a hash of the content of files, whatever they are called.
+    """Return a hash of the contents of files, independent of their names.
 
     Raises:
-        InputError: one cannot be read.
+        InputError: a file cannot be read.
     """
     digest = hashlib.sha256()
     for path in paths:
@@ -174,6 +174,6 @@ def _count(lines: Iterator[str]) -> int:
 
 def _different(source: Path, num_source: int, target: Path, num_target: int) -> InputError:
     return InputError(
-        f"{source} has {num_source} lines and {target} has {num_target}: expected a sentence a "
-        "line, and its translation on the same line of the other file"
+        f"{source} has {num_source} lines and {target} has {num_target}: expected one sentence on "
+        "each line, and its translation on the same line of the other file"
     )

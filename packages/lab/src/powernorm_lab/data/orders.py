@@ -1,8 +1,8 @@
-"""The orders in which rows become batches; they know the numbers of rows and nothing else.
+"""Orders of rows in batches, as numbers of rows.
 
-Those of a training are pure functions of seed and position: any batch can be asked for at any time
-and is always the same, so that a run goes on exactly where it stopped, and nothing depends on the
-model or on the global random state.
+Orders for training are pure functions of seed and position: any batch can be computed at any time,
+so that a run resumes exactly where it stopped, and nothing depends on the model or on the global
+random state.
 """
 
 from abc import ABC, abstractmethod
@@ -15,19 +15,19 @@ from torch import Tensor
 from powernorm.errors import InputError
 
 SEED_STRIDE: Final = 1_000_003
-"""Keeps the generators of (seed, epoch) apart for every plausible number of epochs."""
+"""Distance of seeds, so that the generators of (seed, epoch) differ for any plausible epoch."""
 BUCKET: Final = 32
-"""Batches' worth of shuffled rows that are sorted by length before they are cut into batches."""
+"""Number of batches whose shuffled rows are sorted by length together."""
 _SPAN: Final = 1 << 31
-"""More than any sentence is long."""
+"""An upper bound of sentence lengths."""
 
 
 class Order(ABC):
-    """The rows of each training batch, drawn anew for every epoch.
+    """The rows of each training batch, drawn again in every epoch.
 
     Args:
-        batches_per_epoch: batches after which the rows begin anew.
-        seed: of the order.
+        batches_per_epoch: number of batches in an epoch.
+        seed: seed of the order.
     """
 
     def __init__(self, batches_per_epoch: int, seed: int) -> None:
@@ -55,16 +55,16 @@ class Order(ABC):
 
 
 class Shuffled(Order):
-    """All rows in random order; what does not fill a batch waits for the next epoch.
+    """All rows in random order; rows that do not fill a batch are left out of the epoch.
 
     Args:
-        num_rows: of the train split.
+        num_rows: number of rows of the train split.
         batch_size: rows in a batch.
-        seed: of the order.
-        unit: what a row is, in the plural.
+        seed: seed of the order.
+        unit: name of the rows, in the plural.
 
     Raises:
-        InputError: there are fewer rows than a batch has.
+        InputError: there are fewer rows than `batch_size`.
     """
 
     def __init__(self, num_rows: int, *, batch_size: int, seed: int, unit: str) -> None:
@@ -86,19 +86,19 @@ class Shuffled(Order):
 
 
 class ShuffledByLength(Shuffled):
-    """Rows in random order, but those of about the same length together, so that little is padded.
+    """Random order with rows of similar length in a batch, to reduce padding.
 
-    Of each epoch's shuffled rows every `BUCKET` batches are sorted by length and cut into batches,
-    which are shuffled.
+    The shuffled rows of every `BUCKET` batches are sorted by length and divided into batches; then
+    the batches of the epoch are shuffled.
 
     Args:
-        lengths: of the rows, int64, (rows,).
+        lengths: lengths of the rows, int64, (rows,).
         batch_size: rows in a batch.
-        seed: of the order.
-        unit: what a row is, in the plural.
+        seed: seed of the order.
+        unit: name of the rows, in the plural.
 
     Raises:
-        InputError: there are fewer rows than a batch has.
+        InputError: there are fewer rows than `batch_size`.
     """
 
     def __init__(self, lengths: Tensor, *, batch_size: int, seed: int, unit: str) -> None:
@@ -114,24 +114,24 @@ class ShuffledByLength(Shuffled):
 
 
 class LengthGroups:
-    """Pairs in the order of their lengths, cut into batches.
+    """Batches of pairs that are sorted by length.
 
-    The order is that of the longer side, then of the source, then of the target. Which of equally
-    long pairs comes first is all that shuffling changes, so that batches have the same sizes and
-    the same numbers of tokens, whatever the order.
+    Pairs are sorted by the length of the longer side, then of the source, then of the target.
+    Shuffling permutes only pairs of equal lengths, so that the sizes of batches and their numbers
+    of tokens are always the same.
 
     Args:
-        source_lengths: end marks included, int64, (number of pairs,).
-        target_lengths: the same of the other side.
-        batch_tokens: positions of the longer side of a batch, padding included, at most; a pair
-            that is longer alone makes a batch of its own.
+        source_lengths: lengths including end marks, int64, (number of pairs,).
+        target_lengths: the same for the other side.
+        batch_tokens: maximal number of positions of the longer side of a batch, including padding;
+            a longer pair is a batch by itself.
     """
 
     def __init__(
         self, source_lengths: Tensor, target_lengths: Tensor, *, batch_tokens: int
     ) -> None:
         keys = _keys(source_lengths, target_lengths)
-        # Two stable sorts make one by (longer, source, target) without a number too large.
+        # Two stable sorts by (longer, source) and target; one combined key would overflow.
         by_target = keys[1].argsort(stable=True)
         order = by_target[keys[0][by_target].argsort(stable=True)]
         sources, targets = source_lengths[order], target_lengths[order]
@@ -147,10 +147,10 @@ class LengthGroups:
         return len(self._sizes)
 
     def batches(self, generator: torch.Generator | None = None) -> tuple[Tensor, ...]:
-        """Return the numbers of the pairs of each batch; equally long ones are shuffled.
+        """Return the numbers of the pairs of each batch, with pairs of equal lengths shuffled.
 
         Args:
-            generator: of the shuffling; None leaves equally long pairs as they were given.
+            generator: generator of the shuffling; None keeps the original order.
         """
         order = self._order
         if generator is not None:
@@ -161,15 +161,15 @@ class LengthGroups:
 
 
 class WithinBudget(Order):
-    """Batches of about equally long rows, as many as a budget of tokens allows, in random order.
+    """Batches of similar lengths within a budget of tokens, in random order.
 
-    Which of equally long rows come together changes with every epoch, too; the sizes of the batches
-    do not.
+    Every epoch permutes the batches, and the rows of equal lengths; the sizes of batches do not
+    change.
 
     Args:
         groups: the batches.
-        seed: of the order of the batches.
-        row_seed: of that of the rows; None draws both from one generator.
+        seed: seed of the order of the batches.
+        row_seed: seed of the order of the rows; None draws both from one generator.
     """
 
     def __init__(self, groups: LengthGroups, *, seed: int, row_seed: int | None = None) -> None:
@@ -185,26 +185,26 @@ class WithinBudget(Order):
 
 
 def generator_of(seed: int, epoch: int) -> torch.Generator:
-    """Return the random numbers of an epoch."""
+    """Return the random generator of an epoch."""
     return torch.Generator().manual_seed(seed * SEED_STRIDE + epoch)
 
 
 def spaced(num_rows: int, wanted: int | None = None) -> Tensor:
-    """Return the numbers of about so many rows, evenly spaced; None is all.
+    """Return the numbers of `wanted` evenly spaced rows, at most all; None is all.
 
     Returns:
-        int64, (rows,), rising.
+        int64, (rows,), increasing.
     """
     kept = num_rows if wanted is None else min(num_rows, wanted)
     return torch.arange(kept) * num_rows // max(kept, 1)
 
 
 def spaced_by_tokens(lengths: Tensor, max_tokens: int | None) -> Tensor:
-    """Return the numbers of evenly spaced rows that have about so many tokens; None is all.
+    """Return the numbers of evenly spaced rows with about `max_tokens` tokens; None is all rows.
 
     Args:
         lengths: tokens of each row, int64, (rows,).
-        max_tokens: about so many, but one row at least.
+        max_tokens: approximate number of tokens; at least one row is returned.
     """
     if max_tokens is None or not len(lengths):
         return spaced(len(lengths))
@@ -216,7 +216,7 @@ def _keys(sources: Tensor, targets: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _ends_of_padded(lengths: Tensor, budget: int) -> list[int]:
-    """Cut rising lengths into runs with (number × last length) within the budget."""
+    """Divide increasing lengths into groups with (number × last length) within the budget."""
     values: list[int] = lengths.tolist()
     ends, start = [], 0
     for index, length in enumerate(values):

@@ -1,16 +1,16 @@
-"""Reading the user's text: official language-model files, or plain text.
+"""Readers of the user's text: official language-model files, or plain text.
 
-`read_corpus` takes
+`read_corpus` reads
 
 - a folder with official files, `NAME.train.txt`, `NAME.valid.txt`, `NAME.test.txt` (Penn Treebank:
   `ptb.train.txt`), the same ending in `.tokens` or `.raw` (WikiText: `wiki.train.tokens`), or just
-  `train.txt`, `valid.txt`, `test.txt`; or the path of one such train file, beside which the other
-  two are looked for. Every line, an empty one too, is a document whose end counts as a word.
+  `train.txt`, `valid.txt`, `test.txt`; or the path of such a train file with the other two in the
+  same folder. Every line, including empty ones, is a document whose end counts as a word.
 - a folder of other `.txt` files: each file is a document, in the order of the names.
 - one plain text file: each paragraph (blocks between empty lines) is a document.
 
-Plain documents are split by position as `split_by_position` says. Where there are fewer than 20,
-smaller units are taken instead: paragraphs instead of files, lines instead of paragraphs.
+Plain documents are split by `split_by_position`. If there are fewer than 20 documents, smaller
+units are used: paragraphs instead of files, lines instead of paragraphs.
 """
 
 import os
@@ -30,7 +30,8 @@ _FILES: Final = SplitFiles(
     "corpora",
 )
 CHARACTER_NAME: Final = "char"
-"""Mikolov's archive holds `ptb.char.train.txt` beside the word-level files of the same text."""
+"""Part of names such as `ptb.char.train.txt`, which Mikolov's archive has beside the word-level
+files of the same text."""
 USER_LICENSE: Final = "the user's own data"
 
 
@@ -38,8 +39,8 @@ def load_corpus(source: str | None) -> Corpus:
     """Return the text that a configuration names.
 
     Args:
-        source: name of an embedded corpus, or the path of the user's text (write `./rt` for a
-            folder that is called like a corpus); None is the State of the Union addresses.
+        source: name of an embedded corpus, or path of the user's text (use `./rt` for a folder with
+            the name of a corpus); None is the State of the Union addresses.
 
     Raises:
         InputError: as `read_corpus`.
@@ -54,7 +55,7 @@ def read_corpus(path: Path) -> Corpus:
 
     Raises:
         InputError: the path, one of its files or the text in it cannot be used; the message names
-            the file, what was expected and, for text that is not UTF-8, the line.
+            the file, the expected contents and, for text that is not UTF-8, the line.
     """
     if path.is_dir():
         return _read_folder(path)
@@ -86,7 +87,7 @@ def _read_folder(folder: Path) -> Corpus:
 
 
 def _read_official(folder: Path, name: str) -> Corpus:
-    # Every end of a line is a counted word.
+    # The end of every line counts as a word.
     documents = {
         split: tuple(read_text(path).removesuffix("\n").split("\n"))
         for split, path in _FILES.of(folder, name).items()
@@ -113,7 +114,7 @@ def read_text(path: Path) -> str:
     r"""Read a UTF-8 file, with "\n" at the ends of lines.
 
     Raises:
-        InputError: it cannot be read, is not UTF-8 text or is empty.
+        InputError: the file cannot be read, is not UTF-8 text or is empty.
     """
     text = "\n".join(read_lines(path))
     if not text.strip():

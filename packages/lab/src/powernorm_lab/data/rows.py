@@ -1,4 +1,4 @@
-"""The rows of a split, and the batches of a training and of an evaluation that are made of them."""
+"""Rows of a split, and their batches for training and evaluation."""
 
 from abc import ABC, abstractmethod
 from typing import ClassVar
@@ -11,14 +11,14 @@ from powernorm_lab.data.orders import Order, Shuffled, spaced_by_tokens
 
 
 class Rows(ABC):
-    """Rows by their numbers; a task says how some of them become a batch.
+    """Rows by their numbers; subclasses define how rows become a batch.
 
     Args:
-        lengths: what the norms count in each row: tokens, or 1; int64, (rows,).
+        lengths: tokens of each row, or 1 for rows without tokens; int64, (rows,).
     """
 
     unit: ClassVar[str]
-    """What a row is, in the plural."""
+    """Name of the rows, in the plural."""
 
     def __init__(self, lengths: Tensor) -> None:
         self.lengths = lengths
@@ -36,20 +36,20 @@ class Rows(ABC):
         """
 
     def training_batch(self, rows: Tensor, seed: int, position: int) -> Batch:
-        """Return the batch of a training, which may be changed at random."""
+        """Return a batch for training; subclasses may augment it at random."""
         del seed, position
         return self.batch(rows)
 
     def evaluation_batch(self, rows: Tensor, number: int) -> Batch:
-        """Return the batch of an evaluation, always the same."""
+        """Return a batch for evaluation, always the same."""
         del number
         return self.batch(rows)
 
     def order(self, *, batch_size: int, seed: int) -> Order:
-        """Return the order of a training.
+        """Return the order of rows in training.
 
         Raises:
-            InputError: there are fewer rows than a batch has.
+            InputError: there are fewer rows than `batch_size`.
         """
         return Shuffled(len(self), batch_size=batch_size, seed=seed, unit=self.unit)
 
@@ -60,11 +60,11 @@ class Rows(ABC):
 
         Args:
             batch_size: rows in a batch.
-            seed: of the order, and of what is changed at random.
-            batches_per_update: micro-batches over which the gradient is summed; they count alike.
+            seed: seed of the order and of random augmentation.
+            batches_per_update: micro-batches over which the gradient is summed, with equal weights.
 
         Raises:
-            InputError: there are fewer rows than a batch has.
+            InputError: there are fewer rows than `batch_size`.
         """
         del batches_per_update
         return TrainingBatches(
@@ -78,7 +78,7 @@ class Rows(ABC):
 
         Args:
             batch_size: rows in a batch.
-            max_tokens: only about so many tokens, in evenly spaced rows; None is all.
+            max_tokens: approximate number of tokens, in evenly spaced rows; None is all.
         """
         chosen = spaced_by_tokens(self.lengths, max_tokens)
         parts = chosen.split(batch_size) if len(chosen) else ()
@@ -86,7 +86,7 @@ class Rows(ABC):
 
 
 class PaddedRows(Rows):
-    """Rows of several lengths that follow one another in one stream.
+    """Rows of different lengths, concatenated in one stream.
 
     Args:
         lengths: tokens in each row, int64, (rows,).
@@ -97,13 +97,14 @@ class PaddedRows(Rows):
         self._starts = lengths.cumsum(0) - lengths
 
     def places(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return where in the stream the tokens of rows stand, and what is padding there.
+        """Return the positions of rows' tokens in the stream, and their padding mask.
 
         Args:
-            rows: numbers, int64, (batch,).
+            rows: numbers of the rows, int64, (batch,).
 
         Returns:
-            int64, 0 at padding, and bool, True = padding, both (batch, length of the longest).
+            Positions, int64, 0 at padding; and mask, bool, True = padding; both of shape
+            (batch, length of the longest row).
         """
         lengths = self.lengths[rows]
         positions = torch.arange(int(lengths.max()))

@@ -1,4 +1,4 @@
-"""The files of a data set in three splits, by the names that they have where they are published."""
+"""Files of a data set in three splits, found by their published names."""
 
 import re
 from collections.abc import Collection, Sequence
@@ -23,13 +23,13 @@ _T = TypeVar("_T")
 
 @dataclass(frozen=True)
 class SplitFiles:
-    """How the files of a kind of data sets are called.
+    """Naming scheme of the files of one kind of data set.
 
     Attributes:
-        pattern: of a file's name, with the groups `name`, of the data set, which may be missing,
-            and `split`.
-        expected: such names, for messages.
-        what: such data sets, for messages.
+        pattern: pattern of a file's name, with the groups `name` (of the data set, optional) and
+            `split`.
+        expected: description of such names, for messages.
+        what: name of the kind in the plural, for messages.
         optional: splits that may be missing.
     """
 
@@ -39,12 +39,12 @@ class SplitFiles:
     optional: tuple[Split, ...] = ()
 
     def names(self, folder: Path) -> set[str]:
-        """Return the names of the data sets in a folder; "" for files without one."""
+        """Return the names of the data sets in a folder; "" for files without a name."""
         matches = (self.pattern.fullmatch(path.name) for path in folder.iterdir())
         return {match["name"] or "" for match in matches if match}
 
     def only_name(self, names: Collection[str], folder: Path) -> str | None:
-        """Return the name of the only data set in a folder, None where there is none.
+        """Return the name of the only data set in a folder; None if there is none.
 
         Raises:
             InputError: there are several.
@@ -58,7 +58,7 @@ class SplitFiles:
         return next(iter(names), None)
 
     def train_name(self, path: Path) -> str | None:
-        """Return the name of the data set that has a file as its train split, else None."""
+        """Return the name of the data set whose train split a file is; None for other files."""
         match = self.pattern.fullmatch(path.name)
         return (match["name"] or "") if match and match["split"].lower() == "train" else None
 
@@ -66,7 +66,7 @@ class SplitFiles:
         """Return the file of each split of a data set.
 
         Raises:
-            InputError: a split has none or several.
+            InputError: a split has no file or several.
         """
         found: dict[Split, list[Path]] = {split: [] for split in SPLITS}
         for path in sorted(folder.iterdir()):
@@ -87,7 +87,7 @@ def split_sentences(sentences: Sequence[_T], source: Path) -> dict[Split, tuple[
     """Split the sentences of one file: of every ten the ninth is valid and the tenth test.
 
     Raises:
-        InputError: there are fewer than ten.
+        InputError: there are fewer than ten sentences.
     """
     if len(sentences) < TEN.length:
         raise InputError(

@@ -1,4 +1,4 @@
-"""Byte-pair subwords and whole words: text to ids and back; corpora over them, cached."""
+"""Tokenization by byte-pair subwords or words, and encoded corpora with a cache."""
 
 import json
 from collections import Counter
@@ -17,49 +17,49 @@ from powernorm_lab.data.cache import Encoded, cache_key, found_or_made
 from powernorm_lab.data.corpus import SPLITS, Corpus, Split
 
 END: Final = "<eos>"
-"""Ends every document, and stands before the first one."""
+"""End mark: follows every document, and precedes the first one."""
 END_ID: Final = 0
 UNKNOWN: Final = "<unk>"
-"""Stands for every word that is not in a vocabulary of words."""
+"""Replaces words that are not in a vocabulary of words."""
 UNKNOWN_ID: Final = 1
 _NO_WORD: Final = ""
-"""Has the id of the end mark: no word, not even "<eos>", is encoded as it."""
+"""Key of the end mark's id, so that no word, not even "<eos>", is encoded as the end mark."""
 CACHE_FORMAT: Final = 1
 PORTION: Final = 4096
-"""Documents that are encoded at a time."""
+"""Number of documents that are encoded at a time."""
 LEAST_SIZE: Final = 257
-"""Every byte and the end mark."""
+"""Minimal size of a vocabulary: every byte and the end mark."""
 
 
 class Subwords:
-    """The subwords of one language, or of two at once.
+    """Byte-pair subwords of one language, or of two together.
 
-    Words are joined by single spaces: which white space stood between them is not modeled. Every
-    string can be encoded, since each byte is a subword. The subword with the id `END_ID` is the end
-    mark, which no text encodes to.
+    Words are joined by single spaces, since the kind of white space is not modeled. Every string
+    can be encoded, since each byte is a subword. The id `END_ID` is the end mark; no text is
+    encoded as it.
 
     >>> subwords = Subwords.train(["no man is an island"], 260, tokenized=False)
     >>> subwords.decode(subwords.encode(["an  île"]))
     ['an île']
 
     Args:
-        tokenizer: whose special tokens are the end mark alone.
+        tokenizer: a tokenizer with the end mark as its only special token.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        # A text that happens to contain "<eos>" is encoded letter by letter, not as the end mark.
-        # This is not part of what a tokenizer keeps in its file.
+        # A text that contains "<eos>" is encoded letter by letter, not as the end mark. The file of
+        # a tokenizer does not store this option.
         tokenizer.encode_special_tokens = True
         self._tokenizer = tokenizer
 
     @classmethod
     def train(cls, texts: Iterable[str], size: int, *, tokenized: bool) -> "Subwords":
-        """Find the `size` subwords that spell the texts best; a small text may yield fewer.
+        """Train `size` subwords on texts; a small text may yield fewer.
 
         Args:
-            texts: gone through once.
+            texts: the texts, iterated once.
             size: number of subwords, at least 257.
-            tokenized: only white space parts words, as in text that is tokens already.
+            tokenized: whether the text is tokenized, so that only white space separates words.
         """
         tokenizer = Tokenizer(models.BPE())
         pieces = pre_tokenizers.ByteLevel(add_prefix_space=True, use_regex=not tokenized)
@@ -80,20 +80,20 @@ class Subwords:
 
     @classmethod
     def from_json(cls, content: str) -> "Subwords":
-        """Return the subwords that `to_json` wrote.
+        """Return the subwords from the result of `to_json`.
 
         Raises:
-            InputError: it did not write this.
+            InputError: the content is not a result of `to_json`.
         """
         try:
             return cls(Tokenizer.from_str(content))
-        except Exception as error:  # whatever a damaged file makes the library raise
+        except Exception as error:  # the library raises bare Exceptions for damaged content
             raise InputError(
                 f"the subwords cannot be read ({error}): expected what Subwords.to_json wrote"
             ) from error
 
     def to_json(self) -> str:
-        """Return all that is needed to make them again."""
+        """Return the subwords as JSON, for `from_json`."""
         return str(self._tokenizer.to_str())
 
     @property
@@ -107,16 +107,16 @@ class Subwords:
         return [encoding.ids for encoding in encodings]
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
-        """Return the texts of ids, words between single spaces; end marks are passed over.
+        """Return the texts of ids with single spaces between words, without end marks.
 
-        Bytes that make no character, which a model may say, are replaced by U+FFFD.
+        Bytes that are not valid UTF-8, which a model may generate, are replaced by U+FFFD.
         """
         texts = self._tokenizer.decode_batch([list(row) for row in ids], skip_special_tokens=True)
         return [_normalized(text) for text in texts]
 
 
 class Words:
-    """The words of a vocabulary, between white space.
+    """A vocabulary of words, separated by white space.
 
     >>> words = Words.count(["to be or not to be"], size=4)
     >>> words.encode(["to see or to be"]), words.decode([[3, 1, 2, 0]])
@@ -134,14 +134,14 @@ class Words:
 
     @classmethod
     def count(cls, texts: Iterable[str], size: int | None = None) -> "Words":
-        """Take the words of texts, the most frequent first, of equal ones in the order of letters.
+        """Build a vocabulary of the words of texts, sorted by frequency, then alphabetically.
 
         Args:
-            texts: gone through once.
-            size: number of entries at most, the end mark and `<unk>` among them; None is all words.
+            texts: the texts, iterated once.
+            size: maximal number of entries, including the end mark and `<unk>`; None is all words.
         """
         counts = Counter(chain.from_iterable(text.split() for text in texts))
-        # Texts that come with `<unk>` for rare words, as the Penn Treebank's files, mean this one.
+        # Texts with `<unk>` for rare words, such as the Penn Treebank's files, mean this entry.
         for known in (END, UNKNOWN):
             counts.pop(known, None)
         ordered = sorted(counts, key=lambda word: (-counts[word], word))
@@ -149,10 +149,10 @@ class Words:
 
     @classmethod
     def from_json(cls, content: str) -> "Words":
-        """Return the words that `to_json` wrote.
+        """Return the words from the result of `to_json`.
 
         Raises:
-            InputError: it did not write this.
+            InputError: the content is not a result of `to_json`.
         """
         try:
             words = json.loads(content)["words"]
@@ -163,7 +163,7 @@ class Words:
             ) from error
 
     def to_json(self) -> str:
-        """Return all that is needed to make them again."""
+        """Return the words as JSON, for `from_json`."""
         return json.dumps({"words": self._words[2:]}, ensure_ascii=False)
 
     @property
@@ -176,7 +176,7 @@ class Words:
         return [encoding.ids for encoding in self._tokenizer.encode_batch_fast(list(texts))]
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
-        """Return the texts of ids, words between single spaces; end marks are passed over."""
+        """Return the texts of ids with single spaces between words, without end marks."""
         return [" ".join(self._words[one] for one in row if one != END_ID) for row in ids]
 
 
@@ -200,7 +200,7 @@ class EncodedSplit:
 
 @dataclass(frozen=True)
 class EncodedCorpus:
-    """A corpus over its subwords or words."""
+    """A corpus, encoded with subwords or words."""
 
     corpus: Corpus
     vocabulary_size: int
@@ -208,17 +208,17 @@ class EncodedCorpus:
     fingerprint: str
     """A hash of everything that determines the token ids."""
     unknown_id: int | None = field(default=None, kw_only=True)
-    """Stands for words that are not in the vocabulary; None where every word can be spelled."""
+    """Id of words that are not in the vocabulary; None for subwords, which spell every word."""
 
 
 def encode_corpus(
     corpus: Corpus, vocabulary_size: int, kind: type[Subwords] | type[Words] = Subwords
 ) -> EncodedCorpus:
-    """Find subwords or words on the train split and encode all splits, or find both cached.
+    """Train subwords or words on the train split and encode all splits, or load the cached result.
 
-    Words are joined by single spaces: which white space stood between them is not modeled. Every
-    string can be spelled in subwords, since each byte is one; a word of another split that is not
-    in a vocabulary of words is `<unk>`. A small text may yield fewer than asked for.
+    Words are joined by single spaces, since the kind of white space is not modeled. Subwords can
+    spell every string, since each byte is one; words of other splits that are not in a vocabulary
+    of words become `<unk>`. A small text may yield fewer entries than `vocabulary_size`.
 
     Args:
         corpus: the text.
@@ -238,7 +238,7 @@ def encode_by(
     vocabulary_size: int,
     kind: type[Subwords] | type[Words] = Subwords,
 ) -> EncodedCorpus:
-    """Encode a corpus with the subwords or words of another, which a model was trained with.
+    """Encode a corpus with the subwords or words of another one, on which a model was trained.
 
     Raises:
         InputError: a split has no words.
@@ -259,10 +259,10 @@ def _check_words(corpus: Corpus) -> None:
 def _found(
     corpus: Corpus, vocabulary_size: int, kind: type[Subwords] | type[Words]
 ) -> tuple[str, Encoded]:
-    """Return the key of an encoded corpus, and its streams and its subwords or words."""
+    """Return the cache key of an encoded corpus, and the entry with streams and vocabulary."""
     _check_words(corpus)
     key = cache_key(
-        # Of subwords nothing, by which earlier runs are found.
+        # The key of subwords has no kind, as in earlier caches.
         **({} if kind is Subwords else {"kind": kind.__name__}),
         format=CACHE_FORMAT,
         text=corpus.fingerprint(),
@@ -295,7 +295,7 @@ def _train(
 ) -> Subwords | Words:
     if issubclass(kind, Words):
         return Words.count(corpus.documents["train"], vocabulary_size)
-    # Official files are tokenized already (`<unk>`, `n't`): only white space may part their words.
+    # Official files are tokenized (`<unk>`, `n't`): only white space separates their words.
     tokenized = bool(corpus.line_ends_count)
     return Subwords.train(corpus.documents["train"], vocabulary_size, tokenized=tokenized)
 

@@ -1,7 +1,4 @@
-"""Treebanks in three splits: those of `powernorm-data`, and the user's files.
-
-The files are CoNLL-U or CoNLL-X.
-"""
+"""Treebanks in three splits, from `powernorm-data` or the user's CoNLL-U or CoNLL-X files."""
 
 import re
 from collections.abc import Callable, Mapping
@@ -42,19 +39,19 @@ def load_treebank(source: str | None) -> Treebank:
 
     - `petrogold`: Portuguese (PetroGold), split by document
     - `turkish`: Turkish, web and Wikipedia, split by sentence
-    - a folder with `….train.conllu`, `….dev.conllu` and `….test.conllu` (or `-` for the dot, as
-      Universal Dependencies names its files, or `valid`), or the path of the first of them; the
-      files may end in `.conllx` or `.conll`, too
+    - a folder with `….train.conllu`, `….dev.conllu` and `….test.conllu` (`-` in place of the dot as
+      in Universal Dependencies, `valid` in place of `dev`, or `.conllx` or `.conll` as the ending),
+      or the path of the train file
     - any other such file, split by sentence
 
-    Of what is split here, of every ten groups the ninth is valid and the tenth test.
+    Where no splits are given, of every ten groups the ninth is valid and the tenth test.
 
     Args:
-        source: one of these; None is `petrogold`. (Write `./turkish` for a path that is called
-            like a treebank.)
+        source: one of these; None is `petrogold`. (Use `./turkish` for a path with the name of a
+            treebank.)
 
     Raises:
-        InputError: there is no such treebank, or a file of it is damaged.
+        InputError: there is no such treebank, or one of its files is damaged.
     """
     name = DEFAULT if source is None else source
     return _embedded(name) if name in _TREEBANKS else _read(Path(name))
@@ -73,7 +70,7 @@ def _embedded(name: str) -> Treebank:
 
 
 def _by_document(sentences: list[Sentence]) -> list[list[Sentence]]:
-    """PetroGold numbers the sentences of a document: `247-20140910-MONOGRAFIA_0-12`."""
+    """Group sentences by document; PetroGold's ids are like `247-20140910-MONOGRAFIA_0-12`."""
     documents = groupby(sentences, key=lambda item: item.comments["sent_id"].rpartition("-")[0])
     return [list(document) for _, document in documents]
 
@@ -107,7 +104,7 @@ def _read(path: Path) -> Treebank:
 _TREEBANKS: Final[Mapping[str, Callable[[list[Sentence]], list[list[Sentence]]]]] = (
     MappingProxyType({"petrogold": _by_document, "turkish": _one_by_one})
 )
-"""Each divides the sentences into groups, none of which is in two splits."""
+"""Functions that divide sentences into groups; a group is not divided between splits."""
 
 TREEBANKS: Final = tuple(_TREEBANKS)
 """Names of the embedded treebanks."""

@@ -1,1 +1,1 @@
-"""Runs and comparisons of any training: grid, folders, leases, checkpoints, results; no task."""
+"""Runs and comparisons of any task: grid, folders, leases, checkpoints and results."""

@@ -15,7 +15,7 @@ from powernorm.files import remove
 from powernorm.surgery.saving.storage import separate_tensors
 
 AVERAGE: Final = "average.safetensors"
-_FIX: Final = "remove it, or the run's folder to train it anew"
+_FIX: Final = "remove it, or remove the run's folder to train the run again"
 _SNAPSHOT: Final = re.compile(r"step-(?P<step>\d+)\.safetensors")
 
 
@@ -24,7 +24,7 @@ class Snapshots:
 
     Args:
         folder: the run's checkpoints.
-        number: how many are kept, at least 1.
+        number: number of files to keep, at least 1.
     """
 
     def __init__(self, folder: Path, number: int) -> None:
@@ -32,7 +32,7 @@ class Snapshots:
         self.number = number
 
     def paths(self) -> list[Path]:
-        """Return the files that there are, oldest first."""
+        """Return the existing files, oldest first."""
         if not self._folder.is_dir():
             return []
         found = [
@@ -41,32 +41,32 @@ class Snapshots:
         return [path for _, path in sorted(found)]
 
     def keep(self, step: int, weights: dict[str, Tensor]) -> None:
-        """Write the weights after an update, and delete what is too old."""
+        """Write the weights after an update, and delete older files than the last `number`."""
         write_weights(self._folder / f"step-{step}.safetensors", weights)
         remove(*self.paths()[: -self.number])
 
     def forget_after(self, step: int) -> None:
-        """Delete what a run wrote after the checkpoint from which it goes on."""
+        """Delete files of later steps than the checkpoint from which the run resumes."""
         remove(*(path for path in self.paths() if (step_of(path) or 0) > step))
 
     def average(self) -> dict[str, Tensor]:
-        """Return the average of the last ones.
+        """Return the average of the kept weights.
 
         Raises:
-            InputError: there is none, or one is damaged.
+            InputError: there is no file, or one is damaged.
         """
         paths = self.paths()[-self.number :]
         if not paths:
-            raise InputError(f"{self._folder} holds no step-N.safetensors: train the run anew")
+            raise InputError(f"{self._folder} holds no step-N.safetensors: train the run again")
         return average_weights([read_weights(path) for path in paths])
 
 
 def average_weights(checkpoints: Sequence[dict[str, Tensor]]) -> dict[str, Tensor]:
-    """Return means over checkpoints, taken in float64; whole numbers are those of the last one.
+    """Return means over checkpoints, computed in float64; integers come from the last checkpoint.
 
-    Running statistics are averaged like the parameters, which makes them statistics of no network:
-    of the mean of two networks the activations do not have the mean of the statistics. Calibrate
-    the norms after it, or say that they are averaged.
+    Running statistics are averaged like the parameters, but the activations of the averaged network
+    do not have the averaged statistics. Calibrate the norms afterwards, or report that their
+    statistics are averages.
     """
     last = checkpoints[-1]
     means: dict[str, Tensor] = {}
@@ -80,22 +80,22 @@ def average_weights(checkpoints: Sequence[dict[str, Tensor]]) -> dict[str, Tenso
 
 
 def write_weights(path: Path, weights: dict[str, Tensor]) -> None:
-    """Write tensors in one step with their checksum, those that share memory once.
+    """Write tensors atomically with their checksum; tensors that share memory are stored once.
 
     Raises:
         OSError: the folder cannot be written.
     """
     kept, shared = separate_tensors(weights)
     path.parent.mkdir(parents=True, exist_ok=True)
-    # The metadata of safetensors are strings: the second name of a tensor, and its first.
+    # The metadata of safetensors are strings: they map further names of a tensor to its first name.
     save_sealed_tensors({name: tensor.cpu() for name, tensor in kept.items()}, path, shared)
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a file of `write_weights`.
+    """Return the tensors of a file that `write_weights` wrote.
 
     Raises:
-        InputError: it is missing, damaged or something else.
+        InputError: the file is missing, damaged or of another kind.
     """
     try:
         check_seal(path, _FIX)

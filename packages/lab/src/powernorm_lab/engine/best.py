@@ -1,4 +1,4 @@
-"""Which evaluation of a run is its best, and how long it has waited for a better one."""
+"""The best evaluation of a run, and early stopping by patience."""
 
 import math
 from collections.abc import Mapping
@@ -11,8 +11,8 @@ class Best:
     """The best value of a metric over the evaluations of a run.
 
     Args:
-        metric: name among the values of an evaluation; those without it do not count.
-        direction: which way it is better.
+        metric: name among the values of an evaluation; evaluations without it do not count.
+        direction: whether lower or higher values are better.
         patience: evaluations without a better value after which the run ends; None never ends it.
     """
 
@@ -25,18 +25,18 @@ class Best:
 
     @property
     def is_out_of_patience(self) -> bool:
-        """Whether the run has waited long enough."""
+        """Whether `patience` evaluations in a row brought no better value."""
         return self._patience is not None and self._waited >= self._patience
 
     def sees(self, values: Mapping[str, float | None]) -> bool:
-        """Take an evaluation; return whether it is the best one so far."""
+        """Record an evaluation and return whether it is the best so far."""
         if values.get(self.metric) is None:
             return False
         self._best, self._waited = self._after(values)
         return self._waited == 0
 
     def ends_with(self, values: Mapping[str, float | None]) -> bool:
-        """Return whether the patience would end with an evaluation; takes no note of it."""
+        """Return whether these values would exhaust the patience, without recording them."""
         waited = self._waited if values.get(self.metric) is None else self._after(values)[1]
         return self._patience is not None and waited >= self._patience
 
@@ -46,9 +46,9 @@ class Best:
         return (value, 0) if value < self._best else (self._best, self._waited + 1)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a run that resumes has to know."""
+        """Return the state for the checkpoint."""
         return {"best": self._best, "waited": self._waited}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take what `state_dict` returned."""
+        """Restore the state that `state_dict` returned."""
         self._best, self._waited = float(state["best"]), int(state["waited"])

@@ -1,4 +1,4 @@
-"""What the runs in a comparison's folder came to, whoever trained them, and results.json."""
+"""Results of all runs in a comparison's folder, and results.json."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -9,7 +9,7 @@ from powernorm.errors import InputError
 from powernorm_lab.engine.folders import READ_ANEW, find_runs, read_own_result, write_json
 from powernorm_lab.engine.grid import Grid
 from powernorm_lab.engine.leases import Lease
-from powernorm_lab.engine.outcomes import unmade_result
+from powernorm_lab.engine.outcomes import result_without_training
 from powernorm_lab.engine.race import standing
 from powernorm_lab.runs import (
     RESULT_FILE,
@@ -22,13 +22,13 @@ from powernorm_lab.schema import read_record, written
 
 
 class Results:
-    """Reads the results of a comparison's runs, and puts results.json together.
+    """Reads the results of a comparison's runs, and assembles results.json.
 
-    One for a call, so that every file is read once.
+    One instance serves a call of `compare`, so that every file is read once.
 
     Args:
         grid: of the comparison, for the order of the runs.
-        out: its folder.
+        out: folder of the comparison.
     """
 
     def __init__(self, grid: Grid, out: Path) -> None:
@@ -39,12 +39,12 @@ class Results:
         self._written: ComparisonResults | None = None
 
     def read(self) -> dict[str, RunResult]:
-        """Return what the runs in the folder came to, by the names of their folders.
+        """Return the results of the runs by the names of their folders.
 
-        Files that were read before and have not changed since are not read again.
+        Files that have not changed since the last call are not read again.
 
         Raises:
-            InputError: one is damaged.
+            InputError: a file is damaged.
         """
         results = {}
         for folder in find_runs(self.out):
@@ -64,7 +64,7 @@ class Results:
         try:
             result = read_own_result(folder)
         except InputError:
-            if not (folder / RESULT_FILE).exists():  # another worker begins the run anew
+            if not (folder / RESULT_FILE).exists():  # another worker restarts the run
                 return None
             raise
         if result is not None:
@@ -72,7 +72,7 @@ class Results:
         return result
 
     def write(self, head: ComparisonHead, lease: Lease) -> ComparisonResults:
-        """Write results.json, where the runs say something new, and return its contents.
+        """Write results.json if its contents have changed, and return them.
 
         Args:
             head: contents of `comparison.json`.
@@ -91,22 +91,22 @@ class Results:
         return results
 
     def told(self, head: ComparisonHead) -> ComparisonResults:
-        """Return what results.json says: what `comparison.json` does, the runs, and their race."""
+        """Return the contents of results.json: those of comparison.json, the runs and the race."""
         results, record = self.read(), None
         if self.grid.race is not None:
             race = standing(self.grid, results)
             record = race.record
             results |= {
-                name: unmade_result(line, seed, name, "dropped", race.left_out[name])
+                name: result_without_training(line, seed, name, "dropped", race.left_out[name])
                 for line, seed in self.grid.runs()
                 if (name := line.folder(seed)) in race.left_out and line.name not in record["left"]
             }
         return ComparisonResults(**vars(head), standing=record, runs=self._ordered(results))
 
     def _ordered(self, results: Mapping[str, RunResult]) -> list[RunResult]:
-        """Return results by line, then seed; those of an earlier call with others last.
+        """Return results by line, then seed; runs that are not in this grid come last.
 
-        Trials are by name: after an interruption a call has fewer lines than it would have had.
+        Trials are sorted by name, because a resumed call has fewer lines than the original one.
         """
         lines, seeds = self.grid.lines if self.grid.trial is None else (), self.grid.seeds
         names = [line.folder(seed) for line in lines for seed in seeds]

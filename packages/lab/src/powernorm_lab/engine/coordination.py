@@ -1,9 +1,9 @@
-"""A comparison that workers train: started, watched and replaced from one process.
+"""Coordination of workers: one process starts, monitors and replaces them.
 
-The folder is all that the two sides share. A worker takes one free run after the other by its
-lease and leaves when none is free; it reports nothing. What the runs are doing is read from their
-logs, and what became of a worker from what started it. A worker that is lost costs nothing but
-time: its run is free again as soon as its lease is, and goes on from its last checkpoint.
+The coordinator and its workers share nothing but the folder. A worker leases one free run after
+the other and exits when none is free; it reports nothing. The coordinator reads the progress of
+runs from their logs, and the exit status of a worker from its executor. A lost worker costs only
+time: when its lease has expired, another worker resumes its run from the last checkpoint.
 """
 
 import csv
@@ -29,16 +29,16 @@ from powernorm_lab.engine.grid import Grid
 from powernorm_lab.engine.leases import Lease, LeaseHeldError, Owner, is_alive, read_owner
 from powernorm_lab.engine.line import Line
 from powernorm_lab.engine.logs import STEP
-from powernorm_lab.engine.outcomes import unmade_result
+from powernorm_lab.engine.outcomes import result_without_training
 from powernorm_lab.engine.race import standing
-from powernorm_lab.engine.run_training import forget_comparison, remove_rests
+from powernorm_lab.engine.run_training import forget_comparison, remove_leftovers
 from powernorm_lab.engine.stopping import Stop, Stopped
 from powernorm_lab.runs import METRICS_FILE, OVER, RESULT_FILE, RunResult
 from powernorm_lab.schema import written
 
 POLL_SECONDS: Final = 0.25
 STOP_SECONDS: Final = 120.0
-"""So long workers have to finish their step and to save, before they are killed."""
+"""Seconds in which workers have to finish their step and save before they are killed."""
 
 
 @dataclass(frozen=True)
@@ -46,39 +46,39 @@ class WorkerEnd:
     """How a worker ended."""
 
     kind: Literal["left", "stopped", "failed", "lost"]
-    """`left`: found no free run; `stopped`: was asked to, and saved; `failed`: met an error that
-    every worker would meet; `lost`: killed, or broke without a word."""
+    """`left`: found no free run; `stopped`: saved and exited on request; `failed`: raised an error
+    that every worker would raise; `lost`: was killed, or crashed."""
     message: str
 
 
 class Worker(Protocol):
-    """A process somewhere that trains free runs."""
+    """A process, possibly on another machine, that trains free runs."""
 
     name: str
 
     def poll(self) -> WorkerEnd | None:
-        """Return how it ended; None while it works."""
+        """Return how the worker ended; None while it runs."""
 
     def stop(self) -> None:
-        """Ask it to finish its step, to save and to leave."""
+        """Ask the worker to finish its step, save and exit."""
 
     def kill(self) -> None:
-        """End it at once."""
+        """End the worker at once."""
 
 
 class Executor(Protocol):
-    """Starts workers: on this machine, on a cluster."""
+    """Starts workers on this machine or on a cluster."""
 
     num_workers: int
-    """At most at a time."""
+    """Maximal number of workers at a time."""
     retries: int
-    """So often a run is tried again whose worker was lost."""
+    """Number of times that a run is retried after its worker was lost."""
 
     def start(self, names: Sequence[str]) -> Sequence[Worker]:
-        """Start a worker of each name."""
+        """Start a worker for each name."""
 
     def close(self) -> None:
-        """Give back what it holds, when all workers have ended; whoever made it calls it."""
+        """Release resources after all workers have ended; the creator of the executor calls it."""
 
 
 def coordinate(
@@ -88,18 +88,18 @@ def coordinate(
     listener: Listener,
     write_results: Callable[[], Any],
 ) -> None:
-    """Let workers train what is not over, and tell what they do.
+    """Let workers train the unfinished runs, and report their progress.
 
     Args:
-        results: of the comparison, whose work.json tells the workers what to train.
+        results: of the comparison; its work.json lists what the workers train.
         executor: starts the workers.
-        stop: says when to stop.
+        stop: whether a stop was requested.
         listener: receives the events.
         write_results: is called when a run has ended.
 
     Raises:
-        InputError: a worker met an error that all would meet.
-        KeyboardInterrupt: after the workers have saved and left.
+        InputError: a worker raised an error that every worker would raise.
+        KeyboardInterrupt: after the workers have saved and exited.
         Stopped: the same after SIGTERM or SIGUSR1.
     """
     coordination = _Coordination(results, executor, listener, write_results)
@@ -113,7 +113,7 @@ def coordinate(
 
 
 class _Coordination:
-    """The workers of one comparison and what is known of its runs."""
+    """The workers of one comparison and the state of its runs."""
 
     def __init__(
         self,
@@ -134,11 +134,11 @@ class _Coordination:
         self._num_lost = 0
         self._num_ended = 0
         self._open = dict.fromkeys(line.folder(seed) for line, seed in grid.runs())
-        """Runs that are not over, in the order of training."""
+        """Unfinished runs, in the order of training."""
         self._told: set[str] = set()
-        """What was said of the race."""
+        """Sentences on the race that were reported."""
         self._waiting: Set[str] = set()
-        """Runs of a race that may not be trained yet."""
+        """Runs of later rounds of a race."""
         self._settle_old()
         # From now on every new owner of a run is a worker.
         self._watches = {
@@ -159,24 +159,24 @@ class _Coordination:
         self._wait_for_workers(STOP_SECONDS)
 
     def stop(self) -> None:
-        """Ask the workers to save and to leave, and wait until they have."""
+        """Ask the workers to save and exit, and wait for them."""
         for worker in self._workers.values():
             worker.stop()
         self._wait_for_workers(STOP_SECONDS)
         self._settle()
 
     def close(self) -> None:
-        """End what is left of the workers; what they did stays."""
+        """Kill the remaining workers; their files stay."""
         for worker in self._workers.values():
             worker.kill()
         if find_runs(self._out):
             self._write_results()
-            remove_rests(self._out, self._results.read())
-        else:  # the settings fit everything but the data: the next try is a first
+            remove_leftovers(self._out, self._results.read())
+        else:  # the settings do not fit the data: nothing to resume
             forget_comparison(self._out)
 
     def _settle_old(self) -> None:
-        """Tell of the runs that are over; those that failed are to be tried again."""
+        """Report runs that are over, and mark failed ones so that workers retry them."""
         for name, result in self._results.read().items():
             if name not in self._open:
                 continue
@@ -184,11 +184,11 @@ class _Coordination:
                 del self._open[name]
                 self._listener(RunEnded(result, skipped=True))
             elif result.status == "failed":
-                # Workers take a failed run for one that another of them has tried.
+                # Workers do not retry `failed` runs: one of this call may have tried them.
                 self._write(name, replace(result, status="interrupted"))
 
     def _write(self, name: str, result: RunResult) -> None:
-        """Write a run's result in place of a worker."""
+        """Write a run's result on behalf of a worker."""
         lease = Lease(self._out / name)
         try:
             with lease.writing():
@@ -207,17 +207,17 @@ class _Coordination:
             if end.kind == "lost":
                 self._num_lost += 1
                 self._check_that_workers_begin(end.message)
-                self._listener(Notice(f"{name} was lost ({end.message}); another takes its place"))
+                self._listener(Notice(f"{name} was lost ({end.message}) and is replaced"))
 
     def _check_that_workers_begin(self, message: str) -> None:
-        """Stop where workers are lost before they take a run: another would be, too."""
+        """Raise an InputError if workers are lost before they lease a run: more would be, too."""
         attempts = sum(watch.num_attempts for watch in self._watches.values())
         before_a_run = self._num_lost - (attempts - self._num_ended)
         if before_a_run > self._executor.num_workers + self._executor.retries:
             raise InputError(f"workers are lost before they train anything: {message}")
 
     def _look_at_runs(self) -> None:
-        # Those that are over first: for a moment another worker may have taken one of these.
+        # Finished runs first: another worker may lease one for a moment.
         self._settle()
         for name in self._open:
             for event in self._watches[name].events():
@@ -228,7 +228,7 @@ class _Coordination:
                 self._give_up(name, attempts)
 
     def _settle(self) -> None:
-        """Tell of the runs that have come to their result."""
+        """Report the runs that have a result."""
         ended = {
             name: result
             for name, result in self._results.read().items()
@@ -244,7 +244,7 @@ class _Coordination:
             self._listener(RunEnded(result, skipped=False))
 
     def _look_at_race(self) -> None:
-        """Forget the runs that the race has made needless."""
+        """Drop the runs that the race no longer needs."""
         if self._grid.race is None:
             return
         race = standing(self._grid, self._results.read())
@@ -260,7 +260,9 @@ class _Coordination:
             f"{self._out / 'workers'}, and --retries"
         )
         try:
-            self._write(name, unmade_result(watch.line, watch.seed, name, "failed", message))
+            self._write(
+                name, result_without_training(watch.line, watch.seed, name, "failed", message)
+            )
         except LeaseHeldError:  # another worker was faster
             return
         self._settle()
@@ -288,15 +290,15 @@ class _Coordination:
 
 
 class _RunWatch:
-    """What a run's folder says of it from outside."""
+    """Watches a run's folder for progress."""
 
     def __init__(self, grid: Grid, line: Line, seed: int, index: int, out: Path) -> None:
         self.line = line
         self.seed = seed
         self.is_held = False
-        """Whether somebody who is alive trains it, as of the last `events`."""
+        """Whether a live process trains the run, as of the last call of `events`."""
         self.num_attempts = 0
-        """Owners that it had in this call."""
+        """Number of owners that the run has had in this call."""
         self._folder = out / line.folder(seed)
         self._grid = grid
         self._index = index
@@ -305,20 +307,20 @@ class _RunWatch:
         self._written: tuple[int, int] | None = None
 
     def is_abandoned(self) -> bool:
-        """Return whether its last owner is gone without having given it back."""
+        """Return whether the run's last owner has died without releasing the lease."""
         owner = read_owner(self._folder)
         return owner is not None and not owner.released and not is_alive(self._folder, owner)
 
     def events(self, *, is_over: bool = False) -> Iterator[Event]:
-        """Yield what has happened since the last call.
+        """Yield the events since the last call.
 
         Args:
-            is_over: the run has its result, maybe so soon that nobody was seen to train it.
+            is_over: the run has its result, possibly before any owner was seen.
         """
         owner = read_owner(self._folder)
         self.is_held = owner is not None and is_alive(self._folder, owner)
         is_new = owner is not None and (self._owner is None or owner.key != self._owner.key)
-        # Who takes a run that is over has only come to see that.
+        # A worker that leases a finished run only checks it and releases it.
         if not self.num_attempts if is_over else is_new:
             self._owner = owner or self._owner
             self.num_attempts += 1
@@ -345,7 +347,7 @@ class _RunWatch:
                 yield row
 
     def _events_of(self, row: Mapping[str, str]) -> Iterator[Event]:
-        """Yield the events for which a row of metrics.csv stands."""
+        """Yield the events that a row of metrics.csv records."""
         values = {name: _number(cell) for name, cell in row.items()}
         return logged(self.line.name, self.seed, int(row[STEP]), values, self._grid.score)
 

@@ -13,22 +13,22 @@ from powernorm.records import DiagnosisRecord, VerdictRecord
 
 EPOCH: Final = "epoch"
 Epochs = Callable[[int], float]
-"""Returns how many epochs so many steps are."""
+"""Converts a number of steps to epochs."""
 
 
 class Diagnosing:
-    """Says when a model is due, and diagnoses it on the same batches each time.
+    """Diagnoses a model at regular steps, each time on the same batches.
 
-    Weights, buffers and random numbers stay as they are. In several processes each reads the same
-    batches, so that all of them call the layers, and exchange statistics, equally often.
+    Weights, buffers and random states do not change. Several processes read the same batches, so
+    that all of them call the layers, and exchange statistics, equally often.
 
     Args:
-        name: of the run.
+        name: name of the run.
         every: steps between two diagnoses, or `epoch`.
-        model: that trains, on its device.
-        batches: on the same device.
+        model: the model in training, on its device.
+        batches: batches on the same device.
         forward: runs the model on a batch; None calls it.
-        epochs: returns how many epochs so many steps are; needed for `epoch`.
+        epochs: converts a number of steps to epochs; needed for `epoch`.
     """
 
     def __init__(
@@ -48,7 +48,7 @@ class Diagnosing:
         self._epochs = epochs
 
     def is_due(self, step: int) -> bool:
-        """Return whether the model is diagnosed after so many steps."""
+        """Return whether the model is diagnosed after `step` steps."""
         if self._every == EPOCH:
             assert self._epochs is not None
             # A step may begin in one epoch and end in the next one.
@@ -56,9 +56,9 @@ class Diagnosing:
         return step % int(self._every) == 0
 
     def diagnose(self, step: int) -> DiagnosisRecord:
-        """Return the diagnosis after so many steps.
+        """Return the diagnosis after `step` steps.
 
-        Of a model that cannot be diagnosed, as one that holds NaN, it has no layers and says why.
+        If the model cannot be diagnosed, such as with NaN, the record has a reason and no layers.
         """
         try:
             report = diagnose(self._model, self._batches, self._forward, batch_sizes=())

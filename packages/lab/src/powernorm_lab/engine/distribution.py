@@ -1,4 +1,4 @@
-"""One model in several processes: replicated, or with its weights divided among them."""
+"""One model in several processes: replicated (DDP), or with sharded weights (FSDP2)."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -26,9 +26,9 @@ def optimized(optimizer: torch.optim.Optimizer) -> list[nn.Parameter]:
 
 
 def divide_weights(model: nn.Module, device: torch.device) -> None:
-    """Divide each layer's weights, then the rest, among the processes (FSDP2).
+    """Shard the weights of each layer, then the remaining ones, among the processes (FSDP2).
 
-    Norms keep their running statistics whole in every process: they are buffers.
+    Running statistics of norms are buffers, which FSDP2 does not shard.
     """
     mesh = init_device_mesh(device.type, (num_processes(),))
     for module in list(model.modules()):
@@ -39,24 +39,24 @@ def divide_weights(model: nn.Module, device: torch.device) -> None:
 
 
 def synchronized(module: nn.Module) -> nn.Module:
-    """Return a module whose backward gives every process the mean of the gradients of all.
+    """Return a module whose backward averages the gradients over the processes.
 
-    The module itself where the process is alone, or where the weights are divided, which do that
-    themselves.
+    It is the module itself in a single process, and with sharded weights, whose backward averages
+    already.
     """
     return module if is_divided(module) else replicated(module)
 
 
 def accumulating(module: nn.Module) -> AbstractContextManager[None]:
-    """Return a context in which the gradients of a `synchronized` module stay in their process."""
+    """Return a context without the gradient averaging of a `synchronized` module."""
     return module.no_sync() if isinstance(module, DistributedDataParallel) else nullcontext()
 
 
 @contextmanager
 def whole(model: nn.Module) -> Iterator[None]:
-    """Have the weights of a model that is divided whole in every process, to evaluate it.
+    """Gather the sharded weights of a model in every process, to evaluate it.
 
-    Processes may then call its layers, or their methods, as often as each has to.
+    Inside the context each process may call the layers, or their methods, any number of times.
     """
     parts = [part for part in model.modules() if isinstance(part, FSDPModule)]
     try:
@@ -66,7 +66,7 @@ def whole(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         for part in parts:
-            # As `fully_shard` has it: the whole model's own remain until the backward.
+            # The default of `fully_shard`: only the root keeps its weights until the backward.
             part.set_reshard_after_forward(part is not model, recurse=False)
             part.reshard()
 
@@ -75,7 +75,7 @@ _WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
 
 
 def whole_weights(model: nn.Module) -> dict[str, Tensor]:
-    """Return parameters and buffers; every process calls it, and the first one has them all."""
+    """Return all parameters and buffers in the first process; every process must call it."""
     if not is_divided(model):
         return dict(model.state_dict())
     weights: dict[str, Any] = dict(get_model_state_dict(model, options=_WHOLE))
@@ -83,7 +83,7 @@ def whole_weights(model: nn.Module) -> dict[str, Tensor]:
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
-    """Set parameters and buffers to whole ones, which every process has."""
+    """Set parameters and buffers from whole tensors, which every process has."""
     if is_divided(model):
         set_model_state_dict(model, dict(weights), options=_WHOLE)
     else:
@@ -91,9 +91,9 @@ def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
 
 
 def whole_state(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str, Any]:
-    """Return the state of an optimizer; every process calls it, and the first one has it all.
+    """Return the whole state of an optimizer in the first process; every process must call it.
 
-    Parameters are numbers in it, group by group, as in any optimizer's.
+    Parameters are numbered group by group, as in `Optimizer.state_dict`.
     """
     if not is_divided(model):
         return dict(optimizer.state_dict())
@@ -107,7 +107,7 @@ def whole_state(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str,
 def load_state(
     optimizer: torch.optim.Optimizer, model: nn.Module, state: Mapping[str, Any]
 ) -> None:
-    """Set an optimizer to what `whole_state` returned, which every process has."""
+    """Restore the state that `whole_state` returned, which every process has."""
     if not is_divided(model):
         optimizer.load_state_dict(dict(state))
         return
@@ -117,7 +117,7 @@ def load_state(
 
 
 def is_divided(module: nn.Module) -> bool:
-    """Return whether the processes have parts of the weights each."""
+    """Return whether the weights are sharded among the processes."""
     return any(isinstance(part, FSDPModule) for part in module.modules())
 
 
@@ -127,7 +127,7 @@ def _names(optimizer: torch.optim.Optimizer, model: nn.Module) -> list[str]:
 
 
 def _renamed(state: Mapping[str, Any], names: Mapping[Any, Any]) -> dict[str, Any]:
-    """Return the state of an optimizer with other names of the parameters."""
+    """Return the state of an optimizer with its parameters renamed."""
     return {
         "state": {names[name]: values for name, values in state["state"].items()},
         "param_groups": [

@@ -1,4 +1,4 @@
-"""Versions, machine and day of a comparison, for its files."""
+"""Versions, machine and date of a comparison, for its files."""
 
 import os
 import platform
@@ -16,7 +16,7 @@ from powernorm_lab.engine.processes import num_processes
 def environment(packages: Sequence[str]) -> dict[str, Any]:
     """Return `versions` of Python, torch and the packages, `machine` and `date`."""
     return {
-        # Of torch with its build, such as +cu130, which its package may not name.
+        # `torch.__version__` includes the build, such as +cu130; the package's metadata may not.
         "versions": {"python": platform.python_version()}
         | {package: _version(package) for package in packages}
         | {"torch": str(torch.__version__)},
@@ -34,7 +34,7 @@ def environment(packages: Sequence[str]) -> dict[str, Any]:
 
 def _version(package: str) -> str | None:
     if package == "powernorm":
-        return __version__  # of the sources that run, whatever was installed when
+        return __version__  # of the imported sources; metadata of an editable install may be old
     try:
         return version(package)
     except PackageNotFoundError:

@@ -1,4 +1,4 @@
-"""What a comparison tells whoever watches it."""
+"""Events that a comparison sends to its listener."""
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -8,52 +8,52 @@ from powernorm_lab.runs import METRICS_COLUMNS, Baseline, RunResult
 
 @dataclass(frozen=True, slots=True)
 class DataPrepared:
-    """The text is read, encoded and counted."""
+    """The data are read, encoded and counted."""
 
     name: str
     num_train: int
     unit: str
-    """Words, texts, …: counted in the train split."""
+    """Unit of `num_train`, such as words or texts of the train split."""
     vocabulary_size: int
     left_out: Mapping[str, int] = field(default_factory=dict)
-    """Of `unit`, by reason."""
+    """Numbers of left-out examples in `unit`, by reason."""
     baselines: tuple[Baseline, ...] = ()
     units: str = "subwords"
-    """What the vocabulary counts."""
+    """Unit of the vocabulary's size."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunStarted:
-    """A norm and seed begin, or go on after an interruption."""
+    """A run starts, or resumes after an interruption."""
 
     norm: str
-    """Short name, or the label of the variant; so in all events."""
+    """Short name of the norm, or label of the variant, as in all events."""
     seed: int
     index: int
-    """From 1."""
+    """Number of the run, from 1."""
     num_runs: int
     max_steps: int | None
-    """Updates of the whole run, where they are known."""
+    """Updates of the whole run; None if unknown."""
     first_step: int
-    """Updates that were done before; 0 for a new run."""
+    """Updates before the interruption; 0 for a new run."""
 
 
 @dataclass(frozen=True, slots=True)
 class Notice:
-    """Something that the user should know, and that stops nothing."""
+    """A warning that stops nothing."""
 
     message: str
 
 
 @dataclass(frozen=True, slots=True)
 class StepsDone:
-    """Some more updates are done."""
+    """Updates were done since the last event."""
 
     norm: str
     seed: int
     step: int
     train_loss: float
-    """Mean over the updates since the last event, nats per token."""
+    """Mean over these updates, in nats per token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +70,7 @@ class Measured:
 
 @dataclass(frozen=True, slots=True)
 class RunScored:
-    """The training is over; what it came to is measured."""
+    """The training is over, and the run is being scored."""
 
     norm: str
     seed: int
@@ -82,7 +82,7 @@ class RunEnded:
 
     result: RunResult
     skipped: bool
-    """It had ended before and was only read."""
+    """Whether the run had ended before this call."""
 
 
 Event = DataPrepared | Notice | RunStarted | StepsDone | Measured | RunScored | RunEnded
@@ -90,21 +90,21 @@ Listener = Callable[[Event], None]
 
 
 def ignore(event: Event) -> None:
-    """Do nothing: the listener of whoever gives none."""
+    """Do nothing; the default listener."""
     del event
 
 
 def logged(
     norm: str, seed: int, step: int, values: Mapping[str, float | None], score: str | None
 ) -> Iterator[Event]:
-    """Yield the events for which a row of metrics.csv stands.
+    """Yield the events that a row of metrics.csv records.
 
     Args:
         norm: name of the run's line.
-        seed: of the run.
-        step: of the row.
-        values: by column; None where a cell is empty.
-        score: what `valid_score` is.
+        seed: seed of the run.
+        step: step of the row.
+        values: values by column; None for empty cells.
+        score: meaning of `valid_score`, such as `accuracy`.
     """
     known = {name: value for name, value in values.items() if value is not None}
     if "train_loss" in known:

@@ -1,4 +1,4 @@
-"""Files of runs and comparisons: written in one step, read back, never overwritten by accident."""
+"""Files of runs and comparisons: written atomically, and protected against overwriting."""
 
 import hashlib
 import json
@@ -33,11 +33,11 @@ LAST: Final = "last.ckpt"
 BEST: Final = "best.ckpt"
 """Checkpoint of the best evaluation."""
 EARLY: Final = "early.ckpt"
-"""Checkpoint soon after the beginning of a built-in task's run."""
+"""Checkpoint early in the training of a built-in task."""
 KEPT: Final = frozenset({LEASE_FILE, LOCK_FILE})
 IGNORED: Final = frozenset({"data.path", "function.file", "function.sha256"})
-"""Settings of a run that may differ: a fingerprint identifies the data, and a change of the code is
-told."""
+"""Settings that may differ when a run resumes: a fingerprint identifies the data, and a changed
+source file makes a notice."""
 _OF_COMPARISON: Final = (COMPARISON_FILE, RESULTS_FILE, WORK_FILE, TUNING_FILE)
 _SEALED: Final = (
     *_OF_COMPARISON,
@@ -48,49 +48,49 @@ _SEALED: Final = (
 
 
 def write_json(path: Path, value: Mapping[str, Any]) -> None:
-    """Write a JSON file with its seal in one step.
+    """Write a JSON file with its checksum atomically.
 
     Raises:
-        InputError: the folder cannot be written.
-        ValueError: a number is NaN or infinite, for which JSON has no word.
+        InputError: the folder is not writable.
+        ValueError: a number is NaN or infinite, which JSON cannot represent.
     """
     text = json.dumps(seal_json(value), indent=2, ensure_ascii=False, allow_nan=False) + "\n"
     try:
         write(path, text)
     except OSError as error:
         raise InputError(
-            f"{path} cannot be written ({error.strerror}): give a folder that can be with --out"
+            f"{path} cannot be written ({error.strerror}): give a writable folder with --out"
         ) from error
 
 
 def write_rows(path: Path, rows: Sequence[Sequence[str]]) -> None:
-    """Write a file of cells between tabs in one step; white space in cells becomes spaces."""
+    """Write tab-separated cells atomically; white space in cells becomes single spaces."""
     lines = ("\t".join(" ".join(cell.split()) for cell in row) for row in rows)
     write(path, "\n".join(lines) + "\n")
 
 
 READ_ANEW: Final = "remove this file, and run the same command again with --resume"
-"""How results.json comes back, which is put together of the runs' own results."""
+"""Advice for a damaged results.json, which is rebuilt from the results of the runs."""
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """Return the contents of a JSON file that `write_json` wrote.
 
     Raises:
-        InputError: the file is missing, edited, damaged or no JSON object.
+        InputError: the file is missing, edited, damaged or not a JSON object.
     """
     return read_json_object(path, f"remove {path.parent}")
 
 
 def accept_edits(folder: Path) -> list[Path]:
-    """Seal the JSON files again that somebody edited, and return their paths.
+    """Update the checksums of edited JSON files, and return their paths.
 
     Args:
-        folder: of a comparison with its runs, or of one run, to which belongs what the folder
-            around it says of the comparison.
+        folder: folder of a comparison with its runs, or of one run, with the comparison's files in
+            its parent.
 
     Raises:
-        InputError: a file is no JSON, or cannot be written.
+        InputError: a file is not valid JSON, or cannot be written.
     """
     patterns = [place + name for place in ("", "*/") for name in _SEALED]
     paths = [path for pattern in patterns for path in sorted(folder.glob(pattern))]
@@ -109,7 +109,7 @@ def accept_edits(folder: Path) -> list[Path]:
                 write_json(path, value)
             except InputError:
                 raise
-            except ValueError as error:  # infinity as 1e999, or half a letter as an escape
+            except ValueError as error:  # infinity as 1e999, or a lone surrogate
                 raise InputError(f"{path} cannot be written again ({error}): restore it") from error
     return accepted
 
@@ -122,32 +122,32 @@ def find_runs(out: Path) -> list[Path]:
 
 
 def check_place(folder: Path) -> None:
-    """Refuse a place for a run where somebody keeps other files.
+    """Refuse a folder for a run that holds other files.
 
     Raises:
-        InputError: it is a file, or a folder that is no run's and holds files; the message names
-            them; or it or one of them is a link.
+        InputError: it is a file, a folder with files that is not a run's (the message names them),
+            or a link, or holds a link.
     """
     check_own(folder)
     if not folder.exists():
         return
     if not folder.is_dir():
-        raise InputError(f"{folder} is a file, and a run is to go there: move it away")
+        raise InputError(f"{folder} is a file where a run's folder belongs: move it away")
     paths = sorted(folder.iterdir())
     check_own(*paths)
-    # A process may have been killed between its lease and its first file.
+    # A process may have been killed after it took the lease and before it wrote its first file.
     foreign = [p.name for p in paths if p.name not in KEPT and not is_draft(p.name)]
-    # Asked last: another process may begin the run in between.
+    # This check comes last: another process may start the run in between.
     if foreign and not is_run_folder(folder):
         more = "" if len(foreign) <= MAX_DIFFERENCES else " and more"
         raise InputError(
-            f"{folder} is no run and holds {', '.join(foreign[:MAX_DIFFERENCES])}{more}: move that "
+            f"{folder} is no run and holds {', '.join(foreign[:MAX_DIFFERENCES])}{more}: move them "
             "away, or give another --out"
         )
 
 
 def check_folder(out: Path, *, resume: bool, force: bool) -> None:
-    """Refuse a folder that cannot take a comparison; changes nothing.
+    """Refuse a folder that cannot hold a comparison, without changing anything.
 
     Raises:
         InputError: `out` is a file; it holds runs and neither `resume` nor `force` is set, or both
@@ -155,7 +155,7 @@ def check_folder(out: Path, *, resume: bool, force: bool) -> None:
     """
     if resume and force:
         raise InputError(
-            "--resume goes on with the runs that are there and --force deletes them: choose one"
+            "--resume continues the existing runs and --force deletes them: choose one"
         )
     if out.exists() and not out.is_dir():
         raise InputError(f"{out} is a file: give a folder with --out")
@@ -163,18 +163,18 @@ def check_folder(out: Path, *, resume: bool, force: bool) -> None:
     if (runs or files) and not (resume or force):
         found = ", ".join(path.name for path in [*runs, *files][:MAX_DIFFERENCES])
         raise InputError(
-            f"{out} holds other runs ({found}): give another --out, --resume to go on with them or "
+            f"{out} holds other runs ({found}): give another --out, --resume to continue them or "
             "--force to delete them"
         )
 
 
 def prepare_folder(out: Path, *, resume: bool, force: bool) -> None:
-    """Make the folder of a comparison ready, or refuse it.
+    """Prepare the folder of a comparison, or refuse it.
 
-    With `force`, run folders and results that are there are deleted, and nothing else.
+    With `force`, existing run folders and results are deleted, and nothing else.
 
     Raises:
-        InputError: as `check_folder`, or `out` cannot be written.
+        InputError: as `check_folder`, or `out` is not writable.
     """
     check_folder(out, resume=resume, force=force)
     if force:
@@ -185,7 +185,7 @@ def prepare_folder(out: Path, *, resume: bool, force: bool) -> None:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise InputError(
-            f"{out} cannot be made ({error.strerror}): give a folder that can be with --out"
+            f"{out} cannot be created ({error.strerror}): give a writable folder with --out"
         ) from error
 
 
@@ -195,12 +195,12 @@ def _results_in(out: Path) -> list[Path]:
 
 
 def last_checkpoint(folder: Path) -> Path:
-    """Return the path of what a run goes on from, which may not be there."""
+    """Return the path of the checkpoint that a run resumes from; the file may not exist."""
     return folder / CHECKPOINTS_FOLDER / LAST
 
 
 def remove_unfinished(folder: Path, *, is_over: bool = False) -> None:
-    """Delete what a killed process was writing in a run's folder; of one that is over its lease."""
+    """Delete unfinished files of a killed process, and the lease of a run that is over."""
     check_own(folder, folder / CHECKPOINTS_FOLDER)
     for place in (folder, folder / CHECKPOINTS_FOLDER):
         remove_drafts(place)
@@ -209,7 +209,7 @@ def remove_unfinished(folder: Path, *, is_over: bool = False) -> None:
 
 
 def clear_unless_resumable(folder: Path) -> None:
-    """Delete what a run left that never reached a checkpoint; a resumable one stays as it is.
+    """Delete the files of a run that has no checkpoint; a resumable run stays as it is.
 
     Raises:
         InputError: as `check_place`.
@@ -226,19 +226,19 @@ def delete_run(folder: Path) -> None:
 
 
 def _empty(folder: Path) -> None:
-    """Delete what a run left, its settings last: without them what is left would be nobody's."""
+    """Delete a run's files; config.json is last, because it identifies the folder as a run's."""
     check_own(folder)
     paths = sorted(folder.iterdir(), key=lambda path: path.name == CONFIG_FILE)
     remove(*(path for path in paths if path.name not in KEPT))
 
 
 def check_same_settings(folder: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-    """Check that a run was made with the settings that it would be made with now.
+    """Check that a run was trained with the current settings.
 
-    The path of the text is not compared: the settings hold a fingerprint of its contents.
+    The path of the data is not compared: the settings hold a fingerprint of their contents.
 
     Raises:
-        InputError: they differ; the message names where, the old value and the new.
+        InputError: settings differ; the message names them with the old and the new values.
     """
     before, now = _flat(old), _flat(new)
     differing = [
@@ -249,13 +249,13 @@ def check_same_settings(folder: Path, old: Mapping[str, Any], new: Mapping[str, 
     if differing:
         more = "" if len(differing) <= MAX_DIFFERENCES else " and more"
         raise InputError(
-            f"{folder} was made with other settings ({', '.join(differing[:MAX_DIFFERENCES])}"
+            f"{folder} was trained with other settings ({', '.join(differing[:MAX_DIFFERENCES])}"
             f"{more}): use the same ones, another --out, or --force to delete it"
         )
 
 
 def owner_of(folder: Path) -> dict[str, Any]:
-    """Return whose the checkpoints of a run's folder are; empty where it says no settings."""
+    """Return the identity of a run for its checkpoints; empty without config.json."""
     path = folder / CONFIG_FILE
     if not path.is_file():
         return {}
@@ -271,14 +271,14 @@ def owner_of(folder: Path) -> dict[str, Any]:
 
 
 def check_owner(checkpoint: Path, owner: Mapping[str, Any] | None) -> None:
-    """Check that a checkpoint is of the run in whose folder it lies.
+    """Check that a checkpoint belongs to the run whose folder holds it.
 
     Args:
-        checkpoint: its file.
-        owner: what it says itself; None and empty say nothing.
+        checkpoint: path of the checkpoint.
+        owner: `owner_of` stored in the checkpoint; None or empty passes the check.
 
     Raises:
-        InputError: it was copied from another run; the message names both.
+        InputError: the checkpoint was copied from another run; the message names both.
     """
     here = owner_of(checkpoint.parent.parent)
     if owner and here and dict(owner) != here:
@@ -289,12 +289,12 @@ def check_owner(checkpoint: Path, owner: Mapping[str, Any] | None) -> None:
         ]
         raise InputError(
             f"{checkpoint} is of another run ({'; '.join(differing)}): put the run's own "
-            "checkpoint there, or remove the run's folder to train it anew"
+            "checkpoint there, or remove the run's folder to train the run again"
         )
 
 
 def read_result(folder: Path) -> RunResult | None:
-    """Return the result of a run folder, None while it has none.
+    """Return the result in a run's folder; None if there is none yet.
 
     Raises:
         InputError: the file is damaged.
@@ -306,10 +306,10 @@ def read_result(folder: Path) -> RunResult | None:
 
 
 def read_own_result(folder: Path) -> RunResult | None:
-    """Return the result of a run that goes on or enters results.json, as `read_result`.
+    """Return the result in a run's folder as `read_result`, and check that it is of this run.
 
     Raises:
-        InputError: the file is damaged, or is of another run.
+        InputError: the file is damaged, or belongs to another run.
     """
     result = read_result(folder)
     if result is not None and result.folder != folder.name:
@@ -321,7 +321,7 @@ def read_own_result(folder: Path) -> RunResult | None:
 
 
 def _flat(value: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested dictionaries as one, by dotted keys."""
+    """Flatten nested dictionaries to dotted keys."""
     flat: dict[str, Any] = {}
     for key, item in value.items():
         if isinstance(item, Mapping):

@@ -1,4 +1,4 @@
-"""What a comparison trains: its lines, which become rows of the table, and its seeds."""
+"""The grid of a comparison: its lines, which become rows of the table, and its seeds."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,22 +16,22 @@ from powernorm_lab.runs import Goal, RaceSettings, StudyInfo
 
 @dataclass(frozen=True)
 class Race:
-    """Drop norms that are behind, and stop when it is decided; `engine/race.py` says how.
+    """Drop norms that are significantly worse, and stop when the best is known (`engine/race.py`).
 
     Raises:
-        InputError: a value makes no sense.
+        InputError: a value is out of range.
     """
 
     confidence: float = 0.95
-    """With which the best norm is not dropped, however many seeds there are."""
+    """Probability with which the best norm is never dropped, for any number of seeds."""
     margin: float | None = None
-    """Differences below it, in the unit of the metric that decides, do not matter: where all norms
-    that are left are so close with the same confidence, the race is over. None: it goes on."""
+    """Largest difference that does not matter, in the unit of the race's metric: the race ends when
+    all remaining norms are this close with the same confidence. None: no such end."""
 
     def __post_init__(self) -> None:
         if not 0.5 <= self.confidence < 1:
             raise InputError(
-                f"a race with confidence {self.confidence:g}: give a share from 0.5 to below 1, "
+                f"a race with confidence {self.confidence:g}: give a value from 0.5 to below 1, "
                 "such as 0.95"
             )
         if self.margin is not None and not 0 < self.margin < float("inf"):
@@ -41,46 +41,46 @@ class Race:
             )
 
     def record(self) -> RaceSettings:
-        """Return it for the files."""
+        """Return the settings for the files."""
         return RaceSettings(confidence=self.confidence, margin=self.margin)
 
 
 @dataclass(frozen=True)
 class Grid:
-    """Everything that is trained, and how the files speak of it."""
+    """All runs of a comparison, and the functions that describe them in files."""
 
     task: Task
     lines: Sequence[Line]
     seeds: Sequence[int]
     goal: Goal
-    """The metric that the comparison is about."""
+    """The metric that ranks the norms."""
     settings: Any
-    """Of all runs, for the task's `prepare`."""
+    """Settings of all runs, for the task's `prepare`."""
     head: Callable[[], Mapping[str, Any]]
-    """What results.json says of the comparison; called in the first process."""
+    """Returns the comparison's fields of results.json; called in the first process."""
     config: Callable[[Line, int, str | None], Mapping[str, Any]]
-    """config.json of a line, a seed and the data's fingerprint."""
+    """Returns config.json for a line, a seed and the data's fingerprint."""
     line_of: Callable[[Path, Mapping[str, Any]], Line]
-    """Line of a run of an earlier call, from its folder and config.json."""
+    """Returns the line of a run of an earlier call, from its folder and config.json."""
     device: torch.device
     num_threads: int | None = None
-    """CPU threads of torch; None leaves torch its choice."""
+    """CPU threads of torch; None is torch's default."""
     study: StudyInfo | None = None
-    """What a run's own result says of the study, should results.json be lost."""
+    """The study's record in each run's result, in case results.json is lost."""
     race: Race | None = None
     """None trains every norm with every seed."""
     trial: TrialRules | None = None
-    """How the runs are judged where they are trials of a tuning."""
+    """Rules by which trials of a tuning are stopped early; None outside of a tuning."""
     score: str | None = None
     """Meaning of `valid_score` in metrics.csv, such as `accuracy`."""
     log_to: Sequence[str] = ()
-    """Names of `engine.trackers.TRACKERS` that show every number of a run, too."""
+    """Names of `engine.trackers.TRACKERS` that receive all logged numbers."""
 
     def work_record(self) -> dict[str, Any]:
-        """Return what a worker has to know of the comparison, for the file that it reads.
+        """Return the contents of work.json, from which workers build the grid.
 
         Raises:
-            InputError: it cannot import the function.
+            InputError: a worker cannot import the training function.
         """
         rules: dict[str, Any] = {} if self.trial is None else {"trial": self.trial.to_json()}
         if self.race is not None:

@@ -1,4 +1,4 @@
-"""The grid of a comparison: every norm and seed trained alike, and what came of it."""
+"""Training of a comparison's grid: every norm with every seed, here or by workers."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -33,7 +33,7 @@ from powernorm_lab.engine.processes import (
     process_group,
 )
 from powernorm_lab.engine.race import Standing, check_race, standing
-from powernorm_lab.engine.run_training import RunTraining, remove_rests
+from powernorm_lab.engine.run_training import RunTraining, remove_leftovers
 from powernorm_lab.engine.stopping import Stop
 from powernorm_lab.engine.trackers import check_trackers
 from powernorm_lab.runs import (
@@ -47,7 +47,7 @@ from powernorm_lab.runs import (
 from powernorm_lab.schema import written
 
 POLL_SECONDS: Final = 2.0
-"""Between two looks at runs that other processes train."""
+"""Seconds between two checks of the runs that other processes train."""
 
 
 def compare_grid(
@@ -66,41 +66,41 @@ def compare_grid(
     Args:
         grid: what to train.
         out: folder of the comparison.
-        resume: leave runs that are over as they are, and go on with the others.
-        force: delete the runs that `out` holds first.
+        resume: keep runs that are over, and resume the others.
+        force: delete the runs in `out` first.
         on_event: is called with every event, in the first process.
-        announces: tell the listener what the data are.
+        announces: send the event that describes the data.
         executor: starts the workers that train; None trains here, one run after the other.
-        plan_only: train nothing: what workers need is there.
+        plan_only: write the files that workers need, and train nothing.
 
     Returns:
         The contents of `results.json`.
 
     Raises:
-        InputError: something given cannot be used, or another process trains in `out`.
-        KeyboardInterrupt: after the run at hand has been marked as interrupted.
+        InputError: an argument is invalid, or another process trains in `out`.
+        KeyboardInterrupt: after the current run has been marked as interrupted.
         Stopped: the same after SIGTERM or SIGUSR1.
     """
     check_race(grid)
     check_trackers(grid.log_to)
     if executor is not None and are_several():
         raise InputError(
-            "the processes of torchrun train every run together, and so start no workers: leave "
-            "out --jobs and --executor, or give --devices in place of torchrun"
+            "the processes of torchrun train each run together and cannot start workers: leave out "
+            "--jobs and --executor, or use --devices instead of torchrun"
         )
     try:
         work: dict[str, Any] | None = grid.work_record()
-    except InputError:  # a function of a prompt or a notebook, which only this process has
+    except InputError:  # a function of a prompt or a notebook, which no worker can import
         if plan_only or executor is not None:
             raise
         work = None
-    out = out.absolute()  # whatever a training function makes the working directory
+    out = out.absolute()  # a training function may change the working directory
     stop = Stop()
     with stop.watching(), process_group(grid.device.type):
         lease = _on_main_only(lambda: _take_folder(out, resume=resume, force=force))
         try:
             data = locally_first(lambda: grid.task.prepare(grid.settings))
-            # Only now, when the data are known to be good, anything may be deleted.
+            # Old runs are deleted only now, when the data are known to be valid.
             on_main(lambda: prepare_folder(out, resume=resume, force=force))
             listener = (on_event or ignore) if is_main() else ignore
             comparison = _Comparison(grid, out, data, lease, stop, listener)
@@ -126,12 +126,12 @@ def _on_main_only(function: Callable[[], Lease]) -> Lease | None:
 
 
 def _take_folder(out: Path, *, resume: bool, force: bool) -> Lease:
-    """Take a comparison's folder, or refuse it."""
+    """Lease a comparison's folder, or refuse it."""
     check_free(out)
     check_folder(out, resume=resume, force=force)
     lease = Lease(out)
     try:
-        # Another process may have been here in between.
+        # Another process may have written into the folder in between.
         check_folder(out, resume=resume, force=force)
     except BaseException:
         lease.release(forget=True)
@@ -140,7 +140,7 @@ def _take_folder(out: Path, *, resume: bool, force: bool) -> Lease:
 
 
 class _Comparison:
-    """The runs of one call and the results that they share."""
+    """One call of `compare_grid`: its runs and their results."""
 
     def __init__(
         self,
@@ -159,12 +159,12 @@ class _Comparison:
         self._listener = listener
         self._source = grid.task.source()
         self._results = Results(grid, out)
-        # Read in one process: the first one soon writes in these folders.
+        # In the first process only, since it soon writes into these folders.
         on_main(self._check_old_runs)
         self._baselines = on_main(lambda: grid.task.baselines(data, grid.settings))
 
     def begin(self, work: Mapping[str, Any] | None, *, announces: bool) -> None:
-        """Tell what the data are and write what is known before the first run."""
+        """Announce the data, and write the files that are known before the first run."""
         if announces:
             self._grid.task.announce(self._data, self._baselines, self._listener)
         self._head = on_main(self._write_head)
@@ -173,7 +173,7 @@ class _Comparison:
         self._keep_results()
 
     def train(self, *, resume: bool) -> None:
-        """Train what is not over in this process."""
+        """Train the unfinished runs in this process."""
         training = RunTraining(
             self._results,
             self._data,
@@ -186,15 +186,12 @@ class _Comparison:
         train_free_runs(training, self._stop, self._listener)
 
     def hand_over(self, executor: Executor) -> None:
-        """Let workers train what is not over."""
+        """Let workers train the unfinished runs."""
         assert self._lease is not None
         coordinate(self._results, executor, self._stop, self._listener, self.write_results)
 
     def _check_old_runs(self) -> None:
-        """Check that all runs that are there had these settings, and that there is a place for all.
-
-        Before anything is trained: of the last run, too.
-        """
+        """Check the settings of existing runs and the folders of all runs, before any training."""
         for line, run_seed in self._grid.runs():
             check_place(self._out / line.folder(run_seed))
         fingerprint = self._grid.task.fingerprint(self._data)
@@ -210,13 +207,13 @@ class _Comparison:
             self._listener(
                 Notice(
                     f"{changed['file']} has changed since runs in {self._out} were trained: "
-                    "runs of before and after may not be comparable; --force begins anew"
+                    "older and newer runs may not be comparable; --force starts over"
                 )
             )
-        remove_rests(self._out, self._results.read())
+        remove_leftovers(self._out, self._results.read())
 
     def _changed_source(self, config: Mapping[str, Any]) -> FunctionRecord | None:
-        """Return the source of the task where a run was made with another one."""
+        """Return the task's source if a run was trained with another version of it, else None."""
         old = config.get("function")
         digest = self._source["sha256"]
         if not isinstance(old, Mapping) or digest is None or old.get("sha256") == digest:
@@ -224,7 +221,7 @@ class _Comparison:
         return self._source
 
     def _write_head(self) -> ComparisonHead:
-        """Write comparison.json: everything that results.json says but the runs."""
+        """Write comparison.json, which has all fields of results.json except the runs."""
         grid = self._grid
         head = ComparisonHead(
             format=2,
@@ -240,13 +237,13 @@ class _Comparison:
             raise
         except (TypeError, ValueError) as error:
             raise InputError(
-                f"facts or baselines of {grid.task.name} cannot be stored ({error}): return "
-                "numbers that are finite, texts, and lists and dicts of them"
+                f"facts or baselines of {grid.task.name} cannot be stored ({error}): return only "
+                "finite numbers, strings, lists and dicts"
             ) from error
         return head
 
     def write_results(self) -> ComparisonResults:
-        """Put together what the runs in the folder came to, whoever trained them."""
+        """Write results.json from all runs in the folder, also those of other processes."""
         assert self._lease is not None
         return self._results.write(self._head, self._lease)
 
@@ -262,18 +259,18 @@ def train_free_runs(
     *,
     waits: bool = True,
 ) -> None:
-    """Train the runs of a grid that nobody else trains, one after the other, until all are over.
+    """Train the free runs of a grid, one after the other, until all runs are over.
 
     Args:
-        training: trains one. Of a worker, a run that failed is over for now, and one that was taken
-            over by another worker is that one's.
-        stop: says when to stop.
-        listener: is told of runs that others have ended, or train.
-        waits: for runs that others train, in case these others come to grief; else it leaves.
+        training: trains a run. In a worker, a failed run counts as over, and a run that another
+            worker has taken over is left to that worker.
+        stop: whether a stop was requested.
+        listener: receives events of the runs that other processes train or have ended.
+        waits: wait for runs of other processes, in case one of these dies; otherwise return.
 
     Raises:
         InputError: as `RunTraining.train`.
-        Stopped: the scheduler asked for it.
+        Stopped: the scheduler requested a stop.
     """
     results = training.results
     grid = results.grid
@@ -292,7 +289,7 @@ def train_free_runs(
                 still_left.append(run)
         left = still_left + later
         gate.look()
-        # Who waits for a round of a race to end is needed at once in the next one.
+        # A process that waits for a round of a race to end is needed for the next round.
         if not left or not (waits or later):
             return
         time.sleep(POLL_SECONDS)
@@ -300,7 +297,7 @@ def train_free_runs(
 
 @dataclass(frozen=True)
 class _Place:
-    """A run of a grid."""
+    """A run and its number in the grid."""
 
     index: int
     line: Line
@@ -308,7 +305,7 @@ class _Place:
 
 
 class _Gate:
-    """Says which runs may be trained: all of them, but in a race."""
+    """Decides which runs may be trained: all runs, or in a race those of the current round."""
 
     def __init__(self, results: Results, listener: Listener) -> None:
         self._grid = results.grid
@@ -317,7 +314,7 @@ class _Gate:
         self._told: set[str] = set()
 
     def turn_of(self, run: _Place) -> Literal["now", "later", "never"]:
-        """Return when a run may be trained, by what the runs have come to by now."""
+        """Return when a run may be trained, given the current results."""
         race = self.look()
         if race is None:
             return "now"
@@ -327,7 +324,7 @@ class _Gate:
         return "later" if name in race.waiting else "now"
 
     def look(self) -> Standing | None:
-        """Return what the race has come to, and tell what is new; None where there is none."""
+        """Report news of the race and return its standing; None without a race."""
         if self._grid.race is None:
             return None
         race = standing(self._grid, on_main(self._results.read))
@@ -337,7 +334,7 @@ class _Gate:
 
 
 class _FreeRuns:
-    """Trains those of the runs that are free."""
+    """Trains free runs."""
 
     def __init__(self, training: RunTraining, listener: Listener, *, waits: bool) -> None:
         self._training = training
@@ -346,14 +343,14 @@ class _FreeRuns:
         self._waited_for: set[str] = set()
 
     def is_settled(self, run: _Place, known: Mapping[str, RunResult]) -> bool:
-        """Train a run, or see that it is over or another process has it.
+        """Train a run unless it is over or another process trains it.
 
         Args:
-            run: to train.
+            run: the run.
             known: results by the names of the runs.
 
         Returns:
-            Whether nothing is left to do for it.
+            Whether the run is over.
         """
         name = run.line.folder(run.seed)
         if name in known and known[name].status in self._training.over:
@@ -364,12 +361,12 @@ class _FreeRuns:
         except LeaseHeldError as error:
             if self._waits and name not in self._waited_for:
                 self._waited_for.add(name)
-                self._listener(Notice(f"{str(error).rpartition(': ')[0]}; waits for it"))
+                self._listener(Notice(f"{str(error).rpartition(': ')[0]}; waiting for it"))
         except LeaseLostError as error:
             if not self._training.is_worker:
                 raise
             if num_processes() > 1:
-                # The others are in the middle of the run: only an end sets them free.
+                # The other processes wait in a collective operation: only an exit ends them.
                 raise RuntimeError(str(error)) from error
             self._listener(Notice(str(error)))
         return False

@@ -1,4 +1,4 @@
-"""What holds for the whole process, and is as it was before after a run or a comparison."""
+"""Context managers that restore process-wide state after a run or a comparison."""
 
 import os
 from collections.abc import Iterator
@@ -12,7 +12,7 @@ from powernorm_lab.engine.state import random_states, set_random_states
 
 @contextmanager
 def own_generators() -> Iterator[None]:
-    """Let the runs seed the random generators; the caller's are as before afterwards."""
+    """Restore the states of the random generators on exit."""
     states = random_states()
     try:
         yield
@@ -22,7 +22,7 @@ def own_generators() -> Iterator[None]:
 
 @contextmanager
 def own_modes() -> Iterator[None]:
-    """Let a run change what holds for the whole process: the next one finds it as it was."""
+    """Restore working directory, default dtype, threads and deterministic mode on exit."""
     folder, dtype, num_threads = Path.cwd(), torch.get_default_dtype(), torch.get_num_threads()
     is_deterministic = torch.are_deterministic_algorithms_enabled()
     only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
@@ -38,7 +38,7 @@ def own_modes() -> Iterator[None]:
 
 @contextmanager
 def threads(num_threads: int | None) -> Iterator[None]:
-    """Let torch use so many CPU threads in the block; None leaves it its choice."""
+    """Set the number of torch's CPU threads inside the block; None keeps it."""
     before = torch.get_num_threads()
     torch.set_num_threads(num_threads or before)
     try:

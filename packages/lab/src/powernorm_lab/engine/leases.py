@@ -1,10 +1,10 @@
-"""Leases: which process writes in a folder, so that two never do, even when one was asleep.
+"""Leases: the right of one process to write into a folder, safe even if the process is suspended.
 
 A lease is the file `lease.json` in the folder: owner, host, process and a number that grows with
-every owner (the fencing number). Its owner touches it every few seconds. It is free again when its
-owner gives it back, when the owner's process is gone from this machine, or when nobody has touched
-it for `LIFETIME` seconds. Whoever writes into the folder does it inside `Lease.writing()`, which
-holds a short lock of the file system and refuses an owner that has lost the lease in the meantime.
+every owner (the fencing number). Its owner touches it every few seconds (the heartbeat). A lease is
+free again when its owner releases it, when the owner's process on this machine has ended, or when
+nobody has touched the file for `LIFETIME` seconds. All writes into the folder happen inside
+`Lease.writing()`, which holds a short file lock and raises an error if the lease was lost.
 """
 
 import json
@@ -30,11 +30,11 @@ LOGGER = logging.getLogger(__name__)
 LEASE_FILE: Final = "lease.json"
 LOCK_FILE: Final = ".lock"
 LIFETIME: Final = 60.0
-"""Seconds without a sign of life after which another process may take over."""
+"""Seconds without a heartbeat after which another process may take over."""
 HEARTBEAT: Final = 10.0
-"""Seconds between two signs of life."""
+"""Seconds between two heartbeats."""
 LOCK_SECONDS: Final = 30.0
-"""So long a process waits for the short lock of another one."""
+"""Timeout of the file lock in seconds."""
 
 
 @dataclass(frozen=True)
@@ -42,20 +42,20 @@ class Owner:
     """The process that holds, or held, a lease."""
 
     key: str
-    """Of this one lease, drawn at random."""
+    """Random identifier of this lease."""
     number: int
-    """1 for the first owner, and one more for each that follows."""
+    """Fencing number: 1 for the first owner, and one more for each following one."""
     host: str
     machine: str
-    """Of the kernel and the process ids that `pid` is one of: hosts may share a name."""
+    """Identifier of the kernel's boot and the PID namespace of `pid`: hosts may share a name."""
     pid: int
     since: str
-    """When it took the lease, UTC."""
+    """Time at which the owner took the lease, UTC."""
     released: bool = False
 
     @property
     def is_gone(self) -> bool:
-        """Whether it gave the lease back, or its process has ended as far as can be seen here."""
+        """Whether the owner released the lease, or its process on this machine has ended."""
         if self.released:
             return True
         return self.machine == _machine() and not _is_running(self.pid)
@@ -65,28 +65,28 @@ class Owner:
 
 
 class LeaseHeldError(InputError):
-    """Another process that is alive holds the lease."""
+    """A live process holds the lease."""
 
 
 class LeaseLostError(InputError):
-    """Another process has taken over, after this one had given no sign of life for too long."""
+    """Another process has taken over, because this one sent no heartbeat for too long."""
 
 
 class Lease:
-    """The right to write into a folder, kept alive by a thread until `release`.
+    """The right to write into a folder; a thread sends heartbeats until `release`.
 
     Args:
-        folder: is made where it is missing.
-        lifetime: seconds after which it is free without a sign of life.
+        folder: the folder; it is created if it is missing.
+        lifetime: seconds without a heartbeat after which the lease is free.
 
     Raises:
-        LeaseHeldError: another process has it; the message names it.
-        InputError: the folder cannot be written.
+        LeaseHeldError: another process holds the lease; the message names it.
+        InputError: the folder is not writable.
     """
 
     def __init__(self, folder: Path, *, lifetime: float = LIFETIME) -> None:
         self.folder = folder
-        # What `release` leaves behind no trace of, the innermost first, where it is empty by then.
+        # New folders, innermost first; `release` removes those that are still empty.
         self._made = [path for path in (folder, *folder.parents) if not path.exists()]
         check_own(folder / LOCK_FILE)
         self._lock = FileLock(folder / LOCK_FILE, timeout=LOCK_SECONDS)
@@ -94,7 +94,7 @@ class Lease:
         self._over = threading.Event()
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            # The owner needs the lock: nobody else shall have it without hope, or be suspended so.
+            # Check first: the owner needs the lock, and a process suspended with it would block it.
             _check_free(folder, read_owner(folder), lifetime)
             with self._locked():
                 self.owner = self._take()
@@ -104,8 +104,8 @@ class Lease:
                 with suppress(OSError):
                     path.rmdir()
             raise InputError(
-                f"{folder} cannot be written ({error.strerror or error}): give a folder that can "
-                "be with --out"
+                f"{folder} cannot be written ({error.strerror or error}): give a writable folder "
+                "with --out"
             ) from error
         self._thread = threading.Thread(
             target=self._keep_alive, name=f"lease {folder.name}", daemon=True
@@ -114,16 +114,16 @@ class Lease:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Hold the short lock while the block puts files into place; it waits for the lock.
+        """Hold the file lock while the block writes; entering waits for the lock.
 
         Raises:
-            LeaseLostError: another process has the lease by now; nothing may be written.
+            LeaseLostError: another process has taken the lease; nothing may be written.
         """
         while True:
             try:
                 self._lock.acquire()
                 break
-            except Timeout:  # such as of a process that is suspended, which must not end this one
+            except Timeout:  # a suspended process holds the lock, which must not end this one
                 LOGGER.warning("%s; this process waits.", self._words())
         try:
             self._check_owner()
@@ -135,20 +135,20 @@ class Lease:
         found = read_owner(self.folder)
         if found is None:
             raise LeaseLostError(
-                f"{self.folder / LEASE_FILE} is gone, because the folder was deleted or another "
-                "process has finished it: this one stops and writes nothing more"
+                f"{self.folder / LEASE_FILE} is gone: the folder was deleted, or another process "
+                "has finished the run; this process stops without writing"
             )
         if found.key != self.owner.key:
             raise LeaseLostError(
-                f"{self.folder} was taken over by {found} while this process gave no sign of life "
-                f"for {self._lifetime:.0f} s: this one stops and writes nothing more"
+                f"{self.folder} was taken over by {found} after this process had sent no heartbeat "
+                f"for {self._lifetime:.0f} s; this process stops without writing"
             )
 
     def release(self, *, forget: bool = False) -> None:
-        """Give the lease back, where it still is this one's.
+        """Release the lease, unless another process has taken it.
 
         Args:
-            forget: delete its file, too, and the folder where that is new and empty.
+            forget: also delete the lease's file, and the folder if it is new and empty.
         """
         self._over.set()
         self._thread.join()
@@ -181,7 +181,7 @@ class Lease:
 
     def _keep_alive(self) -> None:
         while not self._over.wait(min(HEARTBEAT, self._lifetime / 4)):
-            # A disk that is full or away for a moment costs a heartbeat, not the run.
+            # A full or briefly unavailable disk costs a heartbeat, not the run.
             with suppress(OSError, InputError):
                 try:
                     self._check_owner()
@@ -199,21 +199,21 @@ class Lease:
 
     def _words(self) -> str:
         return (
-            f"{self.folder / LOCK_FILE} has been locked for {LOCK_SECONDS:.0f} s: end the process "
-            "that holds it or let it go on, or remove the file if there is none"
+            f"{self.folder / LOCK_FILE} has been locked for {LOCK_SECONDS:.0f} s: end or continue "
+            "the process that holds it, or remove the file if there is no such process"
         )
 
 
 def check_free(folder: Path) -> None:
-    """Raise a LeaseHeldError where another process that is alive holds a folder's lease."""
+    """Raise a LeaseHeldError if a live process holds a folder's lease."""
     _check_free(folder, read_owner(folder), LIFETIME)
 
 
 def is_alive(folder: Path, owner: Owner) -> bool:
-    """Return whether the owner of a folder's lease still works there, as far as can be seen."""
+    """Return whether the owner of a folder's lease is alive, by its process id and heartbeats."""
     try:
         return not owner.is_gone and _age(folder) < LIFETIME
-    except FileNotFoundError:  # given back in this moment
+    except FileNotFoundError:  # released in this moment
         return False
 
 
@@ -222,36 +222,36 @@ def _check_free(folder: Path, owner: Owner | None, lifetime: float) -> None:
         return
     try:
         age = _age(folder)
-    except FileNotFoundError:  # given back in this moment
+    except FileNotFoundError:  # released in this moment
         return
     if age < lifetime:
         raise LeaseHeldError(
-            f"{folder} is being written by {owner}, last sign of life {age:.0f} s ago: "
+            f"{folder} is being written by {owner}, last heartbeat {age:.0f} s ago: "
             "wait for it, end it, or give another --out"
         )
 
 
 def _age(folder: Path) -> float:
-    """Return the seconds since the last sign of life, both by the clock of the file system."""
+    """Return the seconds since the last heartbeat, both times by the file system's clock."""
     now = folder / LOCK_FILE
     lease = folder / LEASE_FILE
     check_own(now, lease)
     now.touch()
     age = now.stat().st_mtime - lease.stat().st_mtime
     if age < 0:
-        # By a clock that is ahead. From here on it ages; an owner that lives gives another sign.
+        # The owner's clock is ahead. Reset the time, so that the lease ages unless it is touched.
         os.utime(lease, (now.stat().st_atime, now.stat().st_mtime))
     return max(age, 0.0)
 
 
 def read_owner(folder: Path) -> Owner | None:
-    """Return the last owner of a folder; None where nobody has or had it."""
+    """Return the last owner of a folder's lease; None if there is none."""
     path = folder / LEASE_FILE
     fix = "remove it if no process trains there"
     try:
         values = read_json_object(path, fix)
     except InputError:
-        if not path.exists():  # nobody has it, or it was given back in this moment
+        if not path.exists():  # no owner, or released in this moment
             return None
         raise
     try:
@@ -269,7 +269,7 @@ def _write(path: Path, owner: Owner) -> None:
 
 
 def _machine() -> str:
-    """Return what the process ids seen here are unique in: a boot of a kernel and a name space."""
+    """Return the scope in which process ids are unique: host, boot and PID namespace."""
     parts = [socket.gethostname()]
     with suppress(OSError):
         parts.append(Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip())
@@ -279,15 +279,15 @@ def _machine() -> str:
 
 
 def _is_running(pid: int) -> bool:
-    if os.name == "nt":  # where a signal 0 is Ctrl-C; the lifetime decides there
+    if os.name == "nt":  # there signal 0 is Ctrl-C, so that only the lifetime decides
         return True
     try:
         os.kill(pid, 0)
-    except (ProcessLookupError, OverflowError):  # no process has a number so large
+    except (ProcessLookupError, OverflowError):  # overflow: too large for a process id
         return False
     except OSError:
         return True
     with suppress(OSError, IndexError):
-        # One that has ended and whose parent has not noticed.
+        # A zombie has ended, but its parent has not waited for it.
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     return True

@@ -1,4 +1,4 @@
-"""A line of a comparison: it is trained with every seed, and a row of the table."""
+"""A line of a comparison: a configuration that is trained with every seed."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -10,20 +10,20 @@ from powernorm_lab.runs import run_name
 
 @dataclass(frozen=True)
 class Line:
-    """One line of the table: what is trained with every seed."""
+    """One row of the results table: a norm and settings, trained with every seed."""
 
     norm: str
     """Short name, or `module:Class`."""
     settings: Any
-    """Settings of these runs, as the task has them."""
+    """Settings of these runs, in the task's type."""
     norm_options: Mapping[str, Any] = field(default_factory=dict)
     label: str | None = None
-    """Name of a variant; None is the norm's."""
+    """Name of a variant; None uses the norm's name."""
     placement: Placement | None = None
     x: float | None = None
-    """Where a variant lies on the axis of its study."""
+    """Value of a variant on the first axis of its study."""
     y: float | None = None
-    """And on the second axis of a grid."""
+    """Value on the second axis, if the study is a grid."""
 
     @property
     def name(self) -> str:

@@ -1,4 +1,4 @@
-"""The logs of a run folder: appended while training, cut back when a run goes on."""
+"""Logs of a run's folder: appended while training, truncated to the checkpoint on resume."""
 
 import csv
 import io
@@ -15,7 +15,7 @@ from powernorm.files import read_text, remove, write
 
 STEP = "step"
 CHECK_SECONDS: Final = 1.0
-"""So long rows are written without asking again whether the run is still this process's."""
+"""Seconds between two checks that this process still holds the run's lease."""
 
 
 Writing = Callable[[], AbstractContextManager[Any]]
@@ -27,10 +27,9 @@ class CsvLog:
 
     Args:
         path: the file; its folder exists.
-        columns: the header, `step` among them. More are appended when a row or the file has them.
-        last_step: keep the rows up to this step of a file that exists, to append to them; None
-            starts the file anew.
-        writing: context of changes of the file; of those that follow soon only the first one.
+        columns: the header, including `step`. Further columns of a row or of the file are appended.
+        last_step: keep the rows of an existing file up to this step; None replaces the file.
+        writing: context in which the file is written; rows within `CHECK_SECONDS` skip it.
     """
 
     def __init__(
@@ -61,13 +60,13 @@ class CsvLog:
         self._writer = csv.DictWriter(self._file, self._columns)
 
     def write(self, row: Mapping[str, Any]) -> None:
-        """Append a row; columns that it leaves out, and None, make empty cells."""
+        """Append a row; missing columns and None become empty cells."""
         new = [name for name in row if name not in self._columns]
         if new:
             self._file.close()
             self._columns += new
             self._begin(_rows_until(self._path, math.inf))
-        # Nobody else is harmed by a row: another process puts a file of its own in place.
+        # A late row harms no other process: a new owner replaces the file by its own.
         is_due = time.monotonic() - self._checked_at > CHECK_SECONDS
         with self._writing() if is_due else nullcontext():
             self._writer.writerow(row)
@@ -92,12 +91,11 @@ class CsvLog:
 
 
 class JsonLinesLog:
-    """A file with an object in each line, which has a `step`.
+    """A file with a JSON object with a `step` in each line.
 
     Args:
-        path: the file; its folder exists. It is made at the first row.
-        last_step: keep the rows up to this step of a file that exists, to append to them; None
-            starts anew, without a file.
+        path: the file; its folder exists. The file is created with the first row.
+        last_step: keep the rows of an existing file up to this step; None removes the file.
     """
 
     def __init__(self, path: Path, last_step: int | None = None) -> None:
@@ -116,10 +114,10 @@ class JsonLinesLog:
 
 
 class MergedLog:
-    """A CsvLog in which all cells that come for one step share a row.
+    """Merges all cells of a step into one row of a CsvLog.
 
     Args:
-        log: receives a row as soon as one of a later step comes, or at `flush`.
+        log: receives a row when cells of a later step arrive, or at `flush`.
     """
 
     def __init__(self, log: CsvLog) -> None:
@@ -133,7 +131,7 @@ class MergedLog:
         self._row |= {STEP: step, **cells}
 
     def flush(self) -> None:
-        """Write the row that is being gathered, if there is one."""
+        """Write the pending row, if there is one."""
         if self._row:
             self._log.write(self._row)
             self._row = {}
@@ -143,7 +141,7 @@ def _rows_until(path: Path, last_step: float) -> list[dict[str, str]]:
     if not path.exists():
         return []
     rows = list(csv.DictReader(io.StringIO(read_text(path), newline="")))
-    # A row that was cut off while it was written may have lost digits of its step.
+    # An interrupted write may have truncated a row within its step.
     whole = [row for row in rows if None not in row and None not in row.values()]
     return [row for row in whole if row[STEP].isdigit() and int(row[STEP]) <= last_step]
 
@@ -156,7 +154,7 @@ def _lines_until(path: Path, last_step: int) -> list[str]:
 
 
 def _step_of(line: str) -> int:
-    """Return the step of a row; -1 for one that was cut off while it was written."""
+    """Return the step of a row; -1 for a truncated one."""
     try:
         return int(json.loads(line)[STEP]) if line.endswith("\n") else -1
     except (ValueError, KeyError, TypeError):

@@ -1,4 +1,4 @@
-"""What a run came to: its status and its result, from what the task returned."""
+"""Status and result of a run, from the metrics that the task returned."""
 
 import math
 from collections.abc import Mapping
@@ -15,16 +15,16 @@ from powernorm_lab.runs import RunResult, Status
 
 
 def measured_result(run: Run, line: Line, grid: Grid, metrics: Metrics) -> RunResult:
-    """Return the result of a run that came to its end.
+    """Return the result of a run that was trained to its end.
 
     Args:
-        run: that was trained.
-        line: of the run.
-        grid: of the comparison.
-        metrics: what the task returned.
+        run: the run.
+        line: line of the run.
+        grid: grid of the comparison.
+        metrics: return value of the task.
 
     Raises:
-        InputError: the task returned something else than it has to.
+        InputError: the task used no norm, or returned no mapping of names to numbers with the goal.
     """
     if run.is_pruned:
         return result_of(run, line, "pruned", message=behind(run.step))
@@ -36,16 +36,16 @@ def measured_result(run: Run, line: Line, grid: Grid, metrics: Metrics) -> RunRe
         return result_of(run, line, "nonfinite", message=_reason(run, "nonfinite"))
     if not run.uses_norm:
         raise InputError(
-            f"{grid.task.name} called neither run.swap nor run.build_norm, so that every "
-            "norm would train the same model: build the model with one of them"
+            f"{grid.task.name} called neither run.swap nor run.build_norm, so every norm would "
+            "train the same model: build the model with one of them"
         )
     found = _checked_metrics(metrics)
     goal = grid.goal["metric"]
     if goal not in found:
         raise InputError(
             f"{grid.task.name} returned no {goal!r}, which is the goal (it returned "
-            f"{', '.join(found) or 'nothing'}): return it, or give another goal; --resume goes "
-            "on from the checkpoint at the end of the training"
+            f"{', '.join(found) or 'nothing'}): return it, or give another goal; --resume "
+            "continues from the checkpoint at the end of the training"
         )
     value = found[goal]
     if value is None:
@@ -59,7 +59,7 @@ def measured_result(run: Run, line: Line, grid: Grid, metrics: Metrics) -> RunRe
 
 
 def _reason(run: Run, status: Status) -> str:
-    """Return why a run stopped where it did; empty where it came to its last step."""
+    """Return why a run stopped early; empty if it reached its last step."""
     if status == "nonfinite":
         return f"the loss was NaN or infinite; stopped at step {run.step}"
     is_early = run.is_out_of_patience and run.step != run.num_steps
@@ -67,7 +67,7 @@ def _reason(run: Run, status: Status) -> str:
 
 
 def behind(step: int) -> str:
-    """Return what a trial's result says that was given up after a step."""
+    """Return the message of a trial that was pruned after a step."""
     return f"given up after step {step}: worse than the median of the earlier trials"
 
 
@@ -78,11 +78,11 @@ def result_of(
     metrics: Mapping[str, float | None] | None = None,
     message: str = "",
 ) -> RunResult:
-    """Return what result.json says of a run."""
+    """Return the contents of a run's result.json."""
     recorded = {key: value for key, value in run.recorded.items() if key != "status"}
     known = recorded.pop("message", "")
     return replace(
-        unmade_result(line, run.seed, run.folder.name, status, message or known),
+        result_without_training(line, run.seed, run.folder.name, status, message or known),
         metrics=dict(metrics or {}),
         seconds=round(run.seconds, 3),
         parameters=run.num_parameters,
@@ -90,15 +90,17 @@ def result_of(
     )
 
 
-def unmade_result(line: Line, seed: int, folder: str, status: Status, message: str) -> RunResult:
-    """Return the result of a run that nobody has trained to an end.
+def result_without_training(
+    line: Line, seed: int, folder: str, status: Status, message: str
+) -> RunResult:
+    """Return the result of a run that was not trained to its end.
 
     Args:
-        line: of the run.
-        seed: of the run.
-        folder: its name.
-        status: `failed` where all its workers were lost, `dropped` where the race was decided.
-        message: why.
+        line: line of the run.
+        seed: seed of the run.
+        folder: name of its folder.
+        status: `failed` if all its workers were lost, `dropped` if the race was decided.
+        message: the reason.
     """
     return RunResult.empty(
         norm=line.norm,
@@ -114,10 +116,10 @@ def unmade_result(line: Line, seed: int, folder: str, status: Status, message: s
 
 
 def _checked_metrics(metrics: Any) -> dict[str, float | None]:
-    """Return what a training function returned as numbers; None for what is not finite.
+    """Return the metrics of a training function as numbers; None for values that are not finite.
 
     Raises:
-        InputError: it is no mapping of names to numbers.
+        InputError: the return value is not a mapping of names to numbers.
     """
     if not isinstance(metrics, Mapping):
         raise InputError(

@@ -1,4 +1,4 @@
-"""The place of a run in its batches, from which another process goes on."""
+"""The position of a run in its batches, for resuming."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,10 +22,10 @@ _END: Final = object()
 
 
 class Position:
-    """The place in the batches: how many of this pass were taken, and from which random state.
+    """The number of batches taken in this pass, and the random states at its beginning.
 
-    Batches draw from a stream of their own. What the training draws in between, such as dropout,
-    has no part in it, so that skipping those that were seen comes to the same ones.
+    Batches have their own stream of random numbers. Draws of the training in between, such as those
+    of dropout, do not affect it, so that skipping the batches already seen restores the stream.
     """
 
     def __init__(self) -> None:
@@ -40,25 +40,25 @@ class Position:
 
     @property
     def has_position(self) -> bool:
-        """Whether a checkpoint said where to go on."""
+        """Whether a checkpoint has set the position."""
         return self._start is not None or self._loader_state is not None
 
     @property
     def taken(self) -> int:
-        """Number of batches that this pass has given."""
+        """Number of batches taken in this pass."""
         return self._taken
 
     def use(self, batches: Iterable[Any], tracked: Mapping[str, torch.Generator]) -> None:
-        """Take note of what is iterated, and of the generators that it may draw from."""
+        """Set the batches to iterate, and the generators that they may draw from."""
         self._source = batches if isinstance(batches, Stateful) else None
-        self._can_draw = not isinstance(batches, Sequence)  # whose items are there already
+        self._can_draw = not isinstance(batches, Sequence)  # a sequence holds its items already
         found: dict[str, Any] = {f"tracked.{name}": one for name, one in tracked.items()}
         found["loader"] = getattr(batches, "generator", None)
         found["sampler"] = getattr(getattr(batches, "sampler", None), "generator", None)
         self._generators = {k: g for k, g in found.items() if isinstance(g, torch.Generator)}
 
     def begin(self, batches: Iterable[_Batch]) -> Iterator[_Batch]:
-        """Yield the batches of a pass from its beginning."""
+        """Yield the batches of a new pass."""
         self._taken, self._loader_state = 0, None
         with self._own_random_numbers():
             numbers = random_states() if self._can_draw else None
@@ -66,8 +66,8 @@ class Position:
             rest = iter(batches)
         yield from self._counted(rest)
 
-    def go_on(self, batches: Iterable[_Batch]) -> Iterator[_Batch]:
-        """Yield the rest of the pass that a checkpoint was written in."""
+    def resume(self, batches: Iterable[_Batch]) -> Iterator[_Batch]:
+        """Yield the remaining batches of the pass in which the checkpoint was written."""
         if self._source is not None and self._loader_state is not None:
             self._set_own_states(self._generator_states)
             with self._own_random_numbers():
@@ -86,8 +86,8 @@ class Position:
             for _ in range(self._taken):
                 if next(rest, _END) is _END:
                     raise InputError(
-                        f"there are fewer than {self._taken} batches, which the run had seen: give "
-                        "the same data as before, or use --force to begin anew"
+                        f"there are fewer than the {self._taken} batches that the run has seen: "
+                        "give the same data as before, or use --force to start over"
                     )
         self._set_own_states(self._generator_states)
         return rest
@@ -103,7 +103,7 @@ class Position:
 
     @contextmanager
     def _own_random_numbers(self) -> Iterator[None]:
-        """Let the batches draw from their stream, which the first ones seed from the training's."""
+        """Let batches draw from their own stream; the first one seeds it from the training's."""
         if not self._can_draw:
             yield
             return
@@ -127,7 +127,7 @@ class Position:
                 self._generators[name].set_state(state)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the place for a checkpoint."""
+        """Return the position for a checkpoint."""
         return {
             "taken": self._taken,
             "start": self._start,
@@ -137,7 +137,7 @@ class Position:
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take the place from a checkpoint."""
+        """Restore the position from a checkpoint."""
         self._taken, self._start = int(state["taken"]), state["start"]
         self._numbers, self._generator_states = state["numbers"], state["generators"]
         self._loader_state = state["loader"]
@@ -145,9 +145,9 @@ class Position:
         if not isinstance(start["generators"], dict) or not isinstance(
             self._generator_states, dict
         ):
-            raise TypeError("the states of its generators are no dict")
+            raise TypeError("the states of its generators are not a dict")
         before = random_states()
         for numbers in (start["random"], self._numbers):
             if numbers is not None:
-                set_random_states(numbers)  # which raises where they are none
+                set_random_states(numbers)  # raises if they are not valid states
         set_random_states(before)

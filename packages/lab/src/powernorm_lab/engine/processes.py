@@ -1,7 +1,7 @@
-"""The processes of a training: which one this is, and what they tell each other.
+"""The processes of a distributed training: ranks and collective operations.
 
-Processes are started from outside (`torchrun`, or `powernorm compare --devices N`, which calls it);
-every one runs the same comparison, and the first one writes the files.
+Processes are started by `torchrun`, which `powernorm compare --devices N` calls. All of them run
+the same comparison, and the first one writes the files.
 """
 
 import os
@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 from powernorm.errors import InputError, RepeatedInputError
 
 TIMEOUT: Final = timedelta(hours=2)
-"""So long the others wait while one prepares the data; lost ones are the launcher's business."""
+"""Timeout of collective operations, which wait for data; the launcher detects lost processes."""
 
 _T = TypeVar("_T")
 
@@ -56,10 +56,10 @@ def local_rank() -> int:
 
 @contextmanager
 def process_group(device_type: str) -> Iterator[None]:
-    """Join the processes that `torchrun` started; without it, or where they are joined, nothing.
+    """Join the processes that `torchrun` started; do nothing without it or if they are joined.
 
     Args:
-        device_type: `cuda` for NCCL (and gloo beside it), `cpu` for gloo.
+        device_type: `cuda` for NCCL with gloo for CPU tensors, `cpu` for gloo alone.
     """
     if dist.is_initialized() or not dist.is_torchelastic_launched():
         yield
@@ -75,7 +75,7 @@ def process_group(device_type: str) -> Iterator[None]:
 
 
 def refuse(message: str) -> NoReturn:
-    """End all processes by what all of them have found; the first one says it.
+    """Raise an error that all processes have found; only the first one prints the message.
 
     Raises:
         InputError: always.
@@ -84,15 +84,15 @@ def refuse(message: str) -> NoReturn:
 
 
 def replicated(module: nn.Module) -> nn.Module:
-    """Return a module whose backward gives every process the mean of the gradients of all.
+    """Return a module whose backward averages the gradients over the processes.
 
-    The module itself where the process is alone.
+    It is the module itself in a single process.
     """
     if num_processes() == 1:
         return module
     with warnings.catch_warnings():
-        # The successor of `broadcast_buffers` copies the first process's buffers at the beginning.
-        # Statistics that processes share are equal in all; those of one alone stay its own.
+        # The successor of `broadcast_buffers` copies the first process's buffers at construction.
+        # Synchronized statistics are equal in all processes; local ones stay local.
         warnings.filterwarnings("ignore", message=r".*`broadcast_buffers` is deprecated.*")
         return DistributedDataParallel(module, broadcast_buffers=False)
 
@@ -104,7 +104,7 @@ def _barrier() -> None:
 
 
 def gather(value: _T) -> list[_T]:
-    """Return what every process has, by rank."""
+    """Return the values of all processes, by rank."""
     if num_processes() == 1:
         return [value]
     values: list[Any] = [None] * num_processes()
@@ -113,10 +113,10 @@ def gather(value: _T) -> list[_T]:
 
 
 def on_main(function: Callable[[], _T]) -> _T:
-    """Call a function in the first process only and return in all what it gave.
+    """Call a function in the first process only, and return its result in all processes.
 
     Raises:
-        InputError: in all processes, where it raised one there.
+        InputError: in all processes, if the function raised one.
     """
     if num_processes() == 1:
         return function()
@@ -134,7 +134,7 @@ def on_main(function: Callable[[], _T]) -> _T:
 
 
 def locally_first(function: Callable[[], _T]) -> _T:
-    """Call a function in all processes, in one of each machine first: the others find its cache."""
+    """Call a function in all processes, first in one of each machine, which fills the cache."""
     if num_processes() == 1:
         return function()
     is_first = local_rank() == 0
@@ -144,9 +144,9 @@ def locally_first(function: Callable[[], _T]) -> _T:
 
 
 def own_device(device: torch.device) -> torch.device:
-    """Return the GPU of this process where several train together, else the device that is given.
+    """Return the GPU of this process if several train together, else the given device.
 
-    A grid chooses its device before the processes have found each other.
+    A grid chooses its device before the process group exists.
     """
     if device.type != "cuda" or num_processes() == 1:
         return device
@@ -154,7 +154,7 @@ def own_device(device: torch.device) -> torch.device:
 
 
 def any_process(*flags: bool) -> list[bool]:
-    """Return of each flag whether it is set in any of the processes, all of which call this."""
+    """Return for each flag whether it is set in any process; all processes must call this."""
     if num_processes() == 1:
         return list(flags)
     raised = torch.tensor([int(flag) for flag in flags], device=_device())
@@ -163,7 +163,7 @@ def any_process(*flags: bool) -> list[bool]:
 
 
 def _device() -> torch.device:
-    """Return the device of what processes exchange: with NCCL alone the GPU."""
+    """Return the device of exchanged tensors: the GPU if NCCL is the only backend."""
     has_cpu = "gloo" in str(dist.get_backend_config()) or dist.get_backend() == "mpi"
     return torch.device("cpu" if has_cpu else "cuda")
 

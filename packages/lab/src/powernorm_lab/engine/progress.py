@@ -1,4 +1,4 @@
-"""Progress of a comparison in the terminal, or line by line where there is none."""
+"""Progress of a comparison: bars in a terminal, lines in a file or pipe."""
 
 from contextlib import suppress
 from types import TracebackType
@@ -35,16 +35,15 @@ SCORES: Final = {
     "test_uas": "test UAS",
     "test_bits_per_character": "test bits per character",
 }
-"""What a run is told by, in place of its perplexity."""
+"""Metrics that are shown in place of the perplexity, with their names."""
 PERCENTAGES: Final = frozenset({"accuracy", "f1", "uas"})
 STYLES: Final = {"finished": "green", "interrupted": "yellow"}
 
 
 class ComparisonProgress:
-    """A listener for `compare` that shows a bar for each run at hand and a line for each ended.
+    """A listener for `compare`: shows a bar for each current run and a line for each ended run.
 
-    Where the console is no terminal (a file, a pipe) there is no bar, and each validation makes a
-    line instead.
+    If the console is not a terminal but a file or pipe, each validation prints a line instead.
 
     Args:
         console: where to show it.
@@ -70,7 +69,7 @@ class ComparisonProgress:
             disable=not console.is_terminal,
         )
         self._tasks: dict[tuple[str, int], TaskID] = {}
-        """Bars of the runs at hand, by norm and seed."""
+        """Bars of the current runs, by norm and seed."""
 
     def __enter__(self) -> Self:
         self._bar.start()
@@ -86,7 +85,7 @@ class ComparisonProgress:
             self._bar.stop()
 
     def __call__(self, event: Event) -> None:
-        """Show an event, where there is room: a full disk behind it must not end the training."""
+        """Show an event; errors of the output, such as a full disk, do not end the training."""
         with suppress(OSError):
             self._show(event)
 
@@ -127,7 +126,7 @@ class ComparisonProgress:
         name = f"[{event.index}/{event.num_runs}] {event.norm} seed {event.seed}"
         resumed = f", from step {event.first_step}" if event.first_step else ""
         if self._console.is_terminal:
-            self._remove(event.norm, event.seed)  # one that goes on after its process was lost
+            self._remove(event.norm, event.seed)  # a run that resumes after its worker was lost
             self._tasks[event.norm, event.seed] = self._bar.add_task(
                 escape(name), total=event.max_steps, completed=event.first_step, note=""
             )
@@ -193,7 +192,7 @@ def _summary(result: RunResult, *, skipped: bool) -> str:
 
 
 def _measured(result: RunResult) -> str:
-    """The most telling metric that a run has."""
+    """Return the first known metric of a run as text."""
     for name, word in SCORES.items():
         value = result.metrics.get(name)
         if value is not None:

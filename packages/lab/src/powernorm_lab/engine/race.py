@@ -1,25 +1,25 @@
-"""A race of norms: trained side by side on shared seeds, and dropped when they are behind for sure.
+"""A race of norms: all train on the same seeds, and significantly worse ones are dropped.
 
-What the race has come to is a function of the runs' results alone, round by round (a round is a
-seed), so that every process sees the same, in whatever order runs end, and after an interruption.
+The standing of a race is a function of the runs' results alone, round by round (a round is a seed).
+Every process computes the same standing, in whatever order runs end, and after an interruption.
 
-The test. After n seeds the differences of a norm to the leader, seed by seed, have the one-sided
+The test: after n seeds the differences of a norm to the leader, paired by seed, have the one-sided
 lower confidence bound mean - t(1 - a_n, f) s / √n with
 
     a_n = (1 - confidence) / (K - 1) / ((n - 1) (n - 2)),   n = 3, 4, …
 
-for K norms. A norm whose bound is above 0 is dropped. Summed over all n the a_n come to
-(1 - confidence) / (K - 1), and the best norm has K - 1 others that it could be held against: so the
-best norm is dropped, ever, by any of them, with a probability of at most 1 - confidence, however
-many seeds are added and whenever one looks.
+for K norms. A norm whose bound is above 0 is dropped. The sum of the a_n over all n is
+(1 - confidence) / (K - 1), and the best norm is compared with at most K - 1 others. By the union
+bound, the probability that the best norm is ever dropped is at most 1 - confidence, for any number
+of seeds and any number of looks.
 
-The variance s² is the one that all k norms still in the race share (residuals of a two-way layout,
-norms by seeds, f = (k - 1)(n - 1) degrees of freedom), or that of the differences themselves where
-this is larger. Three seeds alone have two degrees of freedom, by which almost nothing could be
-told. Assumed are normal residuals that are independent over the seeds and about as large for all
-norms: with 4 norms and a confidence of 95 %, the best was dropped in 1.9 % of 4,000 simulated races
-of ten seeds in which all norms were alike, in 2.9 % where their scatter differed by up to 30 times,
-and in 6.5 % where the best norm scattered five times as much as all the others.
+The variance s² is pooled over the k norms still in the race (residuals of a two-way layout, norms
+by seeds, f = (k - 1)(n - 1) degrees of freedom), or that of the differences themselves if it is
+larger. Without pooling, three seeds would have two degrees of freedom and the test almost no power.
+The test assumes normal residuals that are independent over the seeds and of similar variance for
+all norms. With 4 norms and a confidence of 95 %, the best norm was dropped in 1.9 % of 4,000
+simulated races of ten seeds with equal norms, in 2.9 % if their standard deviations differed by up
+to 30 times, and in 6.5 % if that of the best norm was five times that of all others.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -34,28 +34,28 @@ from powernorm_lab.engine.race_words import drop_sentences, end_sentence, reason
 from powernorm_lab.runs import LOST, DropRecord, RaceOutcome, RaceRecord, RunResult
 
 LEAST_SEEDS: Final = 3
-"""Before so many nothing can be decided."""
+"""Minimal number of seeds for a decision."""
 ENDED: Final = LOST | {"finished", "failed"}
-"""Statuses of runs that a round does not wait for."""
-MOST_LOST: Final = 2
-"""So many seeds lost that finished with the leader, and a norm is out without a test."""
+"""Statuses of runs that have ended for a round."""
+_MAX_LOST_SEEDS: Final = 2
+"""A norm that lost this many seeds that the leader finished is dropped without a test."""
 
 
 @dataclass(frozen=True)
 class Standing:
-    """What a race has come to."""
+    """The state of a race."""
 
     record: RaceRecord
     waiting: frozenset[str]
-    """Folders of the runs whose round has not begun."""
+    """Folders of the runs of later rounds."""
     left_out: Mapping[str, str]
-    """Folders of the runs that are not needed, and why."""
+    """Folders of the runs that are not needed, with the reasons."""
 
     def news(self, told: set[str]) -> Iterator[str]:
-        """Yield sentences on what has been decided that were not told before.
+        """Yield sentences on new decisions.
 
         Args:
-            told: what was; receives the others.
+            told: sentences that were reported before; the new ones are added.
         """
         ends = [end_sentence(self.record)] if self.record["outcome"] != "open" else []
         for sentence in (*drop_sentences(self.record), *ends):
@@ -65,24 +65,24 @@ class Standing:
 
 
 def check_race(grid: Grid) -> None:
-    """Raise an InputError where a race among the lines of a grid could decide nothing."""
+    """Raise an InputError if a grid has too few seeds or lines for a race."""
     if grid.race is None:
         return
     if len(grid.seeds) < LEAST_SEEDS:
         raise InputError(
-            f"a race of {len(grid.seeds)} seeds can decide nothing: give {LEAST_SEEDS} at least, "
-            "such as --seeds 5, of which it takes no more than it needs"
+            f"a race of {len(grid.seeds)} seeds can decide nothing: give at least {LEAST_SEEDS}, "
+            "such as --seeds 5; the race uses no more than it needs"
         )
     if len(grid.lines) < 2:
-        raise InputError("a race needs two norms at least: give them by --norms")
+        raise InputError("a race needs at least two norms: give them with --norms")
 
 
 def standing(grid: Grid, results: Mapping[str, RunResult]) -> Standing:
-    """Return what a race has come to.
+    """Return the standing of a race.
 
     Args:
-        grid: of the comparison, with its race.
-        results: of its runs, by the names of their folders.
+        grid: grid of the comparison, with a race.
+        results: results of its runs, by the names of their folders.
     """
     assert grid.race is not None
     metric = _race_metric(grid, results)
@@ -104,14 +104,14 @@ def standing(grid: Grid, results: Mapping[str, RunResult]) -> Standing:
         for line, seed in missing
         if is_over or line.name in why
     }
-    # What is trained before anything can be decided is trained in any order.
+    # The first seeds are needed for any decision, so that their runs may be trained in any order.
     later = grid.seeds[max(LEAST_SEEDS, record["rounds"] + 1) :]
     waiting = {line.folder(seed) for line, seed in missing if seed in later}
     return Standing(record, frozenset(waiting - left_out.keys()), left_out)
 
 
 def _outcome(result: RunResult, metric: str, sign: int) -> float:
-    """Return what a run came to, smaller is better: infinite where it was lost, NaN for no word."""
+    """Return a run's value, smaller is better; infinite if it was lost, NaN if it has none."""
     if result.status in LOST:
         return inf
     value = result.metrics.get(metric) if result.status == "finished" else None
@@ -123,13 +123,12 @@ def replay_race(
     race: Race | None = None,
     direction: Literal["min", "max"] = "min",
 ) -> RaceRecord:
-    """Return what a race would have come to with values that are known.
+    """Return the outcome of a race over known values.
 
     Args:
-        values: of each norm, one a seed, the same seeds in the same order; None of runs that were
-            lost.
-        race: its rules; None are the defaults.
-        direction: which way is better.
+        values: values of each norm, one for each seed in the same order; None for lost runs.
+        race: rules of the race; None for the defaults.
+        direction: whether lower or higher values are better.
 
     Raises:
         InputError: fewer than two norms or three seeds, or unlike numbers of seeds.
@@ -138,8 +137,8 @@ def replay_race(
     if len(values) < 2 or len(seeds) < LEAST_SEEDS or {*map(len, values.values())} != {len(seeds)}:
         numbers = ", ".join(f"{name} {len(known)}" for name, known in values.items()) or "none"
         raise InputError(
-            f"a race of {numbers} seeds: give two norms or more, with the same seeds, "
-            f"{LEAST_SEEDS} at least"
+            f"a race of {numbers} seeds: give at least two norms with the same seeds, at least "
+            f"{LEAST_SEEDS} of them"
         )
     sign = 1 if direction == "min" else -1
     outcomes = {
@@ -150,9 +149,9 @@ def replay_race(
 
 
 def _race_metric(grid: Grid, results: Mapping[str, RunResult]) -> str:
-    """Return what decides: the goal, but of the valid split where the runs have it.
+    """Return the metric of the race: the goal, on the valid split if the runs have it there.
 
-    The test split then has no part in the choice of who goes on.
+    The test split then does not affect which norms stay in the race.
     """
     goal = grid.goal["metric"]
     twin = goal.replace("test_", "valid_", 1)
@@ -169,10 +168,10 @@ class Scatter:
 
 
 def shared_scatter(table: Sequence[Sequence[float]]) -> Scatter:
-    """Return the scatter that norms share: the residuals of a two-way layout.
+    """Return the pooled scatter of the norms, from the residuals of a two-way layout.
 
     Args:
-        table: a row for each norm, the same seeds in each; two of both at least.
+        table: one row for each norm, with the same seeds in each; at least two of both.
     """
     import numpy as np
 
@@ -186,9 +185,9 @@ def lower_bound(differences: Sequence[float], level: float, shared: Scatter) -> 
     """Return the one-sided lower confidence bound of a mean, by Student's t.
 
     Args:
-        differences: of two norms, by seed.
-        level: chance that the bound lies above the mean.
-        shared: by all norms; the differences' own variance where that is larger.
+        differences: differences of two norms, by seed.
+        level: probability that the bound lies above the mean.
+        shared: scatter pooled over the norms; the variance of the differences is used if larger.
     """
     from scipy.stats import t as student
 
@@ -197,12 +196,12 @@ def lower_bound(differences: Sequence[float], level: float, shared: Scatter) -> 
 
 
 def level_of(confidence: float, num_lines: int, count: int) -> float:
-    """Return a_n, the chance of a false alarm that the test with n seeds may take.
+    """Return a_n, the significance level of the test with n seeds.
 
     Args:
-        confidence: with which the best norm stays.
-        num_lines: K, of the whole race.
-        count: n, LEAST_SEEDS at least.
+        confidence: probability that the best norm is never dropped.
+        num_lines: K, the number of norms of the whole race.
+        count: n, at least LEAST_SEEDS.
     """
     return (1 - confidence) / (num_lines - 1) / ((count - 1) * (count - 2))
 
@@ -211,10 +210,10 @@ class _Rounds:
     """The rounds of a race, one after the other.
 
     Args:
-        race: its rules.
-        seeds: in their order.
-        outcomes: of the runs that have ended, by norm and seed; smaller is better, infinite is
-            lost, and NaN says nothing.
+        race: rules of the race.
+        seeds: seeds in order.
+        outcomes: values of the ended runs by norm and seed; smaller is better, infinite for a lost
+            run, NaN for a run without a value.
     """
 
     def __init__(
@@ -231,7 +230,7 @@ class _Rounds:
         self._leader: str | None = None
 
     def record(self, metric: str) -> RaceRecord:
-        """Go through the rounds that are complete, and return what came of them."""
+        """Evaluate the complete rounds, and return the race's record."""
         outcome, num_rounds = self._go()
         return RaceRecord(
             metric=metric,
@@ -243,7 +242,7 @@ class _Rounds:
         )
 
     def _go(self) -> tuple[RaceOutcome, int]:
-        """Return the outcome, and how many rounds are complete."""
+        """Return the outcome and the number of complete rounds."""
         for index, seed in enumerate(self._seeds):
             seeds = self._seeds[: index + 1]
             if not all(seed in self._outcomes[name] for name in self._left):
@@ -260,12 +259,12 @@ class _Rounds:
         return "undecided", len(self._seeds)
 
     def _values(self, name: str, seeds: Sequence[int]) -> dict[int, float]:
-        """Return what a norm came to by seed, of the runs that finished."""
+        """Return the values of a norm's finished runs by seed."""
         outcomes = self._outcomes[name]
         return {seed: outcomes[seed] for seed in seeds if isfinite(outcomes[seed])}
 
     def _rank(self, name: str, seeds: Sequence[int]) -> tuple[int, float]:
-        """Return by what a norm is in front: runs lost, then the mean."""
+        """Return the sort key of a norm: the number of lost runs, then the mean."""
         num_lost = sum(isinf(self._outcomes[name][seed]) for seed in seeds)
         return num_lost, fmean(self._values(name, seeds).values())
 
@@ -274,10 +273,10 @@ class _Rounds:
         return [ours[seed] - theirs[seed] for seed in seeds if seed in ours and seed in theirs]
 
     def _shared(self, seeds: Sequence[int]) -> Callable[[Sequence[float]], Scatter]:
-        """Return what gives the scatter for differences: that of all norms still in the race.
+        """Return a function from differences to their scatter, pooled over the remaining norms.
 
-        Seeds that not all of them finished have no part in it; where too few are left, the
-        differences speak for themselves.
+        Only seeds that all of these norms finished are pooled; if there are too few, the scatter
+        is that of the differences alone.
         """
         values = [self._values(name, seeds) for name in self._left]
         common = [seed for seed in seeds if all(seed in one for one in values)]
@@ -290,7 +289,7 @@ class _Rounds:
         return level_of(self._race.confidence, len(self._outcomes), count)
 
     def _drop(self, leader: str, seeds: Sequence[int]) -> None:
-        """Take those out of the race that are behind."""
+        """Drop the norms that are significantly behind the leader."""
         shared = self._shared(seeds)
         for name in [name for name in self._left if name != leader]:
             differences = self._differences(name, leader, seeds)
@@ -298,7 +297,7 @@ class _Rounds:
             bound = None
             if count >= LEAST_SEEDS:
                 bound = lower_bound(differences, self._level(count), shared(differences))
-            is_lost = self._num_lost(name, leader, seeds) >= MOST_LOST
+            is_lost = self._num_lost(name, leader, seeds) >= _MAX_LOST_SEEDS
             if is_lost or (bound is not None and bound > 0):
                 self._left.remove(name)
                 self._dropped.append(
@@ -313,11 +312,11 @@ class _Rounds:
                 )
 
     def _num_lost(self, name: str, leader: str, seeds: Sequence[int]) -> int:
-        """Return how many runs a norm lost where the leader finished."""
+        """Return the number of a norm's lost runs among the seeds that the leader finished."""
         return sum(isinf(self._outcomes[name][seed]) for seed in self._values(leader, seeds))
 
     def _is_level(self, leader: str, seeds: Sequence[int]) -> bool:
-        """Return whether nothing that is left differs from the leader by the margin or more."""
+        """Return whether all remaining norms are within the margin of the leader."""
         margin = self._race.margin
         if margin is None:
             return False

@@ -1,4 +1,4 @@
-"""What a race has come to, in words: the same while it goes on and in its report; without torch."""
+"""Sentences on the standing of a race, for notices and reports; needs no torch."""
 
 from collections.abc import Iterator
 
@@ -17,7 +17,7 @@ def drop_sentences(record: RaceRecord) -> Iterator[str]:
 
 
 def reason(drop: DropRecord) -> str:
-    """Return in words why a norm is out of a race.
+    """Return the reason why a norm was dropped, in words.
 
     >>> reason(DropRecord(
     ...     label="bn", after=3, behind="ln", difference=0.12, at_least=0.034, seeds=3))
@@ -30,7 +30,7 @@ def reason(drop: DropRecord) -> str:
 
 
 def end_sentence(record: RaceRecord) -> str:
-    """Return how a race has ended, in words, or that it has not."""
+    """Return a sentence on the outcome of a race."""
     left, seeds = ", ".join(record["left"]), record["rounds"]
     match record["outcome"]:
         case "one left":

@@ -1,4 +1,4 @@
-"""One training of a comparison, as the function that trains sees it."""
+"""The `Run` that a training function receives: one norm and one seed of a comparison."""
 
 import math
 import operator
@@ -65,19 +65,19 @@ from powernorm_lab.runs import (
 from powernorm_lab.schema import record_of, written
 
 CHECKPOINT_SECONDS: Final = 300.0
-"""At the latest after so long a checkpoint is written, where the steps between are not given."""
+"""Maximal seconds between two checkpoints, unless the steps between them are given."""
 LOST_ROWS: Final = 2
-"""Rows of the log in a row with a training loss that is not finite, after which a run is lost."""
+"""Consecutive rows of the log without a finite training loss after which a run is lost."""
 RESERVED: Final = frozenset(
     {
         *(CONFIG_FILE, RESULT_FILE, METRICS_FILE, NORMS_FILE, SCALES_FILE, CHECKPOINTS_FOLDER),
         *(DIAGNOSES_FILE, DIAGNOSIS_FILE, DIAGNOSIS_PAGE, LEASE_FILE, LOCK_FILE),
     }
 )
-"""The engine's own in a run's folder."""
+"""Names in a run's folder that belong to the engine."""
 
 RECORDED: Final = ("finished", "diverged", "nonfinite")
-"""Statuses that a function may say of its run."""
+"""Statuses that a function may record."""
 
 _Model = TypeVar("_Model", bound=nn.Module)
 _Batch = TypeVar("_Batch")
@@ -86,20 +86,20 @@ Batches = Iterable[_Batch] | Callable[[int], Iterable[_Batch]]
 
 
 class Run:
-    """One norm and one seed of a comparison: what the training function builds and reports with.
+    """One norm and one seed of a comparison; a training function builds and reports with it.
 
-    The engine seeds Python's, NumPy's and torch's generators by `seed` before the function is
-    called, so that all norms of a seed begin with the same weights and see the same batches.
+    The engine seeds Python's, NumPy's and torch's generators by `seed` before it calls the
+    function, so that all norms of a seed start with the same weights and see the same batches.
 
     Attributes:
-        seed: of this run.
-        folder: of this run.
-        device: to train on: a GPU where there is one, unless the comparison says otherwise.
-        settings: keyword arguments of the function, by name; or the task's own settings.
-        data: what the task's `prepare` returned; None for a plain function.
-        baselines: what the task's `baselines` returned; empty for a plain function.
-        num_steps: number of steps: the setting `steps`, or what the task says. None where there is
-            none; then `steps` sets it to the number of batches, where that is known.
+        seed: seed of this run.
+        folder: folder of this run.
+        device: device to train on; a GPU if there is one, unless the comparison names another.
+        settings: keyword arguments of the function by name, or the settings of the task.
+        data: return value of the task's `prepare`; None for a plain function.
+        baselines: return value of the task's `baselines`; empty for a plain function.
+        num_steps: number of steps, from the setting `steps` or the task. If it is None, the method
+            `steps` sets it to the number of batches, if that is known.
     """
 
     def __init__(
@@ -142,15 +142,15 @@ class Run:
         self.trial = trial
         self._score = score
         self.recorded: dict[str, Any] = {}
-        """What `record` was given."""
+        """Values that were passed to `record`."""
         self.step = 0
-        """Number of steps that are done, earlier sittings included."""
+        """Number of steps done, including steps before a resume."""
         self.is_nonfinite = False
-        """Whether the training loss was lost."""
+        """Whether the training loss became NaN or infinite."""
         self.is_pruned = False
-        """Whether it is a trial that fell behind."""
+        """Whether the run is a trial that fell behind the earlier ones."""
         self._best_of_trial: float | None = None
-        """By what trials are judged by."""
+        """Best value so far of the metric by which trials are pruned."""
         self._knows_norm = False
         self._built: list[nn.Module] = []
         self._tracked = Tracked(folder, self.writing)
@@ -175,31 +175,34 @@ class Run:
         self._end: Mapping[str, Any] | None = None
         self._stop_was_seen = False
 
-    # What is compared
+    # The norm
 
     @property
     def norm(self) -> str:
-        """Short name of the norm, or `module:Class`, for a function that builds it by itself."""
+        """Short name of the norm, or `module:Class`, for functions that build the norm themselves.
+
+        Reading it counts as using the norm.
+        """
         self._knows_norm = True
         return self._norm
 
     @property
     def is_trial(self) -> bool:
-        """Whether this is a trial of a tuning, of whose result only the valid score is looked at.
+        """Whether this is a trial of a tuning, of which only the valid score is used.
 
-        A function may leave the test data alone then, and return no test metric.
+        A function may then skip the test data and return no test metric.
         """
         return self.trial is not None
 
     def swap(self, model: _Model, where: str | Where | Any = None) -> _Model:
-        """Replace the norms of a model by the run's, in place, and return the model.
+        """Replace the norms of a model by the run's norm in place, and return the model.
 
         Call it before the optimizer is built, and before `torch.compile` or a wrapper for several
         processes.
 
         Args:
             model: any module; see `powernorm.swap`.
-            where: which of its norms; see `powernorm.plan_swap`.
+            where: selects the norms to replace; see `powernorm.plan_swap`.
 
         Raises:
             InputError: as `powernorm.swap`.
@@ -214,8 +217,8 @@ class Run:
 
         Args:
             num_features: C.
-            fixed: options that the model's architecture fixes, such as `feature_dim=1`; they win
-                over those of the comparison.
+            fixed: options that the model's architecture fixes, such as `feature_dim=1`; they
+                override those of the comparison.
 
         Raises:
             InputError: as `powernorm.build_norm`.
@@ -226,17 +229,17 @@ class Run:
         return norm
 
     def build(self, make: Callable[[], _Model]) -> _Model:
-        """Return the model that a function builds with the run's norms inside.
+        """Return the model that a function builds with the run's norm.
 
-        It draws the model's first weights from the seed and leaves the generators as they were,
-        so that all norms of a seed have the same first weights. Monitors, penalties and the number
-        of parameters are those of the whole model.
+        The initial weights are drawn from the seed, and the generators are restored afterwards, so
+        that all norms of a seed start with the same weights. Monitors, penalties and the number of
+        parameters refer to the whole model.
 
         Args:
-            make: calls `build_norm`, `swap` or reads `norm`, and returns the model.
+            make: calls `build_norm` or `swap`, or reads `norm`, and returns the model.
 
         Raises:
-            InputError: it did not use the norm.
+            InputError: the function did not use the norm.
 
         >>> model = run.build(lambda: Encoder(norm=run.build_norm))  # doctest: +SKIP
         """
@@ -246,25 +249,24 @@ class Run:
             model = make()
         if not self.uses_norm:
             raise InputError(
-                "run.build got a model that did not ask for the norm, so that every norm would "
-                "train the same model: build its norms with run.build_norm"
+                "run.build got a model without the run's norm, so every norm would train the same "
+                "model: build its norms with run.build_norm"
             )
         self._built[before:] = [model]
         return model
 
     def wrap(self, model: _Model, strategy: Literal["ddp", "fsdp2"] = "ddp") -> nn.Module:
-        """Return what to call in the training in place of the model.
+        """Return the module to call in training in place of the model.
 
-        In several processes (`--devices`, `torchrun`) it is torch's DistributedDataParallel, whose
-        backward gives every process the mean of the gradients of all; in one the model itself. The
-        optimizer, `track` and evaluations keep the model.
+        In several processes (`--devices`, `torchrun`) it is torch's DistributedDataParallel, which
+        averages the gradients over the processes; in a single process it is the model itself. Pass
+        the unwrapped model to the optimizer, `track` and evaluations.
 
         Args:
-            model: on its device, after `swap`; also a module around one whose weights are divided
-                already.
-            strategy: `fsdp2` divides the weights of each layer of a `nn.ModuleList`, then the rest,
-                among the processes, in place: call it before the optimizer is built. Checkpoints
-                hold whole weights.
+            model: the model on its device, after `swap`; also a module around a model whose weights
+                are sharded already.
+            strategy: `fsdp2` shards the weights of each layer of a `nn.ModuleList`, then the rest,
+                in place: call it before the optimizer is built. Checkpoints hold whole weights.
         """
         if strategy == "fsdp2" and num_processes() > 1:
             divide_weights(model, self.device)
@@ -276,12 +278,12 @@ class Run:
         """Return the penalty of Regularized BatchNorm to add to the loss; 0 for other norms.
 
         Args:
-            num_tokens: number of tokens that the loss is the mean of, in several processes that of
-                this one; needed for `mean`.
+            num_tokens: number of tokens over which the loss is averaged, in several processes those
+                of this one; needed for `mean`.
             reduction: how the loss is reduced: `mean` over tokens, or `token_sum`.
 
         Raises:
-            InputError: as `powernorm.penalty`, or nothing was built by this run.
+            InputError: as `powernorm.penalty`, or this run has built no norm.
         """
         if not self._built:
             raise InputError(
@@ -293,15 +295,15 @@ class Run:
 
     @contextmanager
     def _own_random_numbers(self) -> Iterator[None]:
-        """Let a norm draw what it begins with; what is built after it shall not depend on it."""
+        """Isolate a norm's random initialization, so that it does not shift the RNG afterwards."""
         devices = [self.device] if self.device.type == "cuda" else []
         with torch.random.fork_rng(devices):
             yield
 
     def _options(self) -> dict[str, Any]:
-        """Return the norm's options: those of the comparison, and warm-ups that fit into the run.
+        """Return the norm's options: those of the comparison, and warm-ups scaled to the run.
 
-        They count forwards in training, one a step.
+        Warm-ups count forwards in training, assuming one for each step.
         """
         if self.num_steps is None:
             return self.norm_options
@@ -314,13 +316,13 @@ class Run:
         """Keep the state of objects in the checkpoints, and restore it at once when resuming.
 
         Args:
-            things: modules, optimizers, schedules, scalers, `torch.Generator`s, … by a name of
-                your choice: what has `state_dict` and `load_state_dict`.
+            things: `torch.Generator`s, and objects with `state_dict` and `load_state_dict` such as
+                modules, optimizers, schedules and scalers, by names of your choice.
 
         Raises:
             InputError: an object has no state, a name is taken, or the checkpoint does not fit.
         """
-        # Weights of modules before what trains them: an optimizer follows how these are divided.
+        # Modules before optimizers, whose state depends on how the weights are sharded.
         for name, thing in sorted(
             things.items(), key=lambda one: not isinstance(one[1], nn.Module)
         ):
@@ -334,25 +336,25 @@ class Run:
                 self._lost_rows = int(checkpoint["lost_rows"])
                 self.is_nonfinite = self._lost_rows >= LOST_ROWS
                 self._best_of_trial, self.is_pruned = checkpoint["trial"]
-            # For loops of the user's own; `steps` does it again, just before the first batch.
+            # For custom loops; `steps` does it again, just before the first batch.
             self._tracked.set_random_states()
 
     def checkpoint(self, step: int | None = None, *, keep: str | None = None) -> None:
-        """Write a checkpoint now: tracked objects, random generators, step, place in the data.
+        """Write a checkpoint: tracked objects, random generators, step and position in the data.
 
-        `steps` calls it by itself; a loop of your own does after a step. Within `steps` it is
-        written when the step at hand is done.
+        `steps` calls it by itself; a custom loop calls it after a step. Inside of a step of `steps`
+        it is deferred to the end of the step.
 
         Args:
-            step: number of steps that are done, where `steps` does not count them.
-            keep: name under which it is kept, too: `early` is checkpoints/early.ckpt.
+            step: number of steps done, for loops other than `steps`.
+            keep: name of an additional copy: `early` makes checkpoints/early.ckpt.
 
         Raises:
             InputError: nothing is tracked, or the file cannot be written.
         """
         if not self._tracked:
             raise InputError(
-                "run.checkpoint has nothing to save: call run.track(model=…, optimizer=…) before"
+                "run.checkpoint has nothing to save: call run.track(model=…, optimizer=…) first"
             )
         if keep is not None:
             self._kept_names.append(f"{keep}.ckpt")
@@ -382,19 +384,20 @@ class Run:
 
     @property
     def should_stop(self) -> bool:
-        """Whether to end the training now: a scheduler asked for it, or the loss is lost.
+        """Whether a custom loop must end: a scheduler requested it, or the run has ended early.
 
-        Or it is a trial of a tuning that fell behind. For loops other than `steps`: after it was
-        True, call `checkpoint` and return. Every process reads it equally often.
+        A run ends early if its loss is not finite, if its patience is exhausted, or if it is a
+        trial that fell behind. When this is True, call `checkpoint` and return. Every process must
+        read it equally often.
         """
         self.stop.defer(until_asked=True)
         self._stop_was_seen |= self._agree()
         return self._stop_was_seen or self._ends_early
 
     def _agree(self) -> bool:
-        """Return whether any process was asked to stop.
+        """Return whether any process was asked to stop, and synchronize the early-end flags.
 
-        What ends the run in one of them ends it in all: each may have logged its own loss.
+        Processes may log different losses, but an early end in one process ends the run in all.
         """
         is_asked, self.is_nonfinite, self.is_pruned = any_process(
             self.stop.was_asked, self.is_nonfinite, self.is_pruned
@@ -407,17 +410,17 @@ class Run:
 
     @property
     def is_out_of_patience(self) -> bool:
-        """Whether the run has waited long enough for a better evaluation; see `keep_best`."""
+        """Whether the patience of `keep_best` is exhausted."""
         return self._best is not None and self._best.is_out_of_patience
 
     @property
     def was_interrupted(self) -> bool:
-        """Whether a scheduler's request to stop was passed on to the function."""
+        """Whether the function has seen a scheduler's request to stop."""
         return self._stop_was_seen
 
     @property
     def is_resumed(self) -> bool:
-        """Whether there is a checkpoint that the run goes on from."""
+        """Whether the run resumes from a checkpoint."""
         return self._tracked.checkpoint is not None
 
     def steps(
@@ -427,37 +430,37 @@ class Run:
         checkpoint_every: int | None = None,
         shard: bool = True,
     ) -> Iterator[tuple[int, _Batch]]:
-        """Yield (step, batch), the step from 1, until the run has its `num_steps`.
+        """Yield (step, batch), the step from 1, until the run has done `num_steps` steps.
 
-        Without the setting `steps` it is one pass through the batches; with it they are begun anew
-        as often as needed. Between two steps it evaluates, diagnoses, saves and, when a
-        scheduler sends SIGTERM or SIGUSR1, ends the run as `interrupted`. A run that goes
-        on comes to the same batch: by the `state_dict` of the batches where they have one
-        (torchdata's StatefulDataLoader), else by skipping those that were seen. Batches draw their
-        random numbers from a stream of their own, beside the training's.
+        Without the setting `steps` it makes one pass over the batches; with it, as many as needed.
+        Between two steps it evaluates, diagnoses and saves, and when a scheduler sends SIGTERM or
+        SIGUSR1, it ends the run as `interrupted`. A resumed run continues with the next batch: by
+        the `state_dict` of the batches if they have one (torchdata's StatefulDataLoader), else by
+        skipping the batches already seen. Batches draw random numbers from their own stream,
+        independent of the training's.
 
-        In several processes each one gets its part of the rows of every batch, unless the loader
-        has a DistributedSampler; together with `wrap` they train as one process does where all
-        parts are equally large. Weights that differ between the processes after a step end the run.
+        In several processes each one gets a part of the rows of every batch, unless the loader has
+        a DistributedSampler. With `wrap` they train as a single process would if all parts have
+        equal size. The run fails if the weights of the processes differ after a step.
 
         Args:
-            batches: a DataLoader, or anything that can be iterated; or a function that returns the
-                batches after so many steps, which a run that resumes does not need to skip.
+            batches: a DataLoader or another iterable; or a function of the number of steps done
+                that returns the following batches, so that a resumed run need not skip any.
             checkpoint_every: steps between two checkpoints; None is a tenth of the run, or five
                 minutes, whichever comes first.
-            shard: whether batches are divided among several processes; False where each process
-                has batches of its own, or the loop makes them.
+            shard: whether to divide batches among the processes; False if each process has its own
+                batches, or if the loop makes them.
 
         Raises:
-            InputError: called twice; nothing built or tracked where it has to be; what is given
-                cannot be iterated; the batches end before `num_steps` and cannot be begun anew; a
-                batch cannot be divided, or the processes have learned different weights.
+            InputError: `steps` is called twice, without a model, or with `keep_best` or `keep_last`
+                but no evaluation; `batches` cannot be iterated, or not again after its end; a batch
+                cannot be divided; or the weights of the processes differ.
         """
         is_iterable = hasattr(batches, "__iter__") or hasattr(batches, "__getitem__")
         if not is_iterable and (not callable(batches) or isinstance(batches, nn.Module)):
             raise InputError(
                 f"run.steps got {batches!r:.80}, expected batches: give a DataLoader or a list, or "
-                "range(100) where the loop makes its own; how many steps a run has is its setting "
+                "range(100) if the loop makes its own batches; the setting steps is the number of "
                 "steps"
             )
         if checkpoint_every is not None and checkpoint_every < 1:
@@ -490,21 +493,21 @@ class Run:
                 monitoring.close()
         self._finish()
 
-    # What the run reports
+    # Reports
 
     def log(self, step: int, /, **values: float | Tensor | list[Tensor] | None) -> None:
         """Write values of a step to metrics.csv and show them.
 
         Args:
             step: number of the step, from 1, not below that of the last call.
-            values: numbers or 0-d tensors, which are read from the device here. A row with
-                `train_loss` moves the progress bar; other rows are shown with all values. A
-                `train_loss` that is NaN or infinite twice in a row ends the run as `nonfinite`. It
-                may also be a list of the losses since the last row, as tensors: their mean over
-                all processes is written, and the run is lost where none of them is finite.
+            values: numbers or 0-d tensors, which are synchronized here. A row with `train_loss`
+                moves the progress bar; other rows are shown with all values. A `train_loss` that is
+                NaN or infinite twice in a row ends the run as `nonfinite`. `train_loss` may also be
+                a list of the losses since the last row, as tensors: their mean over all processes
+                is written, and the run ends as `nonfinite` if none of them is finite.
 
         Raises:
-            InputError: a value is no number, or a name cannot be a column.
+            InputError: a value is not a number, or a name cannot be a column.
         """
         step = _whole(step)
         losses = values.get("train_loss")
@@ -522,14 +525,14 @@ class Run:
             self.listener(event)
 
     def _mean_loss(self, losses: Sequence[Tensor]) -> float:
-        """Return the mean over all processes; take note of whether any loss is finite."""
+        """Return the mean over all processes; record whether any loss is finite."""
         found = torch.stack([loss.to(losses[-1].device) for loss in losses])
         total, num_finite = summed([float(found.mean()), float(found.isfinite().sum())])
         self._lost_rows = 0 if num_finite else LOST_ROWS
         return total / num_processes()
 
     def _judge(self, step: int, numbers: Mapping[str, float | None]) -> None:
-        """Give a trial up where its best value so far is behind."""
+        """Prune a trial whose best value so far is behind."""
         if self.trial is None:
             return
         metric = self.trial.goal["metric"]
@@ -541,30 +544,30 @@ class Run:
             self.is_pruned |= self.trial.is_behind(self._norm, step, self._best_of_trial)
 
     def count(self, tokens: int, rows: int = 0) -> None:
-        """Count what the step at hand trains on, for the speed of the training.
+        """Count the tokens of the current step, for the training's throughput.
 
-        The clock runs while batches are made and trained on, from the sixth step on; evaluations,
-        diagnoses and checkpoints do not count.
+        The measured time includes making the batches and training on them, from the sixth step on,
+        without evaluations, diagnoses and checkpoints.
 
         Args:
-            tokens: positions that are no padding, of this process.
-            rows: examples, where their speed is worth telling.
+            tokens: number of positions without padding in this process.
+            rows: number of examples; 0 leaves their throughput out.
         """
         self._throughput.count(tokens, rows)
 
     def monitor(self, every: int | str = 50, *, scaler: Any = None, scale: float = 1.0) -> None:
-        """Watch the norms that were built: a row a layer in norms.csv after every so many steps.
+        """Monitor the norms of the run: write one row for each layer to norms.csv at regular steps.
 
-        Call it after `swap` and before `torch.compile`; it needs `steps`.
+        Call it after `swap` and before `torch.compile`. The training must use `steps`.
 
         Args:
-            every: steps, or `log`; see `powernorm.diagnosis.NormMonitor`.
-            scaler: GradScaler by which the loss is multiplied before the backward.
-            scale: another factor of the loss, such as the number of processes whose gradients are
-                averaged, where each has its share of the loss.
+            every: steps between two rows, or `log`; see `powernorm.diagnosis.NormMonitor`.
+            scaler: GradScaler that scales the loss before the backward.
+            scale: another factor of the loss, such as the number of processes if each averages its
+                gradients and has its share of the loss.
 
         Raises:
-            InputError: nothing was built, or a model is compiled already.
+            InputError: the run has built no norm, or a model is compiled already.
         """
         if not self._built:
             raise InputError(
@@ -582,10 +585,10 @@ class Run:
         )
 
     def evaluate_every(self, steps: int, evaluate: Evaluation) -> None:
-        """Evaluate after every so many steps and after the last, inside of `steps`.
+        """Evaluate at regular steps and after the last step, inside of `steps`.
 
-        Tracked modules are in evaluation mode meanwhile, without gradients, and no random number
-        is drawn from the training's. What `evaluate` returns goes to metrics.csv.
+        Tracked modules are in evaluation mode, without gradients, and the random states of the
+        training are restored afterwards. The values are written to metrics.csv.
 
         Args:
             steps: number of steps between two evaluations.
@@ -599,7 +602,7 @@ class Run:
         self._evaluations.append((steps, evaluate))
 
     def is_last_evaluation(self, **values: float | None) -> bool:
-        """Return whether the run ends with the evaluation at hand, should it bring these values."""
+        """Return whether the current evaluation is the run's last one if it has these values."""
         ends = self._best is not None and self._best.ends_with(values)
         return self.step == self.num_steps or self._ends_early or ends
 
@@ -609,8 +612,8 @@ class Run:
         """Keep the checkpoint of the best evaluation as checkpoints/best.ckpt.
 
         Args:
-            metric: among the values of `evaluate_every`; evaluations without it do not count.
-            direction: which way it is better.
+            metric: name among the values of `evaluate_every`; evaluations without it do not count.
+            direction: whether lower or higher values are better.
             patience: evaluations without a better value after which the run ends; None never.
 
         Raises:
@@ -624,7 +627,7 @@ class Run:
         """Keep the weights of the tracked modules after the last evaluations, for an average.
 
         Args:
-            number: of evaluations.
+            number: number of evaluations.
 
         Raises:
             InputError: number is below 1.
@@ -634,21 +637,21 @@ class Run:
         self._snapshots = Snapshots(self.folder / CHECKPOINTS_FOLDER, number)
 
     def load(self, which: Literal["best", "last", "average"], **modules: nn.Module) -> None:
-        """Put weights that were kept into the tracked modules; after `steps`.
+        """Load kept weights into the tracked modules, after `steps`.
 
         Args:
-            which: `best`, of the best evaluation (see `keep_best`); `last`; or `average`, the mean
-                of what `keep_last` kept. Running statistics are averaged like the weights;
-                `powernorm.calibrate` measures them anew.
-            modules: others to put them into, by the names under which modules are tracked.
+            which: `best`, the weights of the best evaluation (see `keep_best`); `last`; or
+                `average`, the mean of the weights that `keep_last` kept. Running statistics are
+                averaged like the weights; `powernorm.calibrate` measures them again.
+            modules: other modules to load them into, by the names of tracked modules.
 
         Raises:
-            InputError: they were not kept, or a file is damaged.
+            InputError: the weights were not kept, or a file is damaged.
         """
         folder = self.folder / CHECKPOINTS_FOLDER
         if which == "average":
             if self._snapshots is None:
-                raise InputError("run.load('average') has nothing: call run.keep_last before")
+                raise InputError("run.load('average') has no weights: call run.keep_last first")
             weights = on_main(self._snapshots.average)
             number = len(on_main(self._snapshots.paths))
             scored = f"{AVERAGE_SCORED} {number} checkpoints"
@@ -670,12 +673,12 @@ class Run:
             raise InputError(
                 f"{where} holds the weights of another model ({reason}): {FIX}"
             ) from error
-        # Others than the tracked ones are not in the last checkpoint.
+        # The last checkpoint holds only tracked modules.
         self._keeps_end &= not modules
         self.record(scored=scored)
 
     def _best_scored(self) -> str:
-        """Return what the best checkpoint is called: by what it was chosen, where not by loss."""
+        """Return the name of the best checkpoint, with its metric unless that is the loss."""
         metric = "valid_loss" if self._best is None else self._best.metric
         if metric == "valid_score" and self._score is not None:
             metric = f"valid_{self._score}"
@@ -690,24 +693,23 @@ class Run:
         *,
         epochs: Epochs | None = None,
     ) -> None:
-        """Diagnose the norms before the first step, after every so many and after `num_steps`.
+        """Diagnose the norms before the first step, at regular steps and after `num_steps`.
 
-        A run that ends early is not diagnosed at its end.
-
-        A row each goes to diagnoses.jsonl; nothing changes in the training.
+        Each diagnosis is a row of diagnoses.jsonl, and does not affect the training. A run that
+        ends early is not diagnosed at its end.
 
         Args:
-            every: steps, or `epoch`.
-            model: that trains, on its device.
-            batches: on the same device, the same in every process.
+            every: steps between two diagnoses, or `epoch`.
+            model: the model in training, on its device.
+            batches: batches on the same device, the same in every process.
             forward: runs the model on a batch; None calls it.
-            epochs: returns how many epochs so many steps are; needed for `epoch`.
+            epochs: converts a number of steps to epochs; needed for `epoch`.
 
         Raises:
             InputError: every is below 1, or `epoch` without `epochs`.
         """
         if every == EPOCH and epochs is None:
-            raise InputError("run.diagnose_every('epoch') needs epochs: how many some steps are")
+            raise InputError("run.diagnose_every('epoch') needs epochs, which converts steps")
         if every != EPOCH and every < 1:
             raise InputError(f"run.diagnose_every got {every} steps, expected at least 1")
         name = self.folder.name
@@ -723,17 +725,17 @@ class Run:
         status: Status | None = None,
         message: str | None = None,
     ) -> None:
-        """Add to the run's result what is no metric.
+        """Add metadata that are not metrics to the run's result.
 
         Args:
-            tid: `powernorm.training_inference_discrepancy(…).summary()`; left out where a value is
-                NaN or infinite.
-            remark: what has to stand beside every number of the run, such as `sees the future`.
-            scored: which weights the metrics are of, such as `best checkpoint`.
+            tid: `powernorm.training_inference_discrepancy(…).summary()`; ignored if a value is NaN
+                or infinite.
+            remark: caveat displayed next to the run's metrics, such as `sees the future`.
+            scored: name of the weights that the metrics belong to, such as `best checkpoint`.
             signatures: how scores were computed, by metric.
-            status: what the run came to, where the goal alone does not say it: `finished`,
-                `diverged` or `nonfinite`.
-            message: why.
+            status: `finished`, `diverged` or `nonfinite`; overrides the status that follows from
+                the goal.
+            message: reason for the status.
 
         Raises:
             InputError: a value is of another type.
@@ -760,15 +762,16 @@ class Run:
         self.recorded |= {name: value for name, value in given.items() if value is not None}
 
     def path(self, name: str) -> Path:
-        """Return the path of a file or folder of your own in the run's folder.
+        """Return a path for your own file or folder in the run's folder.
 
         Raises:
-            InputError: it lies outside, or is one of the engine's.
+            InputError: the path is outside the run's folder, or belongs to the engine.
         """
         path = (self.folder / name).resolve()
         inside = path.relative_to(self.folder.resolve()) if self._holds(path) else None
         if inside is None or not inside.parts or inside.parts[0] in RESERVED:
-            raise InputError(f"run.path({name!r}) is no place of yours: give another name")
+            where = "is outside the run's folder or reserved: give another name"
+            raise InputError(f"run.path({name!r}) {where}")
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 
@@ -776,7 +779,7 @@ class Run:
 
     @property
     def seconds(self) -> float:
-        """Seconds that the run took so far, over all its sittings."""
+        """Seconds that the run has taken so far, including the time before a resume."""
         checkpoint = self._tracked.checkpoint
         with self._tracked.naming():
             before = 0.0 if checkpoint is None else float(checkpoint["seconds"])
@@ -784,35 +787,35 @@ class Run:
 
     @property
     def num_parameters(self) -> int:
-        """Number of trainable parameters of all that was tracked or built."""
+        """Number of trainable parameters of all tracked modules and built norms or models."""
         modules = (*self._tracked.modules().values(), *self._built)
         unique = {id(p): p for module in modules for p in module.parameters()}
         return sum(p.numel() for p in unique.values() if p.requires_grad)
 
     @property
     def uses_norm(self) -> bool:
-        """Whether anything depended on the norm."""
+        """Whether the function has built or read the norm."""
         return bool(self._built) or self._knows_norm
 
     @property
     def ended(self) -> RunResult | None:
-        """The result of a run whose last checkpoint is that of `keep_end`, None of any other."""
+        """The result in the last checkpoint if `keep_end` wrote it, else None."""
         kept = (self._tracked.checkpoint or {}).get("result")
         if kept is None:
             return None
         return record_of(RunResult, kept, str(last_checkpoint(self.folder)), FIX, exact=True)
 
     def keep_end(self, result: RunResult) -> None:
-        """Let the last checkpoint hold what is tracked now: averaged, or the best weights.
+        """Write the loaded weights (average or best) and the result into the last checkpoint.
 
-        With the result, as a run that went on from here would not come to it again.
+        The result is stored because a run that resumes from these weights could not reproduce it.
         """
         if self._saved_step is not None and self._keeps_end:
             self._end = written(result)
             self.checkpoint()
 
     def close(self) -> None:
-        """Finish the files."""
+        """Close the log files."""
         self._logs.close()
 
     def _holds(self, path: Path) -> bool:
@@ -822,11 +825,11 @@ class Run:
         if self._is_started:
             raise InputError(
                 "run.steps was called twice: a run has one loop; use run.checkpoint and "
-                "run.should_stop in loops of your own"
+                "run.should_stop in custom loops"
             )
         if not self.uses_norm:
             raise InputError(
-                "the function called neither run.swap nor run.build_norm before run.steps, so that "
+                "the function called neither run.swap nor run.build_norm before run.steps, so "
                 "every norm would train the same model: build the model with one of them"
             )
         if (self._best or self._snapshots) and not self._evaluations:
@@ -839,14 +842,14 @@ class Run:
             self.num_steps = len(batches)
         if self._tracked.checkpoint is not None:
             with self._tracked.naming():
-                self._go_on(self._tracked.checkpoint)
+                self._resume(self._tracked.checkpoint)
         elif self._snapshots is not None and is_main():
             self._snapshots.forget_after(0)
         self.listener(
             RunStarted(self.label, self.seed, self.index, self.num_runs, self.num_steps, self.step)
         )
 
-    def _go_on(self, checkpoint: Mapping[str, Any]) -> None:
+    def _resume(self, checkpoint: Mapping[str, Any]) -> None:
         self._tracked.check_complete()
         self._evaluated_at = checkpoint["evaluated_at"]
         if self._best is not None and checkpoint["best"] is not None:
@@ -859,7 +862,7 @@ class Run:
             self._position.load_state_dict(positions[rank()])
 
     def _batches(self, batches: Batches[_Batch]) -> Iterator[_Batch]:
-        """Yield the batches that are still to come."""
+        """Yield the remaining batches of the run."""
         if self._ends_early:
             return
         if callable(batches) and not hasattr(batches, "__iter__"):
@@ -873,8 +876,8 @@ class Run:
         if self.is_resumed:
             self._tracked.set_random_states()
             if self._position.has_position and self.step != self.num_steps:
-                self._tell_what_workers_forgot(batches)
-                yield from self._until_done(self._position.go_on(batches))
+                self._warn_of_persistent_workers(batches)
+                yield from self._until_done(self._position.resume(batches))
                 if self.num_steps is None:
                     return
         while self.num_steps is None or self.step < self.num_steps:
@@ -888,17 +891,17 @@ class Run:
         if self.num_steps is not None and self.step < self.num_steps and not self._ends_early:
             raise InputError(
                 f"the batches ended after {self.step} of {self.num_steps} steps and cannot be "
-                "begun anew: give a DataLoader or a list, or more batches"
+                "iterated again: give a DataLoader or a list, or more batches"
             )
 
-    def _tell_what_workers_forgot(self, batches: Iterable[Any]) -> None:
+    def _warn_of_persistent_workers(self, batches: Iterable[Any]) -> None:
         is_later_pass = self.step > self._position.taken
         if is_later_pass and getattr(batches, "persistent_workers", False):
             self.listener(
                 Notice(
-                    f"{self.folder.name}: the loader has persistent_workers=True, and what its "
-                    "workers had drawn in earlier passes is in no checkpoint: the batches may "
-                    "differ from those of a run that was never interrupted"
+                    f"{self.folder.name}: the loader has persistent_workers=True, and the random "
+                    "states of its workers are not in the checkpoint: the batches may differ from "
+                    "those of an uninterrupted run"
                 )
             )
 
@@ -913,7 +916,7 @@ class Run:
                 return
 
     def _after_step(self, every: int, *, by_time: bool) -> None:
-        # Again at 2, 4, 8, …: the first steps of a warm-up, or of an accumulation, change nothing.
+        # At steps 1, 2, 4, 8, …: the first steps of a warm-up or accumulation change no weights.
         if num_processes() > 1 and self.step & (self.step - 1) == 0:
             check_equal_weights((*self._tracked.modules().values(), *self._built))
         for monitoring in self._monitors:
@@ -941,7 +944,7 @@ class Run:
                 self._logs.add_diagnosis(diagnosing.diagnose(self.step))
 
     def _evaluate(self, *, is_last: bool) -> bool:
-        """Evaluate where it is due; return whether it is the best evaluation so far."""
+        """Evaluate if it is due, and return whether the evaluation is the best so far."""
         due = [one for every, one in self._evaluations if is_last or self.step % every == 0]
         if not due or self._evaluated_at == self.step:
             return False
@@ -958,15 +961,15 @@ class Run:
                     found |= numbers
         set_random_states(states)
         if self._snapshots is not None:
-            weights = self._tracked.weights()  # of all processes, where they divide them
+            weights = self._tracked.weights()  # a collective operation if they are sharded
             if is_main():
                 with self.writing():
                     self._snapshots.keep(self.step, weights)
-        # Each process may have evaluated rows of its own: the first one decides for all.
+        # Processes may have evaluated different rows: the first one decides for all.
         return self._best is not None and self._best.sees(gather(found)[0])
 
     def _finish(self) -> None:
-        """Add up the speed; evaluate the last weights where the number of steps was not known."""
+        """Record the throughput; evaluate the last weights if the number of steps was unknown."""
         self.recorded |= self._throughput.total()
         if self._ends_early:
             return
@@ -979,10 +982,10 @@ class Run:
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        """Hold the run's folder while the block puts files into place.
+        """Hold the lock of the run's lease while the block writes files.
 
         Raises:
-            LeaseLostError: another process trains the run by now.
+            LeaseLostError: another process has taken over the run.
         """
         if self.lease is None:
             yield

@@ -1,4 +1,4 @@
-"""metrics.csv, norms.csv and diagnoses.jsonl of a run, and the trackers that show their numbers."""
+"""Logs of a run: metrics.csv, norms.csv, diagnoses.jsonl and experiment trackers."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -19,14 +19,14 @@ from powernorm_lab.runs import DIAGNOSES_FILE, METRICS_COLUMNS, METRICS_FILE, NO
 
 
 class RunLogs:
-    """The logs, opened at their first row; the first of several processes writes them.
+    """Logs of a run, opened with their first row and written by the first process.
 
     Args:
-        folder: of the run.
-        last_step: returns the step up to which the rows of an earlier sitting hold, None for none;
-            every process calls it.
-        writing: context of every change of a file.
-        trackers: names of the trackers that show every number, too.
+        folder: folder of the run.
+        last_step: returns the step up to which rows of an existing log are kept, None to replace
+            it; every process calls it.
+        writing: context in which files are written.
+        trackers: names of the trackers that receive all numbers.
     """
 
     def __init__(
@@ -74,13 +74,13 @@ class RunLogs:
         self._trackers.log(finite, step=step, last_step=self._last_step())
 
     def flush(self) -> None:
-        """Write the row that is being gathered."""
+        """Write the pending row."""
         if self._metrics is not None:
             self._metrics.flush()
 
     def close(self) -> None:
-        """Finish the files."""
-        with ExitStack() as closing:  # also where the last row cannot be written
+        """Close the files and trackers."""
+        with ExitStack() as closing:  # closes all, even if the last row cannot be written
             closing.callback(self._trackers.close)
             for csv in self._csvs.values():
                 closing.callback(csv.close)
@@ -102,7 +102,7 @@ def number_of(name: str, value: Any) -> float | None:
     """Return a logged value as a number.
 
     Raises:
-        InputError: it is none, or its name cannot be a column.
+        InputError: the value is not a number, or its name cannot be a column.
     """
     if name == "step" or any(letter in name for letter in ',"\n\r'):
         raise InputError(f"run.log cannot have a column {name!r}: give it another name")
@@ -118,7 +118,7 @@ def plain_number(value: Any) -> float | None:
     """Return a number, or a tensor with one element, as a float; None as it is.
 
     Raises:
-        TypeError, ValueError: it is something else.
+        TypeError, ValueError: the value is of another type, or a tensor of several elements.
     """
     if isinstance(value, Tensor):
         if value.numel() != 1:

@@ -1,4 +1,4 @@
-"""Single runs of a comparison, trained in this process, and the result of each."""
+"""Training of single runs of a comparison in this process."""
 
 import copy
 import errno
@@ -45,23 +45,23 @@ from powernorm_lab.schema import written
 
 LOGGER = logging.getLogger(__name__)
 
-NO_PLACE: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
-"""Of an OSError: every other run would meet it, too."""
-RESUMED: Final = "interrupted; --resume goes on from the last checkpoint"
+_FATAL_ERRNOS: Final = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO)
+"""Errnos of an OSError that every other run would raise, too."""
+_RESUMED: Final = "interrupted; --resume continues from the last checkpoint"
 
 
 class RunTraining:
     """Trains runs of a grid one at a time, each under the lease of its folder.
 
     Args:
-        results: of the comparison's runs.
-        data: as the task has prepared them.
-        baselines: of the task.
-        stop: says when to stop.
+        results: results of the comparison.
+        data: data that the task has prepared.
+        baselines: baselines of the task.
+        stop: whether a stop was requested.
         listener: receives the events of the runs.
         on_kept: is called when a run's result is written.
-        resume: tell of runs that have no checkpoint to go on from.
-        ran_on: what the results say of the worker; None for the process of `compare` itself.
+        resume: report runs that restart because they have no checkpoint.
+        ran_on: description of the worker for the results; None in the process of `compare` itself.
     """
 
     def __init__(
@@ -87,26 +87,26 @@ class RunTraining:
         self._resume = resume
         self._ran_on = ran_on
         self.is_worker = ran_on is not None
-        # What a worker has seen to fail, the next one would, too.
+        # A run that failed in one worker would also fail in the next one.
         self.over = OVER | {"failed"} if self.is_worker else OVER
-        """Statuses of runs that it does not train."""
+        """Statuses of runs that need no training."""
         self._fingerprint = self._grid.task.fingerprint(data)
 
     def train(self, line: Line, seed: int, index: int) -> RunResult | None:
-        """Train a run and return its result; None where another process has ended it meanwhile.
+        """Train a run and return its result; None if another process has finished it meanwhile.
 
         Args:
-            line: of the run.
-            seed: of the run.
-            index: its place in the grid, from 1.
+            line: line of the run.
+            seed: seed of the run.
+            index: number of the run in the grid, from 1.
 
         Raises:
-            LeaseHeldError: another process trains it.
-            InputError: something is wrong that other runs would meet, too.
+            LeaseHeldError: another process trains the run.
+            InputError: an error that other runs would raise, too.
         """
         folder = self._out / line.folder(seed)
         check_own(folder, folder / CHECKPOINTS_FOLDER)
-        # A training function may have taken the signals, or left them to wait.
+        # The previous training function may have replaced the handlers or deferred the signals.
         self._stop.install()
         self._stop.defer(until_asked=False)
         if on_main(lambda: self._is_over(folder)):
@@ -114,7 +114,7 @@ class RunTraining:
         lease = self._lease(folder)
         is_over = False
         try:
-            if on_main(lambda: self._is_over(folder)):  # in between
+            if on_main(lambda: self._is_over(folder)):  # ended before this process had the lease
                 is_over = True
                 return None
             on_main(lambda: self._begin(folder, line, seed))
@@ -144,7 +144,7 @@ class RunTraining:
         return taken[0] if taken else None
 
     def _is_over(self, folder: Path) -> bool:
-        """Whether another worker has ended the run since this one has looked."""
+        """Return whether another worker has finished the run since the last check."""
         result = self.results.read().get(folder.name)
         return result is not None and result.status in self.over
 
@@ -159,7 +159,7 @@ class RunTraining:
         folder.mkdir(parents=True, exist_ok=True)
         write_json(folder / CONFIG_FILE, config)
         if self._resume and was_there and not last_checkpoint(folder).exists():
-            self._listener(Notice(f"{folder.name} has no checkpoint yet, so it begins anew"))
+            self._listener(Notice(f"{folder.name} has no checkpoint yet and restarts"))
 
     def _run(self, line: Line, seed: int, folder: Path, lease: Lease | None, index: int) -> Run:
         return Run(
@@ -168,7 +168,7 @@ class RunTraining:
             seed=seed,
             folder=folder,
             device=own_device(self._grid.device),
-            # A function may change what it is given.
+            # A function may modify its settings.
             settings=copy.deepcopy(line.settings),
             data=self._data,
             baselines=self._baselines,
@@ -185,18 +185,18 @@ class RunTraining:
         )
 
     def _outcome(self, run: Run, line: Line) -> RunResult:
-        """Train a run and keep its result, whatever comes of it."""
+        """Train a run and write its result, also if the training fails or is interrupted."""
         try:
             result = run.ended or self._trained(run, line)
         except (KeyboardInterrupt, Stopped) as end:
             if isinstance(end, Stopped):
                 self._stop.ignore()
-            self._keep(run, result_of(run, line, "interrupted", message=RESUMED))
+            self._keep(run, result_of(run, line, "interrupted", message=_RESUMED))
             raise
         except InputError as error:
-            # The other processes may be elsewhere: nothing here may wait for them.
+            # The other processes may be at another point: no collective operation here.
             if is_main() and not isinstance(error, LeaseLostError):
-                # Of settings that fit everything but the data: the next try is a first.
+                # The settings do not fit the data: leave nothing that a next call would resume.
                 clear_unless_resumable(run.folder)
                 if not self.is_worker:
                     forget_comparison(self._out)
@@ -213,7 +213,7 @@ class RunTraining:
             if run.was_interrupted:
                 raise Stopped
             result = measured_result(run, line, self._grid, metrics)
-            # The first process decides: a goal may be a number in some of them only.
+            # The first process decides: the goal may be finite in some processes only.
             if on_main(lambda: result.status) == "finished":
                 run.keep_end(result)
             return result
@@ -221,20 +221,20 @@ class RunTraining:
             run.close()
 
     def _failed(self, run: Run, line: Line, error: BaseException) -> RunResult:
-        """Return the result of a run that broke, which must not cost the others."""
-        if isinstance(error, OSError) and error.errno in NO_PLACE:
+        """Return the result of a run whose function raised an error; other runs continue."""
+        if isinstance(error, OSError) and error.errno in _FATAL_ERRNOS:
             raise InputError(
-                f"{run.folder} cannot be written ({error.strerror}): make room, then go on with "
+                f"{run.folder} cannot be written ({error.strerror}): make room, then continue with "
                 "--resume"
             ) from error
         if num_processes() > 1:
-            # The others may be waiting for this process: only an end sets them free.
+            # The others may wait in a collective operation: only an exit ends them.
             raise error
         LOGGER.error("The run %s failed.", run.folder.name, exc_info=error)
         return result_of(run, line, "failed", message=printable(f"{type(error).__name__}: {error}"))
 
     def _keep(self, run: Run, result: RunResult) -> RunResult:
-        """Write a run's result, and return it as it was written."""
+        """Complete and write a run's result, and return it."""
         result = replace(result, ran_on=dict(self._ran_on or {}), study=self._grid.study)
         if is_main():
             with run.writing():
@@ -244,22 +244,22 @@ class RunTraining:
 
 
 def forget_comparison(out: Path) -> None:
-    """Leave no trace of a comparison that has no runs.
+    """Delete the files of a comparison without runs.
 
     Args:
-        out: its folder.
+        out: folder of the comparison.
     """
     if not find_runs(out):
         for name in (RESULTS_FILE, COMPARISON_FILE, WORK_FILE, REPORT_FILE):
             remove(out / name)
 
 
-def remove_rests(out: Path, results: Mapping[str, RunResult]) -> None:
-    """Delete what processes left that were killed just after they had written a result.
+def remove_leftovers(out: Path, results: Mapping[str, RunResult]) -> None:
+    """Delete leases and unfinished files of processes that were killed after writing a result.
 
     Args:
         out: folder of the comparison.
-        results: of its runs, by the names of their folders.
+        results: results of its runs, by the names of their folders.
     """
     for name, result in results.items():
         owner = read_owner(out / name)

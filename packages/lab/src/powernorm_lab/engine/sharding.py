@@ -1,4 +1,4 @@
-"""A training function's batches and weights in several processes: divided, and compared."""
+"""Batches divided among several processes, and a check that the processes' weights are equal."""
 
 import copy
 from collections.abc import Iterable, Iterator, MutableMapping, Sequence
@@ -14,12 +14,13 @@ from powernorm_lab.engine.processes import gather, num_processes, rank, refuse
 
 _Batch = TypeVar("_Batch")
 _FIX: Final = (
-    "give tensors with a row each, or run.steps(…, shard=False) with batches of each process's own"
+    "give tensors with one row for each example, or use run.steps(…, shard=False) with separate "
+    "batches in each process"
 )
 
 
 def is_sharded(batches: Any) -> bool:
-    """Return whether a loader gives each process batches of its own by itself."""
+    """Return whether a loader already gives each process different batches."""
     sampler = getattr(batches, "sampler", None)
     inner = getattr(getattr(batches, "batch_sampler", None), "sampler", None)
     return isinstance(sampler, DistributedSampler) or isinstance(inner, DistributedSampler)
@@ -33,12 +34,12 @@ def shards(batches: Iterator[_Batch]) -> Iterator[_Batch]:
     """
     for number, batch in enumerate(batches):
         if number == 0:
-            # Rows of batches that differ already would be lost.
+            # If the batches differed between processes, dividing them would lose rows.
             found = gather([_summary(tensor) for tensor in _tensors(batch)])
             if any(one != found[0] for one in found):
                 refuse(
-                    "the processes have different batches, of which run.steps would leave out "
-                    "rows: give all of them the same, or say run.steps(…, shard=False)"
+                    "the processes have different batches, so run.steps would skip rows: give all "
+                    "processes the same batches, or use run.steps(…, shard=False)"
                 )
         try:
             yield shard(batch, rank(), num_processes())
@@ -47,15 +48,15 @@ def shards(batches: Iterator[_Batch]) -> Iterator[_Batch]:
 
 
 def shard(batch: Any, index: int, size: int) -> Any:
-    """Return one of several parts of a batch, which differ by one row at most.
+    """Return one part of a batch; parts differ by at most one row.
 
     Args:
-        batch: a tensor of rows, or a mapping, list or tuple of such, also of several batches.
-        index: of the part, from 0.
+        batch: a tensor of rows, or a mapping, list or tuple of such tensors, possibly nested.
+        index: number of the part, from 0.
         size: number of parts.
 
     Raises:
-        InputError: it holds something else, rows of different numbers, or too few of them.
+        InputError: the batch holds other objects, tensors of different lengths, or too few rows.
 
     >>> shard({"x": torch.arange(5), "y": (torch.arange(5), None)}, 1, 2)
     {'x': tensor([3, 4]), 'y': (tensor([3, 4]), None)}
@@ -87,13 +88,13 @@ def shard(batch: Any, index: int, size: int) -> Any:
 
 
 def check_equal_weights(modules: Iterable[nn.Module]) -> None:
-    """End all processes where one has learned something else than the others.
+    """Check that all processes have equal weights.
 
     Args:
-        modules: that are trained; weights that are divided among processes are left out.
+        modules: modules in training; sharded weights are skipped.
 
     Raises:
-        InputError: parameters differ.
+        InputError: parameters differ, in all processes.
     """
     named = {
         id(parameter): (name, parameter)
@@ -107,8 +108,8 @@ def check_equal_weights(modules: Iterable[nn.Module]) -> None:
     ]
     if differing:
         refuse(
-            f"{differing[0]} differs between the {len(found)} processes, whose gradients nothing "
-            "averages: call run.wrap(model) in the training in place of the model"
+            f"{differing[0]} differs between the {len(found)} processes, because their gradients "
+            "are not averaged: call run.wrap(model) in the training instead of the model"
         )
 
 
@@ -121,7 +122,7 @@ def _tensors(batch: Any) -> Iterator[Tensor]:
 
 
 def _summary(tensor: Tensor) -> tuple[Sequence[int], str]:
-    """Return what two tensors have in common if they are equal, and hardly else."""
+    """Return the shape and two sums of a tensor as a cheap hash."""
     values = tensor.detach().to(torch.float64)
-    # As text, in which NaN equals itself.
+    # As text, because NaN does not equal itself.
     return tuple(tensor.shape), str([values.sum().item(), values.square().sum().item()])

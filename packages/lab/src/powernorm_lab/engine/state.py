@@ -1,4 +1,4 @@
-"""The state of a run: random generators, tracked objects, and the checkpoint that holds them."""
+"""State of a run: random generators, tracked objects, and the checkpoint that holds them."""
 
 import random
 import sys
@@ -17,7 +17,7 @@ from powernorm_lab.engine.distribution import is_divided
 from powernorm_lab.engine.folders import check_owner, last_checkpoint
 
 FORMAT: Final = 1
-FIX: Final = "remove the run's folder to train it anew"
+FIX: Final = "remove the run's folder to train the run again"
 _PLAIN: Final = (Tensor, int, float, complex, str, bytes, bool, type(None))
 _MAPPINGS: Final = (dict, OrderedDict, defaultdict, Counter)
 _SEQUENCES: Final = (list, tuple, set, torch.Size)
@@ -26,14 +26,14 @@ _TOKENS: Final = (torch.dtype, torch.device)
 
 @runtime_checkable
 class Stateful(Protocol):
-    """What a checkpoint can hold: modules, optimizers, schedules, scalers, loaders."""
+    """Protocol of objects that a checkpoint can hold, such as modules and optimizers."""
 
     def state_dict(self) -> Any:
-        """Return everything that the object has to know to go on."""
+        """Return the state that the object needs to resume."""
         ...
 
     def load_state_dict(self, state: Any) -> Any:
-        """Go on from what `state_dict` returned."""
+        """Restore the state that `state_dict` returned."""
         ...
 
 
@@ -47,13 +47,13 @@ def random_states() -> dict[str, Any]:
     }
     if "numpy" in sys.modules:
         name, keys, *rest = sys.modules["numpy"].random.get_state()
-        # In a type that every version of torch has and stores.
+        # int64, because not every version of torch can store uint32.
         states["numpy"] = [name, torch.from_numpy(keys.astype("int64")), *rest]
     return states
 
 
 def set_random_states(states: Mapping[str, Any]) -> None:
-    """Set the generators to what `random_states` returned."""
+    """Restore the states that `random_states` returned."""
     version, numbers, gauss = states["python"]
     random.setstate((version, numbers, gauss))
     torch.set_rng_state(states["torch"].cpu())
@@ -79,23 +79,23 @@ def state_of(name: str, thing: Any) -> Any:
     """Return the state of a tracked object.
 
     Raises:
-        InputError: it holds something that a checkpoint cannot hold safely; the message says where.
+        InputError: it holds an object that a checkpoint cannot hold safely; the message names it.
     """
     state = thing.get_state() if isinstance(thing, torch.Generator) else thing.state_dict()
     problem = _unsafe(state, name)
     if problem is not None:
         raise InputError(
-            f"the state of {name!r} cannot go into a checkpoint ({problem}): let its state_dict "
-            "return tensors, numbers, texts, lists and dicts only"
+            f"the state of {name!r} cannot be stored in a checkpoint ({problem}): its state_dict "
+            "may return only tensors, numbers, strings, lists and dicts"
         )
     return state
 
 
 def restore(name: str, thing: Any, state: Any) -> None:
-    """Set a tracked object to its state in a checkpoint.
+    """Restore the state of a tracked object from a checkpoint.
 
     Raises:
-        InputError: the state is of another object, such as a model of another shape.
+        InputError: the state does not fit, for example because the model has another shape.
     """
     try:
         if isinstance(thing, torch.Generator):
@@ -105,15 +105,15 @@ def restore(name: str, thing: Any, state: Any) -> None:
     except Exception as error:
         first_line = str(error).strip().partition("\n")[0]
         raise InputError(
-            f"{name!r} cannot take its state from the checkpoint ({type(error).__name__}: "
-            f"{first_line}): build it as it was, or use --force to begin anew"
+            f"{name!r} cannot load its state from the checkpoint ({type(error).__name__}: "
+            f"{first_line}): build it as before, or use --force to start over"
         ) from error
 
 
 def gradients_of(thing: Any) -> dict[str, Tensor]:
-    """Return the gradients that a module holds between two steps, as it does to accumulate them.
+    """Return the gradients that a module has accumulated between two steps.
 
-    None of a module whose weights the processes divide: it accumulates within a step.
+    Returns no gradients of a module with sharded weights, which accumulates within a step.
     """
     if not isinstance(thing, nn.Module) or is_divided(thing):
         return {}
@@ -121,7 +121,7 @@ def gradients_of(thing: Any) -> dict[str, Tensor]:
 
 
 def restore_gradients(thing: Any, gradients: Mapping[str, Tensor]) -> None:
-    """Give the parameters of a module the gradients of `gradients_of`."""
+    """Restore the gradients that `gradients_of` returned."""
     if isinstance(thing, nn.Module) and not is_divided(thing):
         for name, parameter in thing.named_parameters():
             found = gradients.get(name)
@@ -141,15 +141,15 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     """Return the contents of a checkpoint that `write_checkpoint` wrote.
 
     Raises:
-        InputError: the file is damaged, is none of ours, or is another run's than its folder.
+        InputError: the file is damaged, is not a checkpoint, or belongs to another run.
     """
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch's, about a file that it refuses next
+            warnings.simplefilter("ignore")  # torch warns before it raises
             content = load_sealed(path, FIX)
     except InputError:
         raise
-    except Exception as error:  # whatever a file of another kind makes torch raise
+    except Exception as error:  # torch may raise any error for other files
         reason = f"{type(error).__name__} {str(error).partition(chr(10))[0].partition('. ')[0]}"
         raise InputError(f"{path} is not a checkpoint of a run ({reason}): {FIX}") from error
     if not isinstance(content, dict) or content.get("format") != FORMAT or "states" not in content:
@@ -169,18 +169,18 @@ def weights_in(path: Path, names: Sequence[str]) -> dict[str, Tensor]:
     states = read_checkpoint(path)["states"]
     missing = [name for name in names if name not in states]
     if missing:
-        raise InputError(f"{path} holds {', '.join(states)} and no {missing[0]!r}: give its name")
+        raise InputError(f"{path} holds {', '.join(states)}, not {missing[0]!r}: name one of these")
     return {f"{name}.{key}": value for name in names for key, value in states[name].items()}
 
 
 def saved_states(folder: Path) -> dict[str, Any]:
-    """Return what a run's last checkpoint holds of each tracked object, by its name.
+    """Return the states of a run's tracked objects in its last checkpoint, by name.
 
     Args:
-        folder: of the run; or one of its checkpoints, such as `checkpoints/early.ckpt`.
+        folder: folder of the run, or one of its checkpoints, such as `checkpoints/early.ckpt`.
 
     Raises:
-        InputError: it has no checkpoint, or a damaged one.
+        InputError: the checkpoint is missing or damaged.
     """
     path = folder if folder.is_file() else last_checkpoint(folder)
     if not path.exists():
@@ -190,7 +190,7 @@ def saved_states(folder: Path) -> dict[str, Any]:
 
 
 def _unsafe(value: Any, where: str) -> str | None:
-    """Return what `torch.load` would refuse to read, and where it is."""
+    """Return the first object that `torch.load` would refuse, with its place; None without one."""
     kind = type(value)
     if kind in _MAPPINGS:
         pairs = ((item, f"{where}[{key!r}]") for key, item in value.items())

@@ -1,4 +1,4 @@
-"""SIGTERM and SIGUSR1, with which a scheduler announces the end: finish the step, save, leave."""
+"""Handling of SIGTERM and SIGUSR1, by which schedulers request a stop: finish the step and save."""
 
 import os
 import signal
@@ -15,14 +15,14 @@ SIGNALS: Final = tuple(
     getattr(signal, name) for name in ("SIGTERM", "SIGUSR1") if hasattr(signal, name)
 )
 EXIT_CODE: Final = 75
-"""Exit code after a stop from outside (EX_TEMPFAIL: start the same command again)."""
+"""Exit code after a requested stop (EX_TEMPFAIL: start the same command again)."""
 
 
 class Stopped(SystemExit):
-    """A run was stopped from outside; what it had saved goes on with `resume`.
+    """A run was stopped by a signal; `resume` continues it from its last checkpoint.
 
-    No `Exception`: a training function that catches those must not swallow it. A script that does
-    not catch it ends with `EXIT_CODE`.
+    It is not an `Exception`, so that training functions that catch exceptions do not swallow it. A
+    script that does not catch it exits with `EXIT_CODE`.
     """
 
     def __init__(self, reason: str = "asked to stop by the scheduler") -> None:
@@ -31,7 +31,7 @@ class Stopped(SystemExit):
 
 
 def ignore_until_exit() -> None:
-    """Let no second signal end this process, or change its exit code, while Python ends it."""
+    """Ignore further signals, so that they do not change the exit code while Python exits."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
 
@@ -39,15 +39,15 @@ def ignore_until_exit() -> None:
 class Stop:
     """Whether a scheduler has asked this process to stop.
 
-    Inside `watching`, a signal raises `Stopped` where Python is, unless a loop has promised by
-    `defer` that it will call `check` soon. A second signal does not wait for it. Ctrl-C
-    raises `KeyboardInterrupt` at once, as ever. What was raised is kept, for a training function
-    may swallow it or let another exception follow.
+    Inside `watching`, a signal raises `Stopped` at once, unless a loop has promised by `defer` to
+    call `check` soon. A second signal raises it in any case. Ctrl-C raises `KeyboardInterrupt` at
+    once, as usual. The raised exception is remembered, because a training function may swallow it
+    or raise another one.
     """
 
     def __init__(self) -> None:
         self.was_asked = False
-        """Whether this process was."""
+        """Whether this process received a signal."""
         self._deferring = False
         self._ignores = False
         self._raised: BaseException | None = None
@@ -55,9 +55,9 @@ class Stop:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        """Answer the signals inside the block; elsewhere than in the main thread none come.
+        """Handle the signals inside the block; only the main thread receives any.
 
-        What they raise is never hidden: a library that builds something may fail by it otherwise.
+        Exceptions of signals are raised even if a library has swallowed or replaced them.
         """
         if threading.current_thread() is not threading.main_thread():
             yield
@@ -70,44 +70,44 @@ class Stop:
             with self.never_hidden():
                 yield
         except Stopped:
-            # The process ends; a second signal must not cost the exit code by which it goes on.
+            # The process exits; a second signal must not change the exit code.
             self.ignore()
             raise
         finally:
             for number, handler in before.items():
                 if not (self._ignores and number in SIGNALS):
-                    # None is one that Python cannot give back.
+                    # None: the handler was not installed from Python and cannot be restored.
                     signal.signal(number, signal.SIG_DFL if handler is None else handler)
 
     def install(self) -> None:
-        """Take the signals, also from a library that has taken them in the meantime."""
+        """Install the handlers, also over those that a library has installed meanwhile."""
         if threading.current_thread() is threading.main_thread():
             for number in SIGNALS:
                 signal.signal(number, self._receive)
 
     def ignore(self) -> None:
-        """Let signals that still come do nothing, for good: the process is about to end."""
+        """Ignore all further signals: the process is about to exit."""
         self._ignores = True
 
     def defer(self, *, until_asked: bool) -> None:
-        """Let the next signal wait for `check`, or no longer."""
+        """Defer the next signal to `check`, or raise it at once again."""
         self._deferring = until_asked
 
     def check(self) -> None:
-        """Stop where any of the processes was asked to; all of them call this.
+        """Stop if any process was asked to; all processes must call this.
 
         Raises:
-            Stopped: one was.
+            Stopped: a process was asked to stop.
         """
         if any_process(self.was_asked)[0]:
             raise Stopped
 
     @contextmanager
     def never_hidden(self) -> Iterator[None]:
-        """Raise in the end what a signal raised inside the block, or what it was about to.
+        """Raise a signal's exception at the end of the block, even if the block swallowed it.
 
-        A block may swallow it, or fail by it in another way, as a loader does whose workers the
-        signal has ended, too.
+        The block may also raise another error because of the signal, such as a DataLoader whose
+        workers the signal has ended.
         """
         try:
             yield
@@ -125,7 +125,7 @@ class Stop:
     def _receive(self, number: int, frame: FrameType | None) -> None:
         del frame
         if os.getpid() != self._process:
-            # A process that the training function has forked, such as one of a pool.
+            # A process that the training function has forked, such as a pool's worker.
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
         elif self._ignores:

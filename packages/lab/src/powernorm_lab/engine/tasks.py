@@ -1,4 +1,4 @@
-"""What is trained: a task, of which a plain function is the smallest."""
+"""Tasks: the interface of what a comparison trains, and plain functions as tasks."""
 
 import difflib
 import hashlib
@@ -27,22 +27,22 @@ if TYPE_CHECKING:
 Metrics = Mapping[str, Any]
 TrainingFunction = Callable[..., Metrics]
 SCRIPT: Final = "__mp_main__"
-"""Name under which workers import a script, as those of multiprocessing do: not `__main__`, so that
-what it does under that name is not done again."""
+"""Name under which workers import a script, as in multiprocessing: not `__main__`, so that the
+script's `if __name__ == "__main__"` block does not run."""
 STEPS: Final = "steps"
-"""The setting that is the number of steps of a run."""
+"""Name of the setting for the number of steps of a run."""
 RESERVED: Final = frozenset({"norms", "seeds", "norm_options", "versions", "machine", "date"})
-"""What results.json says beside the settings."""
+"""Fields of results.json that settings cannot be named after."""
 
 
 class Task:
-    """What a comparison asks for; subclass it where a function is not enough.
+    """Base class of tasks; subclass it if a plain function is not enough.
 
-    A subclass has a method `train(self, run, *, …)`, whose keyword parameters with defaults are the
-    settings, as those of a plain function are.
+    A subclass has a method `train(self, run, *, …)`. Its keyword parameters with defaults are the
+    settings, as for a plain function.
 
     Attributes:
-        name: in the tables and files; `module:name` where a subclass does not say.
+        name: name in tables and files; the default is `module:name` of the subclass.
     """
 
     name: str = ""
@@ -51,18 +51,18 @@ class Task:
     def prepare(self, settings: Any) -> Any:
         """Return the data of all runs, as `run.data`; called once, before the first run.
 
-        With several processes one of each machine is first, so that the others find its cache.
+        Of several processes, one of each machine calls it first and can fill a cache.
         """
         del settings
         return None
 
     def fingerprint(self, data: Any) -> str | None:
-        """Return a hash of the data, which a run that goes on has to find again."""
+        """Return a hash of the data; a resumed run must have the same one."""
         del data
         return None
 
     def baselines(self, data: Any, settings: Any) -> list[Baseline]:
-        """Return models without a network, the first of which every norm has to beat."""
+        """Return scores of trivial models; a run that is worse than the first one has diverged."""
         del data, settings
         return []
 
@@ -72,35 +72,35 @@ class Task:
         return {}
 
     def check(self, settings: Any, norm: str) -> None:
-        """Raise an InputError where the settings do not fit a norm; before anything is trained."""
+        """Raise an InputError if the settings do not fit a norm; called before any training."""
         del settings, norm
 
     def load(self, folder: Path) -> tuple[nn.Module, Sequence[Any]]:
-        """Return the trained model of a run's folder, and batches to diagnose and fold it by.
+        """Return the trained model of a run's folder, and batches to diagnose and fold it with.
 
         Returns:
-            The model in evaluation mode; at least two batches as it takes them, made as in
-            training: tensors, tuples, or mappings of keyword arguments.
+            The model in evaluation mode, and at least two batches in the form that the model takes
+            and made as in training: tensors, tuples, or mappings of keyword arguments.
 
         Raises:
-            InputError: the task does not say how.
+            InputError: the task does not implement this method.
         """
         raise InputError(
-            f"{folder} is a run of {self.name}, which does not say how its model is loaded: let a "
-            "Task have the method load, see docs/own-models.md"
+            f"{folder} is a run of {self.name}, which does not define how to load its model: "
+            "implement the method load of a Task, see docs/own-models.md"
         )
 
     # For the engine
 
     def announce(self, data: Any, baselines: Sequence[Baseline], listener: Listener) -> None:
-        """Tell the listener what the data are, before the first run."""
+        """Send an event that describes the data to the listener, before the first run."""
         del data, baselines, listener
 
     def work(self, grid: "Grid") -> dict[str, Any]:
-        """Return what another process has to know to train a grid of the task; JSON.
+        """Return the record from which another process can train a grid of the task, as JSON.
 
         Raises:
-            InputError: it cannot import the function.
+            InputError: another process cannot import the function.
         """
         record = {
             "function": _importable(self),
@@ -129,18 +129,18 @@ class Task:
         return self.train(run, **run.settings)
 
     def num_steps(self, settings: Any) -> int | None:
-        """Return the number of steps of a run, where the settings have it."""
+        """Return the number of steps of a run; None if the settings do not define it."""
         steps = settings.get(STEPS)
         return steps if isinstance(steps, int) and not isinstance(steps, bool) else None
 
     def settings(self, given: Mapping[str, Any]) -> Any:
-        """Return all settings, those that were given and the defaults of the others, checked.
+        """Return all settings, checked: the given values, and defaults for the others.
 
         Args:
-            given: values, or texts of the command line, by name.
+            given: values, or strings of the command line, by name.
 
         Raises:
-            InputError: one is unknown or has the wrong type.
+            InputError: a setting is unknown or has the wrong type.
         """
         known = self._settings
         unknown = next((name for name in given if name not in known), None)
@@ -159,11 +159,11 @@ class Task:
         return values
 
     def to_json(self, settings: Any) -> dict[str, Any]:
-        """Return the settings as JSON has them, for the files."""
+        """Return the settings as JSON values, for the files."""
         return {name: self._settings[name].to_json(value) for name, value in settings.items()}
 
     def source(self) -> FunctionRecord:
-        """Return where the code is, as it was when it was imported."""
+        """Return name, file and hash of the task's code at the time of its import."""
         return self._source
 
     @cached_property
@@ -176,7 +176,7 @@ class Task:
 
 
 class FunctionTask(Task):
-    """A task that is a function of a `Run` and of settings with defaults.
+    """A task from a function of a `Run` and of settings with defaults.
 
     Raises:
         InputError: a parameter has no default, or cannot be given by its name.
@@ -185,14 +185,14 @@ class FunctionTask(Task):
     def __init__(self, function: TrainingFunction) -> None:
         self.train = function
         self.name = name_of(function)
-        _ = self._settings  # raises where they cannot be read
+        _ = self._settings  # raises an InputError if they are invalid
 
 
 def task_of(what: Task | TrainingFunction | str) -> Task:
-    """Return a task from a task, its class, a function, or `module:name` of one.
+    """Return a task from a task, its class, a function, or `module:name` of one of these.
 
     Raises:
-        InputError: it cannot be imported or is something else.
+        InputError: the argument cannot be imported, or is of another kind.
     """
     found: Any = imported(what, base=Task) if isinstance(what, str) else what
     task: Task
@@ -213,7 +213,7 @@ def task_of(what: Task | TrainingFunction | str) -> Task:
 
 
 def name_of(thing: Any) -> str:
-    """Return `module:name` of a function or class; of a script the name of its file."""
+    """Return `module:name` of a function or class; the module of a script is its file's name."""
     code = _code_of(thing)
     module = getattr(code, "__module__", None) or "?"
     if module == "__main__":
@@ -232,7 +232,7 @@ def _source_of(thing: Any) -> FunctionRecord:
 
 
 def _code_of(thing: Any) -> Any:
-    """Return the function or class that says what a callable does: of a partial the inner one."""
+    """Return the function or class behind decorators, partials and callable objects."""
     code = inspect.unwrap(thing)
     while isinstance(code, partial):
         code = inspect.unwrap(code.func)
@@ -248,7 +248,7 @@ def _file_of(thing: Any) -> Path | None:
 
 
 def _importable(task: Task) -> dict[str, str]:
-    """Return what says where a worker finds a task: a module or a script, and a name in it."""
+    """Return module or script of a task and its name there, for the import in a worker."""
     thing = task.train if isinstance(task, FunctionTask) else type(task)
     module, name = getattr(thing, "__module__", None), getattr(thing, "__qualname__", "")
     found: dict[str, str] = {"name": name}
@@ -256,8 +256,8 @@ def _importable(task: Task) -> dict[str, str]:
         file = getattr(sys.modules[module], "__file__", None)
         if file is None:
             raise InputError(
-                f"{task.name} is written at a prompt or in a notebook, where other processes "
-                "cannot import it: write it into a file for jobs"
+                f"{task.name} is defined at a prompt or in a notebook, where other processes "
+                "cannot import it: write it into a file to use jobs"
             )
         found["script"] = str(Path(file).absolute())
     else:
@@ -270,8 +270,8 @@ def _importable(task: Task) -> dict[str, str]:
     has_own_state = not isinstance(task, FunctionTask) and own_state
     if top is not thing or has_own_state:
         raise InputError(
-            f"{task.name} cannot be imported by other processes: write it at the top level of its "
-            "module, a task without arguments, for jobs"
+            f"{task.name} cannot be imported by other processes: to use jobs, define it at the top "
+            "level of its module, and a task without constructor arguments"
         )
     return found
 
@@ -285,7 +285,7 @@ class _Setting:
     adapter: TypeAdapter[Any]
 
     def checked(self, value: Any) -> Any:
-        """Return a value, or a text of the command line, as the type of the parameter."""
+        """Convert a value, or a string of the command line, to the type of the parameter."""
         failure: ValidationError | None = None
         for candidate in _readings(value):
             try:
@@ -309,12 +309,12 @@ class _Setting:
             ) from error
 
     def to_json(self, value: Any) -> Any:
-        """Return a value as JSON has it."""
+        """Return a setting's value as a JSON value."""
         return self.adapter.dump_python(value, mode="json")
 
 
 def _readings(value: Any) -> Iterator[Any]:
-    """Yield what a text can mean: none, a JSON value, itself."""
+    """Yield the possible meanings of a string: None, a JSON list or object, the string itself."""
     if not isinstance(value, str):
         yield value
         return
@@ -332,10 +332,10 @@ def _settings_of(function: TrainingFunction, name: str) -> dict[str, _Setting]:
         first, *others = inspect.signature(function).parameters.values()
     except (ValueError, TypeError) as error:
         raise InputError(
-            f"{name} is no function of a run ({error}): write def train(run, *, steps=1000)"
+            f"{name} is no function of a run ({error}): define def train(run, *, steps=1000)"
         ) from error
     if first.kind in (first.KEYWORD_ONLY, first.VAR_KEYWORD):
-        raise InputError(f"{name} takes no run: write def train(run, *, steps=1000)")
+        raise InputError(f"{name} takes no run: define def train(run, *, steps=1000)")
     code = _code_of(function)
     names = getattr(code if inspect.isroutine(code) else code.__call__, "__globals__", {})
     return {parameter.name: _setting_of(parameter, name, names) for parameter in others}
@@ -344,15 +344,15 @@ def _settings_of(function: TrainingFunction, name: str) -> dict[str, _Setting]:
 def _setting_of(parameter: inspect.Parameter, owner: str, names: dict[str, Any]) -> _Setting:
     if parameter.kind in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL):
         raise InputError(
-            f"{owner} takes {parameter}: name each setting, with its default, so that it can be "
+            f"{owner} takes {parameter}: name each setting with its default, so that it can be "
             "checked and stored"
         )
     if parameter.default is parameter.empty or parameter.kind is parameter.POSITIONAL_ONLY:
         raise InputError(f"{owner} has the setting {parameter.name} without a default: give one")
     if parameter.name in RESERVED:
         raise InputError(
-            f"{owner} has the setting {parameter.name}, which the files of a comparison have for "
-            "their own: give it another name"
+            f"{owner} has the setting {parameter.name}, which is reserved in the files of a "
+            "comparison: give it another name"
         )
     hint = parameter.annotation
     if isinstance(hint, str):
@@ -365,18 +365,18 @@ def _setting_of(parameter: inspect.Parameter, owner: str, names: dict[str, Any])
     except (PydanticUserError, ValueError, TypeError) as error:
         first_line = str(error).partition("\n")[0]
         raise InputError(
-            f"the setting {parameter.name} of {owner} cannot be stored ({first_line}): let it be a "
-            "number, a text or a list of them"
+            f"the setting {parameter.name} of {owner} cannot be stored ({first_line}): use a "
+            "number, a string or a list of these"
         ) from error
     return setting
 
 
 def _evaluated(hint: str, name: str, owner: str, names: dict[str, Any]) -> Any:
-    """Return the type that an annotation in quotes, or of postponed evaluation, names."""
+    """Return the type of an annotation that is a string, as under postponed evaluation."""
     try:
-        return eval(hint, names)  # the user's own code, as typing.get_type_hints does it
+        return eval(hint, names)  # the user's code, evaluated as in typing.get_type_hints
     except Exception as error:
         raise InputError(
             f"the setting {name} of {owner} has the type {hint}, which cannot be found ({error}): "
-            "import it where it is also seen at run time"
+            "import it so that it is available at run time"
         ) from error

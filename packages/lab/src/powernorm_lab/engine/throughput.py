@@ -1,4 +1,4 @@
-"""Speed of training, without what stands around it."""
+"""Throughput of training, without evaluations and checkpoints."""
 
 import time
 from collections.abc import Mapping
@@ -8,15 +8,15 @@ import torch
 from powernorm_lab.engine.processes import summed
 
 NUM_SKIPPED_STEPS = 5
-"""The first steps allocate memory and choose kernels; they are not counted."""
+"""Number of first steps that are not counted: they allocate memory and choose kernels."""
 
 
 class Throughput:
     """Counts tokens, examples and seconds of training steps.
 
-    The clock runs from `begin` to `pause`, so that time spent in validation and in writing
-    checkpoints is left out when `pause` comes before it. On a GPU the clock waits for the device
-    when it starts and stops only, not at every batch.
+    The clock runs from `begin` to `pause`; call `pause` before validations and checkpoints to leave
+    their time out. On a GPU the device is synchronized only when the clock starts and stops, not
+    for every batch.
     """
 
     def __init__(self) -> None:
@@ -27,18 +27,18 @@ class Throughput:
         self._started: float | None = None
 
     def begin(self) -> None:
-        """Start the clock unless it runs already or the run has only just begun."""
+        """Start the clock unless it runs already or the first steps are not done."""
         if self._started is None and self._skipped >= NUM_SKIPPED_STEPS:
             self._started = _now()
 
     def count(self, num_tokens: int, num_examples: int = 0) -> None:
-        """Count what a step trains on if the clock runs."""
+        """Count the tokens and examples of a step if the clock runs."""
         if self._started is not None:
             self.tokens += num_tokens
             self.examples += num_examples
 
     def end(self) -> None:
-        """Take note of a step that was not counted."""
+        """Count a step as skipped if the clock does not run."""
         if self._started is None:
             self._skipped += 1
 
@@ -49,7 +49,7 @@ class Throughput:
             self._started = None
 
     def total(self) -> dict[str, float]:
-        """Return the speeds of all processes together, by their names in results; all call it."""
+        """Return the total throughput of all processes, by its names in results; all call it."""
         self.pause()
         counts = (self.tokens, self.examples)
         speeds = summed([count / self.seconds if self.seconds else 0.0 for count in counts])
@@ -57,11 +57,11 @@ class Throughput:
         return {name: speed for name, speed in named if speed}
 
     def state_dict(self) -> dict[str, float]:
-        """Return what a run that resumes has to know."""
+        """Return the state for the checkpoint."""
         return {"seconds": self.seconds, "tokens": self.tokens, "examples": self.examples}
 
     def load_state_dict(self, state: Mapping[str, float]) -> None:
-        """Take what `state_dict` returned."""
+        """Restore the state that `state_dict` returned."""
         self.seconds = state["seconds"]
         self.tokens, self.examples = int(state["tokens"]), int(state["examples"])
 

@@ -1,4 +1,4 @@
-"""What a run tracks, and the checkpoint that its states are kept in."""
+"""Tracked objects of a run, and the checkpoint that holds their states."""
 
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,15 +38,15 @@ from powernorm_lab.engine.state import (
 from powernorm_lab.runs import CHECKPOINTS_FOLDER
 
 _WRONG: Final = (AttributeError, LookupError, OverflowError, RuntimeError, TypeError, ValueError)
-"""Errors that a part of a checkpoint raises that is of another type than it was written with."""
+"""Errors that values of unexpected types in a checkpoint can raise."""
 
 
 class Tracked:
-    """Objects by name, whose states go into last.ckpt and come back from it.
+    """Objects by name, whose states are saved to last.ckpt and restored from it.
 
     Args:
-        folder: of the run.
-        writing: context of every change of its files.
+        folder: folder of the run.
+        writing: context in which its files are written.
     """
 
     def __init__(self, folder: Path, writing: Writing) -> None:
@@ -59,28 +59,28 @@ class Tracked:
 
     @cached_property
     def checkpoint(self) -> dict[str, Any] | None:
-        """What the run goes on from; read when it is first needed, by all processes."""
+        """Checkpoint from which the run resumes, None without one; all processes must read it."""
         path = last_checkpoint(self._folder)
         return on_main(lambda: read_checkpoint(path) if path.exists() else None)
 
     @property
     def step(self) -> int | None:
-        """Number of steps that were done at the checkpoint; None without one."""
+        """Number of steps done at the checkpoint; None without one."""
         if self.checkpoint is None:
             return None
         with self.naming():
             return int(self.checkpoint["step"])
 
     def add(self, name: str, thing: Any) -> None:
-        """Track an object, and set it to its state in the checkpoint, if there is one.
+        """Track an object, and restore its state from the checkpoint if there is one.
 
         Raises:
-            InputError: it has no state, the name is taken, or the checkpoint does not fit.
+            InputError: the object has no state, the name is taken, or the checkpoint does not fit.
         """
         if not isinstance(thing, Stateful | torch.Generator):
             raise InputError(
                 f"run.track({name}=…) got a {type(thing).__name__}, which has no state_dict "
-                "and load_state_dict: leave it out, or give it these two methods"
+                "and load_state_dict: leave it out, or add these two methods"
             )
         if name in self._things:
             raise InputError(f"run.track({name}=…) was called twice: give each its own name")
@@ -92,17 +92,17 @@ class Tracked:
             if name not in states:
                 raise InputError(
                     f"the checkpoint of {self._folder} holds {', '.join(states)} and no {name!r}: "
-                    "track the same things as before, or use --force to begin anew"
+                    "track the same objects as before, or use --force to start over"
                 )
             restore(name, self._kept(thing), states[name])
             restore_gradients(thing, self.checkpoint["gradients"].get(name, {}))
 
     @contextmanager
     def naming(self) -> Iterator[None]:
-        """Let errors of what is taken from the checkpoint name its file.
+        """Add the checkpoint's path to errors of reading its contents.
 
         Raises:
-            InputError: something in it is not as `save` wrote it, or does not fit.
+            InputError: its contents were not written by `save`, or do not fit.
         """
         path = last_checkpoint(self._folder)
         try:
@@ -118,19 +118,19 @@ class Tracked:
             raise InputError(f"{path} is not a checkpoint of this run ({reason}): {FIX}") from error
 
     def check_complete(self) -> None:
-        """Raise an InputError where the checkpoint has states of objects that are not tracked."""
+        """Raise an InputError if the checkpoint has states of objects that are not tracked."""
         states = self.checkpoint["states"] if self.checkpoint is not None else {}
         missing = states.keys() - self._things.keys()
         if missing:
             raise InputError(
                 f"the checkpoint of {self._folder} also holds {', '.join(sorted(missing))}: track "
-                "the same things as before, or use --force to begin anew"
+                "the same objects as before, or use --force to start over"
             )
 
     def set_random_states(self) -> None:
-        """Set the generators of this process to what they were at the checkpoint.
+        """Restore the generators of this process from the checkpoint.
 
-        With another number of processes than then, each goes on with numbers of its own.
+        If the number of processes has changed, each keeps its current generators.
         """
         if self.checkpoint is None:
             return
@@ -140,18 +140,18 @@ class Tracked:
                 set_random_states(states[rank()])
 
     def save(self, content: Mapping[str, Any], copies: Sequence[str] = ()) -> None:
-        """Write last.ckpt: all states, those of the generators of every process, and `content`.
+        """Write last.ckpt: all states, the generators of every process, and `content`.
 
         Args:
-            content: what else is kept.
-            copies: names of files that hold the same.
+            content: further entries of the checkpoint.
+            copies: names of copies of the file.
 
         Raises:
-            InputError: the file cannot be written, or a state cannot be kept.
+            InputError: the file cannot be written, or a state cannot be stored.
         """
         states = {name: state_of(name, self._kept(thing)) for name, thing in self._things.items()}
         gradients = {name: gradients_of(thing) for name, thing in self._things.items()}
-        # Every process gathers, the first one writes.
+        # All processes take part in gathering; the first one writes.
         random = gather(random_states())
         whole = {**content, "states": states, "gradients": gradients, "random": random}
         if is_main():
@@ -176,14 +176,14 @@ class Tracked:
     def load_weights(
         self, weights: Mapping[str, Tensor], modules: Mapping[str, nn.Module] | None = None
     ) -> None:
-        """Put what `weights` returned into the tracked modules, or into others by their names."""
+        """Load the result of `weights` into the tracked modules, or into others by their names."""
         for name, module in (modules or self.modules()).items():
             prefix = f"{name}."
             own = {k.removeprefix(prefix): v for k, v in weights.items() if k.startswith(prefix)}
             load_weights(module, own)
 
     def _kept(self, thing: Any) -> Any:
-        """Return what has the whole state of an object whose weights the processes divide."""
+        """Return an object whose state is whole, also for modules with sharded weights."""
         if isinstance(thing, nn.Module) and is_divided(thing):
             return _WholeModule(thing)
         if isinstance(thing, torch.optim.Optimizer):
@@ -206,13 +206,13 @@ class Tracked:
                         shutil.copyfileobj(file, copy)
         except OSError as error:
             raise InputError(
-                f"{folder} cannot be written ({error.strerror or error}): make room, then go on "
-                "with --resume; the checkpoint before this one is whole"
+                f"{folder} cannot be written ({error.strerror or error}): make room, then continue "
+                "with --resume; the previous checkpoint is intact"
             ) from error
 
 
 class _WholeModule:
-    """A divided module with whole weights as its state; every process asks for it."""
+    """A sharded module with whole weights as its state; every process must request it."""
 
     def __init__(self, module: nn.Module) -> None:
         self._module = module
@@ -225,7 +225,7 @@ class _WholeModule:
 
 
 class _WholeOptimizer:
-    """The optimizer of a divided module with whole tensors as its state."""
+    """The optimizer of a sharded module with whole tensors as its state."""
 
     def __init__(self, optimizer: torch.optim.Optimizer, module: nn.Module) -> None:
         self._optimizer = optimizer

@@ -1,4 +1,4 @@
-"""Experiment trackers: what a run logs, shown in a program of somebody else."""
+"""Experiment trackers that receive the numbers of runs: TensorBoard, W&B, MLflow, Trackio."""
 
 import io
 import posixpath
@@ -20,14 +20,14 @@ from powernorm_lab.engine.isolation import own_generators
 
 
 class Tracker(Protocol):
-    """Shows the numbers of one run."""
+    """Receives the numbers of one run."""
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        """Show finite numbers of a step by name."""
+        """Log finite numbers of a step by name."""
         ...
 
     def close(self) -> None:
-        """Finish."""
+        """Finish the run."""
         ...
 
 
@@ -38,7 +38,7 @@ class _TensorBoard:
         _imported("tensorboard")
         from torch.utils.tensorboard import SummaryWriter
 
-        first = None if last_step is None else last_step + 1  # hides what comes again
+        first = None if last_step is None else last_step + 1  # hides older events of these steps
         self._writer = SummaryWriter(str(folder / "tensorboard"), purge_step=first)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
@@ -72,12 +72,12 @@ class _WandB:
 
 
 class _MLflow:
-    """A run of MLflow, where `MLFLOW_TRACKING_URI` says."""
+    """A run of MLflow at `MLFLOW_TRACKING_URI`."""
 
     def __init__(self, folder: Path, last_step: int | None) -> None:
         self._mlflow = _imported("mlflow")
         project, tag = _project(folder), _kept_id(folder, "mlflow", last_step)
-        # Workers that make a new database at the same time break it.
+        # Workers that create a database at the same time would corrupt it.
         with FileLock(folder.parent / ".mlflow.lock"):
             self._client = client = self._mlflow.MlflowClient()
             known = client.get_experiment_by_name(project)
@@ -98,12 +98,12 @@ class _MLflow:
 
 
 class _Trackio:
-    """A run of Trackio, where `TRACKIO_DIR`, `TRACKIO_SPACE_ID` or `TRACKIO_SERVER_URL` says."""
+    """A run of Trackio at `TRACKIO_DIR`, `TRACKIO_SPACE_ID` or `TRACKIO_SERVER_URL`."""
 
     def __init__(self, folder: Path, last_step: int | None) -> None:
         trackio = _imported("trackio")
         resume = "never" if last_step is None else "allow"
-        # It keeps one run a context and prints; a context of its own leaves the caller's run alone.
+        # Trackio keeps one run for each context and prints; a new context leaves the caller's run.
         with redirect_stdout(io.StringIO()):
             self._run = Context().run(
                 trackio.init, project=_project(folder), name=folder.name, resume=resume, embed=False
@@ -123,38 +123,38 @@ TRACKERS: Final[Mapping[str, Callable[[Path, int | None], Tracker]]] = {
     "mlflow": _MLflow,
     "trackio": _Trackio,
 }
-"""By the name that `log_to` takes, which is its package's. A package is imported by the run."""
+"""Trackers by name: that of the package, as in `log_to`. Packages are imported when a run logs."""
 
 
 def _check_installed(name: str) -> None:
     spec = find_spec(name)
-    # Trackers leave folders of their names behind, which Python takes for packages.
+    # Trackers create folders of their names, which Python treats as namespace packages.
     if spec is None or spec.origin is None:
         raise InputError(f"the tracker {name} needs the package {name}: pip install {name}")
 
 
 def _imported(name: str) -> Any:
-    """Return the package of a tracker.
+    """Import the package of a tracker.
 
     Raises:
-        InputError: it is missing.
+        InputError: the package is missing.
     """
     _check_installed(name)
     return import_module(name)
 
 
 def _project(folder: Path) -> str:
-    """Return the name of the comparison's folder, in letters that all trackers take."""
+    """Return the name of the comparison's folder, in characters that all trackers accept."""
     return re.sub(r"[^\w. -]", "-", folder.absolute().parent.name)[:128] or "powernorm"
 
 
 def _plain(name: str) -> str:
-    """Return the name of a number as MLflow takes it: letters, digits and a relative path."""
+    """Return the name of a number in MLflow's format: letters, digits and a relative path."""
     return posixpath.normpath(re.sub(r"[^/\w. -]", "_", name)).lstrip("./") or "_"
 
 
 def _kept_id(folder: Path, name: str, last_step: int | None) -> str:
-    """Return the run's id in a tracker: a new one, or for a run that goes on the one it has."""
+    """Return the run's id in a tracker: the stored one if the run resumes, else a new one."""
     path = folder / f"{name}.id"
     if last_step is None or not path.is_file():
         path.write_text(uuid.uuid4().hex)
@@ -162,10 +162,10 @@ def _kept_id(folder: Path, name: str, last_step: int | None) -> str:
 
 
 def check_trackers(names: Sequence[str]) -> None:
-    """Check the names of trackers, and that their packages are here; none is imported.
+    """Check the names of trackers, and that their packages are installed, without importing them.
 
     Raises:
-        InputError: one is unknown, which lists the known ones, or its package is missing.
+        InputError: a name is unknown (the message lists the known ones), or a package is missing.
     """
     for name in names:
         if name not in TRACKERS:
@@ -174,11 +174,11 @@ def check_trackers(names: Sequence[str]) -> None:
 
 
 class Trackers:
-    """Several trackers of a run, made at the first number.
+    """The trackers of a run, created with the first number.
 
     Args:
-        names: of `TRACKERS`.
-        folder: of the run.
+        names: names in `TRACKERS`.
+        folder: folder of the run.
     """
 
     def __init__(self, names: Sequence[str], folder: Path) -> None:
@@ -187,24 +187,24 @@ class Trackers:
         self._opened: list[Tracker] | None = None
 
     def log(self, values: Mapping[str, Any], *, step: int, last_step: int | None) -> None:
-        """Show numbers of a step.
+        """Log numbers of a step.
 
         Args:
-            values: by name.
+            values: numbers by name.
             step: number of the step.
             last_step: step of the checkpoint from which the run has resumed; None without one.
         """
         if self._opened is None:
             self._opened = []
-            with own_generators():  # a package may draw numbers when it is imported
+            with own_generators():  # a package may draw random numbers when it is imported
                 for name in self._names:
                     self._opened.append(TRACKERS[name](self._folder, last_step))
         for tracker in self._opened:
             tracker.log(step, values)
 
     def close(self) -> None:
-        """Finish all."""
+        """Close all trackers."""
         opened, self._opened = self._opened or [], None
-        with ExitStack() as closing:  # also where one cannot be closed
+        with ExitStack() as closing:  # closes the others if one raises an error
             for tracker in opened:
                 closing.callback(tracker.close)

@@ -1,15 +1,15 @@
-"""The warm-ups of the norms that have one, made to fit into a run."""
+"""Warm-ups of norms, scaled to the length of a run."""
 
 from typing import Final
 
 WARMUP_FRACTION: Final = 0.1
-"""Part of a run after which the warm-ups of norms end, where nothing else is asked for."""
+"""Default fraction of a run after which the warm-ups of norms end."""
 WARMED_UP_NORMS: Final = ("pn", "pn-only", "pn-static", "brn", "mabn", "un", "prepbn", "taper")
 
 _TAPERING: Final = 0.05
-"""Share of a run after which TaperNorm's gate begins to fall, as in the paper."""
+"""Fraction of a run after which TaperNorm's gate begins to fall, as in the paper."""
 _FADING: Final = 0.8
-"""Share of a run in which PRepBN's LayerNorm fades out."""
+"""Fraction of a run over which PRepBN's LayerNorm fades out."""
 
 
 def warmup_options(
@@ -18,14 +18,14 @@ def warmup_options(
     """Return the options that end the warm-up of a norm after a fraction of a run.
 
     Args:
-        norm: short name; one without a warm-up has no options.
-        num_forwards: forwards in training of the whole run, which is what norms count.
-        fraction: of them.
+        norm: short name; a norm without a warm-up has no options.
+        num_forwards: number of forwards in training over the whole run, which norms count.
+        fraction: fraction of the run.
     """
     if norm not in WARMED_UP_NORMS:
         return {}
     if norm == "prepbn":
-        # By the mixture that is trained: RepBN alone is another model until the schedule ends.
+        # Evaluate the trained mixture: RepBN alone is another model until the schedule ends.
         steps = max(1, round(num_forwards * _FADING))
         return {"decay_steps": steps, "evaluation": "blend"}
     if norm == "taper":

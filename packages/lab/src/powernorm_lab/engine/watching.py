@@ -1,4 +1,4 @@
-"""What is done to a model between its steps: evaluation, and the monitor of its norms."""
+"""Evaluation mode between steps, and the monitor of a run's norms."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,10 +11,10 @@ from powernorm.diagnosis import NormMonitor
 
 @contextmanager
 def evaluating(*modules: nn.Module) -> Iterator[None]:
-    """Put modules into evaluation mode, and each part of them back into its own afterwards."""
+    """Put modules into evaluation mode, and restore the mode of each submodule on exit."""
     modes = [(part, part.training) for module in modules for part in module.modules()]
     try:
-        # Not by `eval`, which a norm with frozen statistics takes for a wish of its user.
+        # `eval` is not called: a norm with frozen statistics treats it as the user's decision.
         for part, _ in modes:
             part.training = False
         yield
@@ -24,7 +24,7 @@ def evaluating(*modules: nn.Module) -> Iterator[None]:
 
 
 class Monitoring:
-    """A monitor and where its rows go."""
+    """A monitor of norms, and the function that writes its rows."""
 
     def __init__(
         self,
@@ -41,10 +41,10 @@ class Monitoring:
         self._monitor.start_step(step, self._scale())
 
     def finish(self, step: int) -> None:
-        """Write what was seen in a step."""
+        """Write the rows of a step."""
         for row in self._monitor.finish_step(step):
             self._write(row)
 
     def close(self) -> None:
-        """Leave the model as it was."""
+        """Detach the monitor from the model."""
         self._monitor.detach()

@@ -1,5 +1,5 @@
-"""The architectures that several tasks share; every norm in them comes from a factory.
+"""Architectures that several tasks share; a factory builds every norm in them.
 
-This package imports no torch by itself, so that a configuration can name its choices cheaply:
+The package itself does not import torch, so that configurations can import its choices cheaply:
 import `powernorm_lab.models.language_model` for a model.
 """

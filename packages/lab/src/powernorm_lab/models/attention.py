@@ -12,27 +12,27 @@ from powernorm_lab.models.normed import HeadScale, Normed, NormFactory, apply_ma
 
 
 def attended_positions(padding_mask: Tensor) -> Tensor:
-    """Return where attention over a padded memory may look, True = yes, (batch, 1, 1, length).
+    """Return the attention mask of a padded memory, True = attend, (batch, 1, 1, length).
 
-    A row of nothing but padding sees all of it: a softmax over nothing is NaN.
+    A row of padding only attends to all positions: a softmax over nothing is NaN.
     """
     allowed = ~padding_mask[:, None, None, :]
     return allowed | ~allowed.any(dim=-1, keepdim=True)
 
 
 class NormOfHeads(nn.Module):
-    """A norm of queries or keys, before they meet (qk-norm), or of values (HybridNorm).
+    """A norm of queries and keys (qk-norm) or of values (HybridNorm).
 
-    `per_head` normalizes the features of each head by one norm that all heads share: one weight,
+    `per_head` normalizes the features of each head with one norm that all heads share: one weight,
     and with batch statistics one mean and variance for each feature of a head. `whole` normalizes
-    all features at once: a token's statistics are over all heads, a batch's are for each head and
-    feature.
+    all features together: statistics of a token are over all heads, those of a batch are for each
+    head and feature.
 
     Args:
-        kind: what is normalized.
-        num_features: of all heads.
+        kind: `per_head` or `whole`.
+        num_features: number of features of all heads.
         num_heads: number of heads.
-        norm: makes the norm.
+        norm: builds the norm.
 
     Shape:
         - x: (batch, length, num_features)
@@ -59,7 +59,7 @@ class NormOfHeads(nn.Module):
 
 
 class HeadNorms(NamedTuple):
-    """What normalizes queries and keys, and values where `values` is True."""
+    """Norms of queries and keys, and of values if `values` is True."""
 
     kind: QueryKeyNorm
     norm: NormFactory
@@ -67,16 +67,16 @@ class HeadNorms(NamedTuple):
 
 
 class MultiHeadAttention(nn.Module):
-    """Attention of every position over a sequence, its own or another's.
+    """Self-attention, or attention over another sequence (the memory).
 
     Args:
-        num_features: size of the features, divisible by `num_heads`.
+        num_features: number of features, divisible by `num_heads`.
         num_heads: number of heads.
-        dropout: of the attention weights, in training.
-        causal: a position attends to itself and earlier ones only (self-attention).
-        scales_heads: whether each head has a learned scale, before the out-projection.
-        linear_norm: makes a norm after each linear map; None has none.
-        head_norms: make the norms of queries, keys and maybe values; None has none.
+        dropout: dropout of the attention weights, in training.
+        causal: whether a position attends only to itself and earlier ones (self-attention).
+        scales_heads: whether each head has a learned scale before the output projection.
+        linear_norm: builds a norm after each linear map; None for no norms.
+        head_norms: build the norms of queries, keys and possibly values; None for no norms.
 
     Shape:
         - x: (batch, length, features)
@@ -130,14 +130,14 @@ class MultiHeadAttention(nn.Module):
         padding_mask: Tensor | None = None,
         query_mask: Tensor | None = None,
     ) -> Tensor:
-        """Attend from `x` to `memory` (to `x` itself where there is none), but not to padding.
+        """Attend from `x` to `memory`, or to `x` itself without a memory, but not to padding.
 
         Args:
             x: (batch, length, features).
-            memory: what is attended to.
-            padding_mask: of the memory, or of x without one.
-            query_mask: of x, for norms inside alone: the padding of x is attended to. Without a
-                memory None is `padding_mask`.
+            memory: sequence to attend to.
+            padding_mask: mask of the memory, or of x without a memory.
+            query_mask: mask of x for norms only; attention does not use it. Without a memory the
+                default is `padding_mask`.
         """
         if memory is None:
             query_mask = padding_mask if query_mask is None else query_mask
@@ -153,14 +153,14 @@ class MultiHeadAttention(nn.Module):
     def keys_values(
         self, memory: Tensor, padding_mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return what `attend` looks at, each (batch, heads, memory length, features of a head).
+        """Return keys and values for `attend`, (batch, heads, memory length, features of a head).
 
         Args:
             memory: (batch, memory length, features).
-            padding_mask: of the memory, for norms inside.
+            padding_mask: mask of the memory, for norms.
         """
         if self.key_norm is not None and isinstance(self.key_value, nn.Linear):
-            # Two maps by rows of one weight: a norm of the keys then folds into its own rows.
+            # Two linear maps by rows of one weight, so that a norm of the keys folds into its rows.
             size = self.key_value.in_features
             weight, bias = self.key_value.weight, self.key_value.bias
             keys = F.linear(memory, weight[:size], bias[:size])
@@ -185,9 +185,9 @@ class MultiHeadAttention(nn.Module):
 
         Args:
             x: (batch, length, features).
-            keys: of the memory.
-            values: of the memory.
-            allowed: where attention may look, True = yes, for each query at least one place;
+            keys: keys of the memory.
+            values: values of the memory.
+            allowed: attention mask, True = attend, with at least one position for each query;
                 broadcasts to (batch, heads, length, memory length).
         """
         return self._attended(self._queries(x, None), keys, values, allowed)
@@ -225,23 +225,23 @@ class MultiHeadAttention(nn.Module):
         return normalized
 
     def _allowed(self, padding_mask: Tensor) -> Tensor:
-        """Return where attention may look, True = yes, (batch, 1, length or 1, length)."""
+        """Return the attention mask, True = attend, (batch, 1, length or 1, length)."""
         if not self.causal:
             return attended_positions(padding_mask)
         allowed = ~padding_mask[:, None, None, :]
         length = padding_mask.shape[-1]
         earlier = torch.ones(length, length, dtype=torch.bool, device=padding_mask.device).tril()
-        # A position always sees itself: a softmax over nothing (padding at the start) is NaN.
+        # A position always attends to itself: a softmax over nothing (leading padding) is NaN.
         return (allowed & earlier) | earlier.new_ones(length).diag()
 
 
 def _split_heads(x: Tensor, num_heads: int) -> Tensor:
-    """(batch, length, features) → (batch, heads, length, features of a head)."""
+    """Reshape (batch, length, features) to (batch, heads, length, features of a head)."""
     batch, length, features = x.shape
     return x.view(batch, length, num_heads, features // num_heads).transpose(1, 2)
 
 
 def linear(num_inputs: int, num_outputs: int, norm: NormFactory | None) -> nn.Module:
-    """Return a linear map, with a norm of its output where there is what makes one."""
+    """Return a linear map, with a norm of its output if `norm` is not None."""
     plain = nn.Linear(num_inputs, num_outputs)
     return plain if norm is None else Normed(plain, norm(num_outputs))

@@ -1,4 +1,4 @@
-"""The exclusive choices of an architecture, by name, and the shape of a Transformer."""
+"""Named options of architectures, and the shape of a Transformer."""
 
 from dataclasses import dataclass
 from typing import Literal
@@ -9,42 +9,42 @@ Activation = Literal["gelu", "relu", "cube"]
 """The non-linearity between linear maps; `cube`, x³, is that of Chen and Manning (2014)."""
 
 Initialization = Literal["xavier", "kaiming"]
-"""How linear maps begin: uniform after Glorot and Bengio (2010), or after He et al. (2015) as
-torch's own linear layers do."""
+"""Initialization of linear maps: uniform after Glorot and Bengio (2010), or after He et al. (2015)
+as in torch's linear layers."""
 
 QueryKeyNorm = Literal["per_head", "whole"]
-"""What is normalized of queries and keys: the features of each head, by one norm that all heads
-share, or those of all heads at once."""
+"""Normalized features of queries and keys: those of each head, with one norm that all heads share,
+or those of all heads together."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransformerShape:
-    """What the layers of a Transformer have in common, and how it begins."""
+    """Sizes, placement of norms, dropout and initialization of a Transformer's layers."""
 
     num_features: int = 128
-    """C, the size of the features between the layers."""
+    """C, the number of features between the layers."""
     num_layers: int = 2
-    """Layers, of an encoder and a decoder those of the encoder."""
+    """Number of layers; with a decoder, those of the encoder."""
     num_heads: int = 4
-    """Heads of each attention; they divide `num_features`."""
+    """Number of heads of each attention; divides `num_features`."""
     feedforward_features: int = 512
-    """Size inside the feed-forward networks."""
+    """Hidden size of the feed-forward networks."""
     placement: Placement = "pre"
-    """Where the norms stand."""
+    """Placement of the norms."""
     embedding_norm: bool | None = None
-    """Whether a norm follows the embeddings; None is with `peri` only."""
+    """Whether a norm follows the embeddings; None means with `peri` only."""
     qk_norm: QueryKeyNorm | None = None
-    """What norms of queries and keys look at; None has none."""
+    """Norms of queries and keys; None for no such norms."""
     activation: Activation = "gelu"
-    """Of the feed-forward networks."""
+    """Activation of the feed-forward networks."""
     dropout: float = 0.0
-    """Of the embeddings and of what every sub-layer adds, in training."""
+    """Dropout of the embeddings and of the output of every sub-layer, in training."""
     attention_dropout: float = 0.0
-    """Of the attention weights, in training."""
+    """Dropout of the attention weights, in training."""
     activation_dropout: float | None = None
-    """After the activations, in training; None is `dropout`."""
+    """Dropout after the activations, in training; None is `dropout`."""
     initialization: Initialization = "xavier"
-    """How the linear maps begin."""
+    """Initialization of the linear maps."""
     num_norm_layers: int | None = None
-    """Lowest layers whose norms are those that are compared; None is all. Those of the layers above
-    are made by `upper_norm`, and so is the final norm, which belongs to the highest layer."""
+    """Number of lowest layers with the compared norm; None is all. `upper_norm` builds the norms of
+    the layers above, and with them the final norm, which belongs to the highest layer."""

@@ -1,14 +1,14 @@
-"""Dropout whose mask is cheap to draw on a CPU."""
+"""Dropout with a mask that is cheap to draw on a CPU."""
 
 import torch
 from torch import Tensor, nn
 
 
 class Dropout(nn.Dropout):
-    """The same as torch's dropout, in half of its time on a CPU.
+    """Equivalent of torch's dropout that takes half of its time on a CPU.
 
-    Torch draws a Bernoulli number for every feature there; comparing a uniform one costs less, and
-    dropout was a tenth of a training step.
+    On a CPU torch draws a Bernoulli number for every feature; comparing uniform numbers is faster.
+    Dropout was a tenth of a training step.
 
     >>> Dropout(0.5).eval()(torch.ones(2))
     tensor([1., 1.])
@@ -20,5 +20,5 @@ class Dropout(nn.Dropout):
             return super().forward(x)
         kept = 1 - self.p
         scale = 1 / kept if kept else 0.0
-        # In float32 even where x is of half precision, whose uniform numbers are coarse.
+        # In float32 also for half precision, in which uniform numbers are coarse.
         return x * torch.rand_like(x, dtype=torch.float32).ge_(self.p).mul_(scale).to(x.dtype)

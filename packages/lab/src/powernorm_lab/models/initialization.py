@@ -1,4 +1,4 @@
-"""Initial weights that depend on the seed and the architecture alone, never on the norms."""
+"""Initial weights that depend on the seed and the architecture, but not on the norms."""
 
 import math
 from collections.abc import Iterator
@@ -13,37 +13,37 @@ from powernorm_lab.models.choices import Initialization
 
 @runtime_checkable
 class ScalesBranches(Protocol):
-    """A layer that begins with smaller weights on its branches (DeepNorm)."""
+    """A layer that scales down the initial weights of its branches (DeepNorm)."""
 
     def scale_branches(self) -> None:
-        """Multiply what was drawn."""
+        """Scale the initial weights."""
         ...
 
 
 @runtime_checkable
 class DrawsWeights(Protocol):
-    """A module with weights of its own, outside of linear maps and embeddings."""
+    """A module with weights other than those of linear maps and embeddings."""
 
     def draw_weights(self, generator: torch.Generator) -> None:
-        """Draw these weights anew."""
+        """Draw these weights."""
         ...
 
 
 def initialize(
     model: nn.Module, seed: int, initialization: Initialization = "xavier"
 ) -> torch.Generator:
-    """Draw the weights of every Linear and Embedding of the model anew.
+    """Draw the initial weights of every Linear and Embedding of the model.
 
-    The draws come from a generator of their own in the order of the modules, and norms keep what
-    their constructors gave them, so that models that differ in their norms only start from the
+    Weights are drawn from a separate generator in the order of the modules, and norms keep the
+    weights of their constructors, so that models that differ only in their norms start from the
     same weights. Linear: uniform after Glorot and Bengio (2010), bias 0 (`xavier`); or weight and
-    bias uniform within 1 / √inputs, as torch's own linear layers begin (`kaiming`). Embedding:
-    normal with variance 1 / features, which gives logits of variance 1 when it is tied to a
-    normalized output. After these, what a module draws by itself (`DrawsWeights`); then the scales
-    of branches (`ScalesBranches`).
+    bias uniform within 1 / √inputs, as in torch's linear layers (`kaiming`). Embedding: normal
+    with variance 1 / features, which gives logits of variance 1 when it is tied to a normalized
+    output. Then modules draw further weights (`DrawsWeights`) and scale their branches
+    (`ScalesBranches`).
 
     Returns:
-        The generator, for what is still to be drawn.
+        The generator, for further draws.
     """
     generator = torch.Generator().manual_seed(seed)
     for module in outside_norms(model):
@@ -61,14 +61,14 @@ def initialize(
 
 
 def outside_norms(model: nn.Module) -> Iterator[nn.Module]:
-    """The modules of a model in their order, each once, without norms and what is in them."""
+    """Return the modules of a model in order, each once, without norms and their submodules."""
     norms = [module for module in model.modules() if isinstance(module, Norm)]
     inside = {part for norm in norms for part in norm.modules()}
     return (module for module in model.modules() if module not in inside)
 
 
 def initialize_table(table: Tensor, generator: torch.Generator) -> None:
-    """Draw an embedding's table, or an output's, (vocabulary, features)."""
+    """Draw the table of an embedding or output layer, (vocabulary, features)."""
     nn.init.normal_(table, std=1 / math.sqrt(table.shape[1]), generator=generator)
 
 

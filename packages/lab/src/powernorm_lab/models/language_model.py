@@ -1,4 +1,4 @@
-"""A Transformer language model whose norms come from a factory."""
+"""A Transformer language model with norms from a factory."""
 
 import math
 from collections.abc import Callable
@@ -24,25 +24,25 @@ from powernorm_lab.models.placements import LayerPlaces, layer_places
 class LanguageModel(nn.Module):
     """Predicts each token from those before it.
 
-    Embedding of tokens (scaled by √features) and positions, causal layers, and logits through the
-    transposed token embedding. With most placements one more norm follows the last layer. In eval
-    no output depends on a later token, whatever the norm; in training, statistics over the batch
-    do carry information between positions.
+    The model embeds tokens (scaled by √features) and positions, applies causal layers, and computes
+    logits with the transposed token embedding. With most placements another norm follows the last
+    layer. In evaluation no output depends on a later token, for any norm; in training, batch
+    statistics carry information between positions.
 
-    With an `attention` of its own, such as that of the Tensorized Transformer, which knows
-    positions by their distances alone, there is no embedding of positions.
+    With a custom `attention`, such as that of the Tensorized Transformer, which uses only the
+    distances of positions, there is no embedding of positions.
 
     Args:
         vocabulary_size: number of tokens.
-        norm: makes every norm of the model, or of its lowest layers.
-        shape: of its layers.
-        max_length: longest sequence.
-        seed: of the initial weights, which are the same for every norm.
-        upper_norm: makes the norms above the lowest layers.
-        attention: makes the attention of each layer, whose forward takes `(x, padding_mask=…)`;
-            None is the usual one.
-        qk_norm: makes the norms of queries and keys, where the shape has them; None is the layer's
-            own norm.
+        norm: builds every norm of the model, or of its lowest layers.
+        shape: shape of the layers.
+        max_length: maximal length of a sequence.
+        seed: seed of the initial weights, which are the same for every norm.
+        upper_norm: builds the norms above the lowest layers.
+        attention: builds the attention of each layer, whose forward takes `(x, padding_mask=…)`;
+            None is `MultiHeadAttention`.
+        qk_norm: builds the norms of queries and keys, if the shape has them; None is the norm of
+            the layer.
 
     Shape:
         - tokens: int64, (batch, length) with length ≤ max_length
@@ -50,8 +50,8 @@ class LanguageModel(nn.Module):
         - output: logits, (batch, length, vocabulary_size)
 
     Raises:
-        InputError: `num_heads` does not divide `num_features`, a sequence is too long, or there is
-            an `attention` that has no place for the norms or scales inside of it.
+        InputError: `num_heads` does not divide `num_features`, a sequence is too long, or the
+            placement has norms or scales inside of the attention and `attention` is given.
     """
 
     def __init__(
@@ -73,8 +73,8 @@ class LanguageModel(nn.Module):
         )
         if attention is not None and has_inner:
             raise InputError(
-                f"placement={shape.placement} with qk_norm={shape.qk_norm}: an attention of its "
-                "own has no place for norms or scales inside of it; choose other ones, or leave "
+                f"placement={shape.placement} with qk_norm={shape.qk_norm}: a custom attention "
+                "has no place for norms or scales inside of it; choose other ones, or leave "
                 "attention out"
             )
         norms = norms_by_layer(norm, shape, upper_norm)
@@ -102,7 +102,7 @@ class LanguageModel(nn.Module):
         return logits
 
     def features(self, tokens: Tensor, padding_mask: Tensor | None = None) -> Tensor:
-        """Return what the logits are made from, (batch, length, features)."""
+        """Return the features before the output layer, (batch, length, features)."""
         length = tokens.shape[-1]
         if length > self.max_length:
             raise InputError(

@@ -1,4 +1,4 @@
-"""The parts of a Transformer layer: feed-forward network, residual sub-layer, both together."""
+"""Parts of a Transformer layer: feed-forward network, residual connections, whole layers."""
 
 from collections.abc import Callable
 from typing import Protocol, TypeVar, cast
@@ -34,20 +34,20 @@ ACTIVATIONS: dict[Activation, type[nn.Module]] = {"gelu": nn.GELU, "relu": nn.Re
 
 
 class Branches(Protocol):
-    """An attention whose values and output DeepNorm begins smaller."""
+    """A module with initial weights that DeepNorm scales down."""
 
     def branch_weights(self) -> list[Tensor]:
-        """Return their weights and biases."""
+        """Return these weights and biases."""
         ...
 
 
 class FeedForward(nn.Sequential):
-    """Linear, activation, dropout, Linear, at every position alike, and norms between them.
+    """Position-wise feed-forward network: Linear, activation, dropout, Linear, with optional norms.
 
     Args:
-        shape: of the layers.
-        places: of the norms.
-        norm: makes the norms.
+        shape: shape of the layers.
+        places: places of the norms.
+        norm: builds the norms.
 
     Shape:
         - x: (batch, length, features)
@@ -71,7 +71,7 @@ class FeedForward(nn.Sequential):
         )
 
     def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
-        """Return what the network makes of every position."""
+        """Apply the network to every position."""
         for part in self:
             x = apply_masked(part, x, padding_mask)
         return x
@@ -83,16 +83,16 @@ class FeedForward(nn.Sequential):
 
 
 class Residual(nn.Module):
-    """The frame of a sub-layer f: `N₃(α x + N₂(f(s N₁(x))))`, of which most placements have a part.
+    """Residual connection with norms around a sub-layer f: `N₃(α x + N₂(f(s N₁(x))))`.
 
-    The norm before the sub-layer or at the sum is `norm`, that after it is `branch_norm`. α is the
-    vector `scale`: learned, or a constant whose entries are equal until a norm is folded.
+    Most placements have only some of these: the norm before the sub-layer or at the sum, `norm`,
+    that after it, `branch_norm`, and α, the vector `scale`, learned or constant.
 
     Args:
-        num_features: size of the features.
-        norm: makes the norms.
-        places: of the norms.
-        dropout: of what is added, in training.
+        num_features: number of features.
+        norm: builds the norms.
+        places: places of the norms.
+        dropout: dropout of the branch, in training.
     """
 
     def __init__(
@@ -119,7 +119,7 @@ class Residual(nn.Module):
     def forward(
         self, x: Tensor, sublayer: Callable[[Tensor], Tensor], padding_mask: Tensor | None = None
     ) -> Tensor:
-        """Apply `sublayer` inside the frame; x: (batch, length, features)."""
+        """Apply `sublayer` with norms and residual connection; x: (batch, length, features)."""
         inner = self._normalized(x, padding_mask) if self.places.before else x
         branch = sublayer(inner if self.places.scale == 1 else inner * self.places.scale)
         if self.branch_norm is not None:
@@ -135,13 +135,13 @@ class Residual(nn.Module):
 
 
 class SubLayers(nn.Module):
-    """An attention and a feed-forward network, each in its residual frame; how they meet is left.
+    """Base of layers with an attention and a feed-forward network, each with a residual connection.
 
     Args:
-        attention: of positions to each other.
-        shape: of the layers.
-        norm: makes the norms.
-        places: of the norms; None is where the lowest layer has them.
+        attention: self-attention.
+        shape: shape of the layers.
+        norm: builds the norms.
+        places: places of the norms; None is those of the lowest layer.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class SubLayers(nn.Module):
 
 
 class AttentionLayer(SubLayers):
-    """The layer of a Transformer around an attention whose forward takes `(x, padding_mask=…)`."""
+    """A Transformer layer with an attention whose forward takes `(x, padding_mask=…)`."""
 
     def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
         """Return the layer's output, (batch, length, features)."""
@@ -189,14 +189,14 @@ class AttentionLayer(SubLayers):
 
 
 class TransformerLayer(AttentionLayer):
-    """The layer with the usual attention of several heads.
+    """A Transformer layer with multi-head attention.
 
     Args:
-        shape: of the layers.
-        norm: makes the norms.
-        causal: a position sees no later one.
-        places: of the norms; None is where the lowest layer has them.
-        qk_norm: makes the norms of queries and keys, where the shape has them; None is `norm`.
+        shape: shape of the layers.
+        norm: builds the norms.
+        causal: whether positions attend only to themselves and earlier ones.
+        places: places of the norms; None is those of the lowest layer.
+        qk_norm: builds the norms of queries and keys, if the shape has them; None is `norm`.
     """
 
     def __init__(
@@ -225,7 +225,7 @@ def attention(
     causal: bool,
     qk_norm: NormFactory | None,
 ) -> MultiHeadAttention:
-    """Return an attention of several heads with the norms that stand inside it."""
+    """Return a multi-head attention with its inner norms."""
     kind = shape.qk_norm or ("per_head" if places.heads else None)
     return MultiHeadAttention(
         shape.num_features,
@@ -239,20 +239,20 @@ def attention(
 
 
 def attention_frame(shape: TransformerShape, places: LayerPlaces, norm: NormFactory) -> Residual:
-    """Return the frame of an attention."""
+    """Return the residual connection of an attention."""
     return Residual(shape.num_features, norm, places=places.attention, dropout=shape.dropout)
 
 
 def feedforward_frame(shape: TransformerShape, places: LayerPlaces, norm: NormFactory) -> Residual:
-    """Return the frame of a feed-forward network."""
+    """Return the residual connection of a feed-forward network."""
     return Residual(shape.num_features, norm, places=places.feedforward, dropout=shape.dropout)
 
 
 @torch.no_grad()
 def scale_branches(scale: float, modules: list[nn.Module]) -> None:
-    """Multiply weights and biases of values, outputs and feed-forward networks, as DeepNorm does.
+    """Scale weights and biases of values, outputs and feed-forward networks, as in DeepNorm.
 
-    Queries and keys, and the embeddings, stay as they are.
+    Queries, keys and embeddings do not change.
     """
     for module in modules:
         for tensor in cast(Branches, module).branch_weights():
@@ -260,25 +260,25 @@ def scale_branches(scale: float, modules: list[nn.Module]) -> None:
 
 
 def final_norm(shape: TransformerShape, norm: NormFactory) -> nn.Module | None:
-    """Return the norm after the last layer; None with placements that have none."""
+    """Return the norm after the last layer; None for placements without one."""
     return None if shape.placement in WITHOUT_FINAL_NORM else norm(shape.num_features)
 
 
 def embedding_norm(shape: TransformerShape, norm: NormFactory) -> nn.Module | None:
-    """Return the norm of the embeddings; None where they have none."""
+    """Return the norm of the embeddings; None if the shape has none."""
     return norm(shape.num_features) if has_embedding_norm(shape) else None
 
 
 def norms_by_layer(norms: Norms, shape: TransformerShape, upper: Norms | None) -> list[Norms]:
-    """Return what makes the norms of each layer, the lowest first.
+    """Return the norm factory of each layer, the lowest first.
 
     Args:
-        norms: of the `num_norm_layers` lowest layers.
-        shape: has the numbers of layers.
-        upper: of the layers above them.
+        norms: factory for the `num_norm_layers` lowest layers.
+        shape: shape with the numbers of layers.
+        upper: factory for the layers above them.
 
     Raises:
-        InputError: there are no such layers, or nothing for those above them.
+        InputError: `num_norm_layers` is out of range, or `upper` is missing.
     """
     num_layers, lowest = shape.num_layers, shape.num_norm_layers
     if lowest is None or lowest == num_layers:
@@ -286,6 +286,6 @@ def norms_by_layer(norms: Norms, shape: TransformerShape, upper: Norms | None) -
     if upper is None or not 0 <= lowest <= num_layers:
         raise InputError(
             f"num_norm_layers={lowest} of num_layers={num_layers} layers: give 0 to "
-            f"{num_layers}, and with upper_norm what makes the norms above them"
+            f"{num_layers}, and an upper_norm that builds the norms above them"
         )
     return [norms] * lowest + [upper] * (num_layers - lowest)

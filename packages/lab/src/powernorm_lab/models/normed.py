@@ -1,4 +1,4 @@
-"""Modules with a norm behind them, which needs the padding mask, and the scale of heads."""
+"""Modules followed by a norm with a padding mask, and learned scales of heads."""
 
 from collections.abc import Callable
 
@@ -6,15 +6,15 @@ import torch
 from torch import Tensor, nn
 
 NormFactory = Callable[[int], nn.Module]
-"""Makes the norm of a number of features, whose forward takes `(x, padding_mask)`."""
+"""Builds a norm for a number of features; its forward takes `(x, padding_mask)`."""
 
 
 class Normed(nn.Module):
-    """A module, and a norm of its output: `norm(inner(x), padding_mask)`.
+    """A module followed by a norm: `norm(inner(x), padding_mask)`.
 
     Args:
-        inner: takes x alone.
-        norm: of its output.
+        inner: module whose forward takes only x.
+        norm: norm of its output.
     """
 
     def __init__(self, inner: nn.Module, norm: nn.Module) -> None:
@@ -29,16 +29,16 @@ class Normed(nn.Module):
 
 
 def apply_masked(module: nn.Module, x: Tensor, padding_mask: Tensor | None) -> Tensor:
-    """Call a module, with the padding mask where a norm is behind it."""
+    """Call a module, with the padding mask if it is `Normed`."""
     y: Tensor = module(x, padding_mask) if isinstance(module, Normed) else module(x)
     return y
 
 
 class HeadScale(nn.Module):
-    """A learned scale of each head (NormFormer, Shleifer et al. 2021), which begins at 1.
+    """A learned scale of each head, initially 1 (NormFormer, Shleifer et al. 2021).
 
     Args:
-        num_heads: number of heads, each with features of its own side by side.
+        num_heads: number of heads; the features of a head are contiguous.
 
     Shape:
         - x: (…, features)

@@ -1,4 +1,4 @@
-"""Where the norms of each layer stand, by the name of a placement."""
+"""Placements of the norms in a layer, by name."""
 
 from dataclasses import dataclass, replace
 from typing import Final, Literal, NamedTuple
@@ -12,7 +12,7 @@ WITHOUT_FINAL_NORM: Final[frozenset[Placement]] = frozenset({"post", "deepnorm",
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SubLayerPlaces:
-    """Where the norms of a sub-layer f stand: `y = N₃(α x + N₂(f(s N₁(x))))`."""
+    """Places of the norms around a sub-layer f: `y = N₃(α x + N₂(f(s N₁(x))))`."""
 
     before: bool = False
     """N₁, before the sub-layer, on its branch."""
@@ -21,19 +21,19 @@ class SubLayerPlaces:
     at_sum: bool = False
     """N₃, after the residual sum."""
     residual: float | Literal["learned"] = 1.0
-    """α: a constant, or a learned vector that begins at 1."""
+    """α: a constant, or a learned vector, initially 1."""
     scale: float = 1.0
     """s: a constant."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LayerPlaces:
-    """Where the norms of a layer stand, and what comes with them."""
+    """Places of the norms in a layer, and scales that belong to the placement."""
 
     attention: SubLayerPlaces
-    """Of its attentions."""
+    """Places around its attentions."""
     feedforward: SubLayerPlaces
-    """Of its feed-forward network."""
+    """Places around its feed-forward network."""
     hidden: Literal["before", "after"] | None = None
     """Inside the feed-forward network: before the activation, or after it and its dropout."""
     linears: bool = False
@@ -41,9 +41,9 @@ class LayerPlaces:
     heads: bool = False
     """Inside the attention: on queries, keys and values, in each head."""
     scales_heads: bool = False
-    """Whether each head has a learned scale, before the out-projection."""
+    """Whether each head has a learned scale before the output projection."""
     branch_scale: float = 1.0
-    """β: what the initial weights of the branches, but for queries and keys, are multiplied by."""
+    """β: factor of the initial weights of the branches, except for queries and keys."""
 
 
 _PRE: Final = SubLayerPlaces(before=True)
@@ -67,7 +67,7 @@ _LAYERS: Final[dict[Placement, LayerPlaces]] = {
     ),
     "bn-ffn": LayerPlaces(attention=_PRE, feedforward=_PRE, hidden="before"),
     "bn-linear": LayerPlaces(attention=_NONE, feedforward=_NONE, linears=True),
-    # HybridNorm (Zhuo et al. 2025): `z = N(x + f(x))`, then `z + g(z)`, f with norms of its heads.
+    # HybridNorm (Zhuo et al. 2025): `z = N(x + f(x))`, then `z + g(z)`; f has norms of its heads.
     "hybrid": LayerPlaces(attention=_POST, feedforward=_NONE, heads=True),
 }
 
@@ -82,7 +82,7 @@ class DeepNormScales(NamedTuple):
 
 
 def deepnorm_scales(num_layers: int) -> DeepNormScales:
-    """Return α = (2L)^¼ and β = (8L)^-¼ of an encoder or a decoder alone.
+    """Return α = (2L)^¼ and β = (8L)^-¼ for a single stack of L layers.
 
     >>> [round(scale, 5) for scale in deepnorm_scales(6)]
     [1.86121, 0.37992]
@@ -93,7 +93,7 @@ def deepnorm_scales(num_layers: int) -> DeepNormScales:
 def deepnorm_scales_of_both(
     num_layers: int, num_decoder_layers: int
 ) -> tuple[DeepNormScales, DeepNormScales]:
-    """Return those of an encoder with N layers and its decoder with M.
+    """Return the scales of an encoder with N layers and of its decoder with M layers.
 
     Encoder α = 0.81 (N⁴M)^(1/16), β = 0.87 (N⁴M)^(-1/16); decoder α = (3M)^¼, β = (12M)^-¼.
 
@@ -114,20 +114,20 @@ def layer_places(
     num_layers: int | None = None,
     scales: DeepNormScales | None = None,
 ) -> list[LayerPlaces]:
-    """Return where the norms of each layer of a stack stand, the lowest first.
+    """Return the places of the norms in each layer of a stack, the lowest first.
 
     Args:
-        shape: has the placement.
-        num_layers: of the stack; None is that of the shape.
-        scales: DeepNorm's; None is those of a stack alone.
+        shape: shape with the placement.
+        num_layers: number of layers of the stack; None is that of the shape.
+        scales: scales of DeepNorm; None is those of a single stack.
     """
     count = shape.num_layers if num_layers is None else num_layers
     if shape.placement == "mix":
-        # The lowest quarter (Mix-LN's q = 0.25). Without a layer of its own it would be `pre`.
+        # The lowest quarter is `post` (Mix-LN's q = 0.25), at least one layer.
         num_post = max(1, count // 4)
         return [_LAYERS["post"]] * num_post + [_LAYERS["pre"]] * (count - num_post)
     if shape.placement == "lns":
-        # LayerNorm scaling (Sun et al. 2025): the norms of layer l, from 1, by 1/√l, not the final.
+        # LayerNorm scaling (Sun et al. 2025): norms of layer l ≥ 1 by 1/√l, except the final norm.
         scaled = [replace(_PRE, scale=layer**-0.5) for layer in range(1, count + 1)]
         return [LayerPlaces(attention=one, feedforward=one) for one in scaled]
     places = _LAYERS[shape.placement]

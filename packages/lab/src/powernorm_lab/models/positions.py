@@ -10,9 +10,9 @@ def sinusoidal_positions(
     """Return the encodings of `length` positions from `first`, (length, num_features) in float32.
 
     Features 2i and 2i + 1 of position p are the sine and cosine of p / 10000^(2i / C) (Vaswani et
-    al. 2017, section 3.5). They are computed at each call, which costs little beside a layer: so
-    there is no longest sequence and nothing to store. A negative position is, as a distance, that
-    to a later token.
+    al. 2017, section 3.5). They are computed at each call, which is cheap compared with a layer, so
+    that the length is unlimited and nothing is stored. For relative positions, a negative position
+    is the distance to a later token.
 
     >>> sinusoidal_positions(2, 2)
     tensor([[0.0000, 1.0000],

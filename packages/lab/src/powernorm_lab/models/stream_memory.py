@@ -1,4 +1,4 @@
-"""What a model keeps of earlier batches, for those that go on where one of them ended."""
+"""Memory of earlier batches for models whose batches continue the same text."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -8,34 +8,34 @@ import torch
 from torch import Tensor
 
 Place = tuple[int, ...]
-"""Where in the text each row of a batch stands."""
+"""Position of each row of a batch in the text."""
 
 
 @dataclass(slots=True)
 class _Lane:
-    """Batches that follow one another, row by row."""
+    """A sequence of batches whose rows continue each other."""
 
     before: Place
-    """Where the latest of them began."""
+    """Start of the latest batch."""
     seen: tuple[Tensor, ...] | None
-    """What each layer kept of those before it."""
+    """Memory of each layer before the latest batch."""
     after: Place | None = None
-    """Where the next one has to begin."""
+    """Start of the next batch."""
     kept: tuple[Tensor, ...] | None = None
-    """What each layer kept, the latest included."""
+    """Memory of each layer after the latest batch."""
 
 
 class StreamMemory:
-    """Keeps what the layers saw of a text, and gives it to the batch that continues the text.
+    """Keeps the inputs of attention layers, and returns them for the batch that continues the text.
 
-    A batch says by `starts` where in the text its rows begin. Where that is the place at which the
-    rows of an earlier batch ended, it goes on from there; any other batch begins without a memory,
-    as the first of a text or of an epoch does. The same batch once more finds the same memory.
+    `starts` are the positions of a batch's rows in the text. If they equal the ends of an earlier
+    batch's rows, the batch continues with its memory; any other batch starts without a memory, such
+    as the first one of a text or epoch. Repeating a batch finds the same memory.
 
     Args:
-        length: positions that are kept of each row; 0 keeps none.
-        num_lanes: how many batches take turns, each with rows of its own, such as the micro-batches
-            of an update.
+        length: number of positions kept for each row; 0 keeps none.
+        num_lanes: number of interleaved sequences of batches, such as the micro-batches of an
+            update.
     """
 
     def __init__(self, length: int, num_lanes: int = 1) -> None:
@@ -44,54 +44,54 @@ class StreamMemory:
         self._lanes: list[_Lane] = []
 
     def recall(self, starts: Tensor) -> tuple[Tensor, ...] | None:
-        """Return what each layer kept of the text before a batch; None where it begins anew.
+        """Return the memory of each layer before a batch; None if the batch continues no other.
 
         Args:
-            starts: where in the text each row begins, int64, (batch,).
+            starts: position of each row in the text, int64, (batch,).
 
         Returns:
-            Of each layer (batch, positions, features), without a graph.
+            For each layer (batch, positions, features), detached.
         """
         place = tuple(starts.tolist())
         lane = self._lane_of(place)
-        # The lane that was used last stands at the end.
+        # The last entry is the lane used last.
         self._lanes.append(lane)
         del self._lanes[: -self._num_lanes]
         return lane.seen
 
     def keep(self, num_positions: int, contexts: Sequence[Tensor] | None) -> None:
-        """Keep the end of what the layers saw in the batch of the latest `recall`.
+        """Keep the last positions of the contexts of the batch of the latest `recall`.
 
         Args:
             num_positions: length of the batch.
-            contexts: of each layer what its attention looked at, the memory before the batch
-                included, (batch, positions, features); None where the text does not go on.
+            contexts: inputs of each layer's attention, including the memory before the batch,
+                (batch, positions, features); None if the text does not continue.
         """
         lane = self._lanes[-1]
         if contexts is None or not self.length:
             lane.after = lane.kept = None
             return
         lane.after = tuple(start + num_positions for start in lane.before)
-        # A copy, or the whole context would stay alive.
+        # A copy, because a view would keep the whole context in memory.
         lane.kept = tuple(x[:, -self.length :].detach().clone() for x in contexts)
 
     def state(self) -> list[dict[str, Tensor]]:
-        """Return what the next batches find, on the CPU: for each lane `starts` and `layers`.
+        """Return the memory for the next batches on the CPU: `starts` and `layers` of each lane.
 
-        `layers` is (layers, batch, positions, features); both are empty where nothing is kept.
+        `layers` is (layers, batch, positions, features); both are empty if nothing is kept.
         """
         return [_lane_state(lane) for lane in self._lanes]
 
     def load_state(self, state: Sequence[Mapping[str, Any]]) -> None:
-        """Go on from what `state` returned, or from some of its rows."""
+        """Restore the result of `state`, or of some of its rows."""
         self._lanes = [
             _Lane(before=(), seen=None, after=tuple(lane["starts"].tolist()), kept=_layers(lane))
             for lane in state
         ]
 
     def _lane_of(self, place: Place) -> _Lane:
-        """Take the lane that a batch belongs to out of the list, or make one."""
-        # The one used last comes first: another may be left from an earlier pass over the text.
+        """Remove the lane of a batch from the list, or create one."""
+        # The lane used last comes first: an older one may be left from an earlier pass.
         for index, lane in reversed(list(enumerate(self._lanes))):
             if lane.kept is not None and lane.after == place:
                 del self._lanes[index]
@@ -112,23 +112,23 @@ def _layers(lane: Mapping[str, Tensor]) -> tuple[Tensor, ...] | None:
 
 
 def _usable(kept: Tensor) -> Tensor:
-    """Return a tensor that autograd may save, also if a validation in inference mode made it."""
+    """Return a tensor that autograd may save, even if it was created in inference mode."""
     if kept.is_inference() and not torch.is_inference_mode_enabled():
         return kept.clone()
     return kept
 
 
 def merged_states(parts: Sequence[list[dict[str, Tensor]]]) -> list[dict[str, Tensor]]:
-    """Return the state of all processes together.
+    """Return the state over all processes.
 
     Args:
-        parts: of each process, by rank; process r has the rows r, r + processes, ….
+        parts: state of each process by rank; process r of n has the rows r, r + n, ….
     """
     return [_merged([*lanes]) for lanes in zip(*parts, strict=True)]
 
 
 def own_state(state: Sequence[Mapping[str, Tensor]], rank: int, size: int) -> list[Any]:
-    """Return the rows of one of `size` processes out of the state of all."""
+    """Return the rows of one of `size` processes from the state over all processes."""
     return [
         {
             "starts": lane["starts"][rank::size],
@@ -146,7 +146,7 @@ def _merged(lanes: list[dict[str, Tensor]]) -> dict[str, Tensor]:
     first = filled[0]["layers"]
     starts = torch.empty(rows, dtype=torch.long)
     layers = first.new_empty(first.shape[0], rows, *first.shape[2:])
-    # Only the last processes may be without rows.
+    # Processes without rows come last.
     for rank, lane in enumerate(filled):
         starts[rank :: len(lanes)] = lane["starts"]
         layers[:, rank :: len(lanes)] = lane["layers"]

@@ -1,6 +1,6 @@
-"""The built-in tasks, a folder each, and what puts them together.
+"""The built-in tasks, one folder each, and the modules that combine them.
 
-A folder has the task's settings, how its data become batches, its model, its score and its recipes.
+A folder has the settings, data, batches, model, scores and recipes of its task.
 """
 
 from powernorm_lab.runs import STUDIES as STUDIES

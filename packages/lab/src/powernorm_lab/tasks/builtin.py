@@ -1,4 +1,4 @@
-"""The comparison of norms on a built-in task: its settings as a grid for the engine."""
+"""The grid of a comparison of norms on a built-in task."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -28,9 +28,9 @@ def check_norms(config: ComparisonSettings) -> None:
     """Check the names and options of all norms and variants by building each norm once.
 
     Raises:
-        InputError: an unknown norm, an unknown option, or one that does not fit the model.
+        InputError: a norm or an option is unknown, or an option does not fit the model.
     """
-    with torch.random.fork_rng(devices=[]):  # a user's norm may draw what it begins with
+    with torch.random.fork_rng(devices=[]):  # a user's norm may draw its initial weights
         for norm in dict.fromkeys([*chosen_norms(config), *config.norm_options]):
             norm_options(config, norm, task_of(config).norm_widths(config))
         for line in lines_of(config):
@@ -41,7 +41,7 @@ def check_norms(config: ComparisonSettings) -> None:
 
 
 def grid_of(config: ComparisonSettings, notes: Notes) -> Grid:
-    """Return what a comparison of a built-in task trains.
+    """Return the grid of a comparison on a built-in task.
 
     Raises:
         InputError: a norm is unknown, or an option does not fit it or the model.
@@ -87,7 +87,7 @@ def _head(
 
 
 def _line_of(config: ComparisonSettings, folder: Path, old: Mapping[str, Any]) -> Line:
-    """Return the line that a run of an earlier call belongs to, also one that is not chosen."""
+    """Return the line of a run of an earlier call, even if its norm or variant is not selected."""
     if not config.variants:
         return Line(str(old.get("norm")), config, placement=config.placement)
     for variant in config.variants:

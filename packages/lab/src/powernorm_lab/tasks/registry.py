@@ -1,4 +1,4 @@
-"""The tasks by the names that their settings have, each imported when it is asked for."""
+"""The built-in tasks by name, imported on demand."""
 
 import importlib
 from collections.abc import Mapping
@@ -21,18 +21,18 @@ CLASSES: Final[Mapping[str, str]] = MappingProxyType(
         "sequences": "sequences.task:SequenceTask",
     }
 )
-"""Modules below this package, and the classes of the tasks in them."""
+"""Modules below this package, with the task's class in each."""
 
 
 @cache
 def _named_task(name: str) -> BuiltinTask[Any, Any]:
     """Return a task by its name."""
-    # Together they import half a dozen libraries, of which most tasks need none.
+    # Imported on demand: all tasks together need several libraries, most tasks none of these.
     module, _, owner = CLASSES[name].partition(":")
     found = importlib.import_module(f"powernorm_lab.tasks.{module}")
     return cast(BuiltinTask[Any, Any], getattr(found, owner)())
 
 
 def task_of(config: ComparisonSettings) -> BuiltinTask[Any, Any]:
-    """Return the task of settings."""
+    """Return the task of a configuration."""
     return _named_task(config.task)

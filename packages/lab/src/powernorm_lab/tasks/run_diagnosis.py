@@ -1,4 +1,4 @@
-"""The diagnosis of a run of `compare`: its checkpoint on its own batches."""
+"""Diagnosis of a run of `compare`: its checkpoint on its batches."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -25,7 +25,7 @@ from powernorm_lab.tasks.trained_models import TrainedModel, load_trained, run_c
 from powernorm_lab.training.losses import outputs_nll
 
 EVALUATION_TOKENS: Final = 16384
-"""About so many tokens of the valid split are evaluated by each kind of statistics."""
+"""Approximate number of tokens of the valid split evaluated with each kind of statistics."""
 
 
 def diagnose_run(
@@ -40,21 +40,21 @@ def diagnose_run(
 ) -> Diagnosis:
     """Diagnose the model of a run on its training batches.
 
-    A model with batch statistics is also evaluated by running, re-estimated and batch statistics:
-    the loss of a part of the valid split, or loss and the task's own scores of a whole split.
+    A model with batch statistics is also evaluated with running, re-estimated and batch statistics:
+    the loss on a part of the valid split, or loss and the task's scores on a whole split.
 
     Args:
-        path: a run's folder (the weights that were scored are taken) or one of its checkpoints.
-        data: another text, as `--data` takes it; None is the run's.
+        path: a run's folder, for the weights that were scored, or one of its checkpoints.
+        data: another text, as for `--data`; None is that of the run.
         num_batches: training batches in each pass, ≥ 2.
-        device: where it runs; see `powernorm.diagnose`.
-        scores: split to score; None scores none. It is read, or translated, up to nine times.
+        device: device of the diagnosis; see `powernorm.diagnose`.
+        scores: split to score; None scores none. It is evaluated, or translated, up to nine times.
         on_progress: see `powernorm.diagnose`.
-        on_scored: the same of the kinds of statistics that the split is scored by.
+        on_scored: progress over the kinds of statistics with which the split is scored.
 
     Raises:
-        InputError: there is no such run, it or its text cannot be read, fewer than 2 batches, no
-            such device, or scores of a model without batch statistics.
+        InputError: there is no such run or device, the run or its text cannot be read, there are
+            fewer than 2 batches, or `scores` is given for a model without batch statistics.
     """
     place = checked_device(device)
     if num_batches < 2:
@@ -62,8 +62,8 @@ def diagnose_run(
     trained = load_trained(path)
     if scores is not None and not batch_layers(trained.model):
         raise InputError(
-            f"{path} has no norm with batch statistics, so there is one score only, that of its "
-            "result: leave out --scores"
+            f"{path} has no norm with batch statistics, so its only score is that of its result: "
+            "leave out --scores"
         )
     config = run_config(trained.settings)
     encoded = run_text(trained.settings, data=data)
@@ -89,7 +89,7 @@ def _evaluation(
     if not batch_layers(trained.model):
         return ()
     task = task_of(config)
-    # Sentence pairs are cut by tokens, everything else by rows.
+    # Batches of sentence pairs are measured in tokens, all others in rows.
     length = getattr(config.data, "sequence_length", 1)
     size: dict[str, Any] = (
         {"evaluation_batch_size": max(1, BATCH_SIZES[0] // length)}
@@ -101,7 +101,7 @@ def _evaluation(
     smallest = list(data.evaluation("valid", EVALUATION_TOKENS))
     by_size = {}
     for tokens in BATCH_SIZES:
-        # The same rows, joined: every size asks for the same targets.
+        # Joined batches of the same rows, so that every size has the same targets.
         batches = _joined(smallest, tokens // BATCH_SIZES[0])
         if len(batches) > 1:
             by_size[round(sum(batch.num_tokens for batch in batches) / len(batches))] = batches
@@ -116,7 +116,7 @@ def _evaluation(
 
 
 def _of_one_kind(batches: list[Batch]) -> list[dict[str, Tensor]]:
-    """Return the inputs, all with the masks that some have: a batch without padding has none."""
+    """Return the inputs of the batches, all of them with the masks that any of them has."""
     names = {name for batch in batches for name in batch.named}
     return [batch.masked(names).inputs() for batch in batches]
 
@@ -129,7 +129,7 @@ def _joined(batches: list[Any], count: int) -> list[Batch]:
 
 
 def _features(model: Any, inputs: Mapping[str, Any]) -> object:
-    """Run the layers only: the logits are no part of any norm."""
+    """Run the layers without the output, which has no norms."""
     return model.features(**moved(inputs, _device_of(model)))
 
 

@@ -1,4 +1,4 @@
-"""What a run and a comparison say about how they were made."""
+"""Settings of runs and comparisons, for config.json and comparison.json."""
 
 from typing import Any, Final
 
@@ -7,21 +7,21 @@ from powernorm_lab.settings.comparison import ComparisonSettings, options_of, to
 from powernorm_lab.settings.variants import chosen_norms, description
 
 RUN_KEYS: Final = ("norm", "label", "seed", "data_fingerprint")
-"""What the config.json of a run says beside its settings; `norm_options` are those of its norm."""
+"""Keys of a run's config.json besides its settings."""
 PACKAGES: Final = ("powernorm", "torch", "tokenizers", "sacrebleu")
 
 
 def run_settings(
     config: ComparisonSettings, norm: str, label: str | None, seed: int, fingerprint: str
 ) -> dict[str, Any]:
-    """Return everything that the outcome of one run depends on, for its config.json.
+    """Return all settings that determine the outcome of a run, for its config.json.
 
     Args:
-        config: of the run: with the settings of its variant.
+        config: configuration with the settings of the run's variant.
         norm: short name.
-        label: of the variant, where there is one.
-        seed: of the run.
-        fingerprint: of the data.
+        label: label of the variant, if there is one.
+        seed: seed of the run.
+        fingerprint: fingerprint of the data.
     """
     settings = to_json(config)
     del settings["norms"], settings["seeds"]
@@ -36,7 +36,7 @@ def run_settings(
 
 
 def comparison_settings(config: ComparisonSettings) -> dict[str, Any]:
-    """Return the configuration with the resolved options of the norms, versions and machine."""
+    """Return the configuration with resolved options of the norms, versions and machine."""
     settings = to_json(config)
     if config.variants:
         settings["variants"] = {variant.label: description(variant) for variant in config.variants}

@@ -1,4 +1,4 @@
-"""The settings of every built-in task, by its name, and settings read back from files."""
+"""Settings of the built-in tasks by name, and settings from files."""
 
 import importlib
 from collections.abc import Mapping
@@ -21,14 +21,14 @@ CLASSES: Final[Mapping[str, str]] = MappingProxyType(
         "sequences": "SequenceSettings",
     }
 )
-"""By task, in the order in which the tasks are listed; each is imported when it is asked for."""
+"""Classes of settings by task, in the order of lists; imported on demand."""
 
 
 def settings_of(task: str) -> type[ComparisonSettings]:
     """Return the settings of a task.
 
     Raises:
-        InputError: there is none of that name; lists the known ones.
+        InputError: the task is unknown; the message lists the known ones.
     """
     if task not in CLASSES:
         raise InputError(f"there is no task {task!r}: choose one of {', '.join(CLASSES)}")
@@ -37,9 +37,9 @@ def settings_of(task: str) -> type[ComparisonSettings]:
 
 
 def settings_from(values: Mapping[str, Any]) -> ComparisonSettings:
-    """Return the settings of nested dictionaries, with the name of their task, as in `to_json`.
+    """Return settings from nested dictionaries with the name of the task, as in `to_json`.
 
-    What is left out has its default.
+    Missing settings have their defaults.
 
     Raises:
         InputError: a key is unknown or missing, or a value has the wrong type.

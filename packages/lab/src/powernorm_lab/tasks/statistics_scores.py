@@ -1,4 +1,4 @@
-"""Scores of a run by running, re-estimated and batch statistics (W22, Tables 7 and 8)."""
+"""Scores of a run by kind of batch-norm statistics (Wang et al. 2022, Tables 7 and 8)."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -25,25 +25,25 @@ from powernorm_lab.training.losses import TaskModel
 
 
 class Measured(NamedTuple):
-    """What a split says of a model."""
+    """Loss and scores of a model on a split."""
 
     loss: float
     """Nats per target."""
     scores: dict[str, float | None]
-    """By the names of a run's metrics."""
+    """Scores by the names of a run's metrics."""
     tokens: int
-    """In a batch, on average."""
+    """Mean number of tokens in a batch."""
 
 
 class SplitScores(ABC):
-    """The loss and the task's own scores of a split, in batches of any size.
+    """The loss and the task's scores on a split, in batches of any size.
 
     Args:
-        model: of a run; its device is where it is scored.
-        config: of the run.
-        encoded: its text.
-        seed: its seed.
-        split: `valid` or `test`, read as a whole.
+        model: model of a run, scored on its device.
+        config: configuration of the run.
+        encoded: encoded data of the run.
+        seed: seed of the run.
+        split: `valid` or `test`, scored as a whole.
     """
 
     def __init__(
@@ -64,19 +64,19 @@ class SplitScores(ABC):
 
     @abstractmethod
     def num_batches(self, size: int) -> int:
-        """Return how many batches of a size the split has."""
+        """Return the number of batches of a size in the split."""
 
     @abstractmethod
     def measure(self, size: int | None) -> Measured:
-        """Score the split in batches of a size; None is the run's own."""
+        """Score the split in batches of a size; None is the size of the run."""
 
     def by_batch(self, name: str) -> bool:
-        """Return whether a layer can normalize by the batch while the split is scored."""
+        """Return whether a layer can use batch statistics while the split is scored."""
         del name
         return True
 
     def sizes(self) -> list[int]:
-        """Return the sizes of which the split has several batches, at least the smallest."""
+        """Return the sizes with several batches in the split, and always the smallest size."""
         return [
             size
             for number, size in enumerate(BATCH_SIZES)
@@ -84,9 +84,9 @@ class SplitScores(ABC):
         ]
 
     def likelihood(self, batches: Iterable[Batch]) -> Measured:
-        """Return the loss and what follows from it; perplexity where the task is about that.
+        """Return the loss and its derived scores, with perplexity if that is the task's measure.
 
-        The batches are read twice.
+        It iterates over the batches twice.
         """
         words = self.data.words_per_token(self.split)
         found = evaluate(self.model, batches, words_per_token=words, device=self.device)
@@ -97,15 +97,15 @@ class SplitScores(ABC):
         return Measured(found.loss, self.named(named), round(sum(counts) / len(counts)))
 
     def named(self, scores: Mapping[str, float]) -> dict[str, float | None]:
-        """Return scores by the names that a run's metrics have."""
+        """Return scores by the names of a run's metrics."""
         return {f"{self.split}_{name}": finite_or_none(value) for name, value in scores.items()}
 
 
 class RowScores(SplitScores):
-    """Of batches that are made of rows: as many as have about so many tokens."""
+    """Scores in batches of rows with about `size` tokens."""
 
     def num_batches(self, size: int) -> int:
-        """Return how many batches of a size the split has."""
+        """Return the number of batches of a size in the split."""
         return len(self._data_of(size).evaluation(self.split))
 
     def measure(self, size: int | None) -> Measured:
@@ -132,13 +132,13 @@ class RowScores(SplitScores):
 
 
 class ParsingScores(RowScores):
-    """Of a parser: as many sentences advance together, a state each, as a batch has states.
+    """Scores of a parser: `size` sentences advance together, with one state each in a batch.
 
-    All of them are at the same step, unlike the states of a batch of training.
+    All of them are at the same step, unlike the states of a training batch.
     """
 
     def num_batches(self, size: int) -> int:
-        """Return how many batches of a size the split has."""
+        """Return the number of batches of a size in the split."""
         return -(-len(self.encoded.trees[self.split]) // size)
 
     def measure(self, size: int | None) -> Measured:
@@ -153,7 +153,7 @@ class ParsingScores(RowScores):
 
 
 class TranslationScores(SplitScores):
-    """Of translations: batches of at most so many positions, those of the encoder's inputs."""
+    """Scores of translations, in batches of at most `size` positions of the encoder's inputs."""
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
@@ -161,14 +161,14 @@ class TranslationScores(SplitScores):
         self._sources = [source.row(index)[:-1].tolist() for index in range(len(source))]
 
     def by_batch(self, name: str) -> bool:
-        """Return whether a layer is of the encoder.
+        """Return whether a layer belongs to the encoder.
 
-        The decoder sees one position of every hypothesis at a time, which are no batch of training.
+        The decoder computes one position of every hypothesis at a time, unlike a training batch.
         """
         return name.startswith("encoder.")
 
     def num_batches(self, size: int) -> int:
-        """Return how many batches of a size the split has."""
+        """Return the number of batches of a size in the split."""
         return len(batches_by_length(self._sources, size))
 
     def measure(self, size: int | None) -> Measured:
@@ -204,7 +204,7 @@ _SCORES: Final[Mapping[str, type[SplitScores]]] = {
 def split_scores(
     model: TaskModel, config: ComparisonSettings, encoded: Any, seed: int, split: EvaluatedSplit
 ) -> SplitScores:
-    """Return what scores a split for the task of a run; see `SplitScores`."""
+    """Return the `SplitScores` of a run's task."""
     return _SCORES.get(config.task, RowScores)(model, config, encoded, seed, split)
 
 
@@ -214,16 +214,16 @@ def score_by_statistics(
     forward: Forward,
     on_scored: Progress | None = None,
 ) -> tuple[EvaluationRow, ...]:
-    """Return loss and scores of a split under each kind of statistics (W22, Tables 7 and 8).
+    """Return loss and scores of a split with each kind of statistics (Wang et al. 2022).
 
-    Everything else runs as in evaluation, translations are searched as the run searches them.
-    Weights, buffers, modes and torch's random numbers are unchanged afterwards.
+    All other modules run as in evaluation, and translations use the search settings of the run.
+    Weights, buffers, modes and torch's random states are restored afterwards.
 
     Args:
-        scores: of the split.
-        population: training batches to re-estimate from.
-        forward: runs the model on one of them.
-        on_scored: is told how many kinds of statistics are done, and of how many.
+        scores: computes loss and scores of the split.
+        population: training batches for re-estimated statistics.
+        forward: runs the model on a batch.
+        on_scored: receives the numbers of kinds of statistics done and in total.
 
     Raises:
         InputError: the model has no layer with batch statistics.

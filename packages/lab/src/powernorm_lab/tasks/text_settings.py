@@ -13,10 +13,10 @@ NumSubwords = Annotated[int, Field(ge=LEAST_SUBWORDS, lt=2**63)]
 
 @section("data")
 class SequenceDataSettings(BatchedDataSettings):
-    """What is read and how it is cut into batches of sequences."""
+    """Settings of data that are divided into batches of sequences."""
 
     sequence_length: Length = 64
-    """Tokens in a segment; also the longest context that the model sees."""
+    """Number of tokens in a segment, which is the longest context of the model."""
 
 
 Vocabulary = Literal["subwords", "words"]
@@ -24,11 +24,11 @@ Vocabulary = Literal["subwords", "words"]
 
 @section("data")
 class SubwordDataSettings(SequenceDataSettings):
-    """A text over its subwords, or over whole words."""
+    """Settings of a text that is encoded by subwords or whole words."""
 
     vocabulary: Vocabulary = "subwords"
-    """`subwords` spell every word by byte pairs; `words` are those between white space, and those
-    that are not among them are `<unk>`, as in the papers."""
+    """`subwords`: byte pairs, which spell every word; `words`: tokens between white space, with
+    `<unk>` for words outside of the vocabulary, as in the papers."""
     vocabulary_size: NumSubwords = 2000
-    """Number of byte-pair subwords, every byte and the end mark among them; of words at most, the
-    most frequent ones, the end mark and `<unk>` among them."""
+    """Number of byte-pair subwords, including all bytes and the end mark; for words the maximal
+    number of most frequent ones, including the end mark and `<unk>`."""

@@ -1,4 +1,4 @@
-"""Models out of the run folders of a comparison, as they were trained or folded."""
+"""Models from run folders of a comparison, trained or folded."""
 
 from collections.abc import Mapping
 from contextlib import suppress
@@ -34,12 +34,12 @@ _OF_THE_RUN: Final = (*RUN_KEYS, "vocabulary_size", SUBWORDS)
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A model with what it was built from.
+    """A model with the settings that it was built from.
 
     Args:
-        model: in evaluation mode, on the CPU.
-        settings: the run's `config.json`, and `vocabulary_size`; JSON.
-        step: updates of the weights up to the checkpoint, where that is known.
+        model: model in evaluation mode, on the CPU.
+        settings: the run's `config.json` with `vocabulary_size`, as JSON.
+        step: number of updates up to the checkpoint; None if unknown.
     """
 
     model: TaskModel
@@ -47,7 +47,7 @@ class TrainedModel:
     step: int | None = None
 
     def example_inputs(self) -> tuple[Tensor, ...]:
-        """Random inputs of the model's forward."""
+        """Return random inputs of the model's forward."""
         config = run_config(self.settings)
         return task_of(config).example_inputs(config, _sizes(self.settings))
 
@@ -57,12 +57,12 @@ def load_trained(path: Path) -> TrainedModel:
     """Build the model of a run and load its weights.
 
     Args:
-        path: a run's folder (the weights that were scored: the average of the last checkpoints
-            where there is one, else the best) or one of its checkpoints.
+        path: a run's folder, for the weights that were scored (the average of the last checkpoints
+            if there is one, else the best), or one of its checkpoints.
 
     Raises:
-        InputError: there is no such run, a file of it is damaged, or it names a norm of your own
-            whose module is not imported.
+        InputError: there is no such run, one of its files is damaged, or the module of its custom
+            norm is not imported.
     """
     if not path.exists():
         raise InputError(
@@ -74,12 +74,12 @@ def load_trained(path: Path) -> TrainedModel:
     if config.is_file() and "function" in (own := read_json(config)):
         raise InputError(
             f"{config.parent} is a run of {own['task']}, a function of your own, whose model is "
-            "not known: powernorm_lab.saved_states reads what it tracked"
+            "not known: powernorm_lab.saved_states reads the states that it tracked"
         )
     if checkpoint.is_symlink() and not checkpoint.exists():
-        raise InputError(f"{checkpoint} is a link that leads nowhere: restore the file")
+        raise InputError(f"{checkpoint} is a broken link: restore the file")
     if checkpoint != path and checkpoint.is_dir():
-        raise InputError(f"{checkpoint} is a folder, and no checkpoint: restore the file")
+        raise InputError(f"{checkpoint} is a folder, not a checkpoint: restore the file")
     if not checkpoint.is_file() or not config.is_file():
         runs = [str(run) for run in find_runs(path)]
         example = " or ".join(runs[:3]) or "runs/lm-demo/bn-pre-seed0, or a checkpoint in it"
@@ -90,7 +90,7 @@ def load_trained(path: Path) -> TrainedModel:
     read = read_json(config)
     try:
         sizes = list(task_of(run_config(read)).sizes_of_weights(weights))
-        # One number where there is one vocabulary, as files from before the second one have it.
+        # A single vocabulary is stored as a number, as in older files.
         settings = {**read, "vocabulary_size": sizes if len(sizes) > 1 else sizes[0]}
         model = _build(settings)
         model.load_state_dict(weights)
@@ -102,44 +102,44 @@ def load_trained(path: Path) -> TrainedModel:
 
 
 def scored_step(path: Path) -> int | None:
-    """Return the updates of the weights of a run that were scored, where that is known.
+    """Return the number of updates of a run's scored weights; None if unknown.
 
     Raises:
-        InputError: they are damaged or missing.
+        InputError: the weights are damaged or missing.
     """
     return _read(_scored(path))[1]
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Return whether a file is, by its name, one of the checkpoints of a run."""
+    """Return whether a file has the name of a run's checkpoint."""
     return path.name in (LAST, BEST, EARLY, AVERAGE) or step_of(path) is not None
 
 
 def _scored(run: Path) -> Path:
-    """Return the file of the weights of a run that were scored.
+    """Return the file of a run's scored weights.
 
     Raises:
-        InputError: they were the average, which is gone.
+        InputError: the average was scored, and its file is missing.
     """
     average, best, last = (run / CHECKPOINTS_FOLDER / name for name in (AVERAGE, BEST, LAST))
     if average.exists() or average.is_symlink():
         return average
     scored = ""
-    with suppress(InputError):  # of a run that is not over, or that has lost more
+    with suppress(InputError):  # the result is damaged: use the best checkpoint
         result = read_result(run)
         scored = "" if result is None else result.scored
     if scored == LAST_SCORED:
         return last
     if scored.startswith(AVERAGE_SCORED):
         raise InputError(
-            f"{average} is missing, whose weights were scored: restore it, or name another "
+            f"{average} with the scored weights is missing: restore it, or name another "
             f"checkpoint, such as {best}"
         )
     return best
 
 
 def _read(checkpoint: Path) -> tuple[dict[str, Tensor], int | None]:
-    """Return the weights of the model and the update after which they were so."""
+    """Return the weights of the model and their number of updates."""
     if checkpoint.suffix == ".safetensors":
         found = read_weights(checkpoint)
         return {key.removeprefix("model."): found[key] for key in found}, step_of(checkpoint)
@@ -160,7 +160,7 @@ def load_folded_run(path: Path) -> TrainedModel:
         path: the folder.
 
     Raises:
-        InputError: a file is damaged, or it holds no model of a run.
+        InputError: a file is damaged, or the folder holds no model of a run.
     """
     check_folder(path)
     settings = read_json(path / CONFIG_FILE)
@@ -175,11 +175,11 @@ def is_folded(path: Path) -> bool:
 
 
 def run_data(settings: Mapping[str, Any], *, data: str | None = None) -> RunData[Any]:
-    """Return the batches of a run, the same as when it was trained.
+    """Return the batches of a run, the same as in its training.
 
     Args:
-        settings: of a `TrainedModel`.
-        data: as for `run_text`.
+        settings: settings of a `TrainedModel`.
+        data: see `run_text`.
 
     Raises:
         InputError: as `run_text`.
@@ -189,16 +189,15 @@ def run_data(settings: Mapping[str, Any], *, data: str | None = None) -> RunData
 
 
 def run_text(settings: Mapping[str, Any], *, data: str | None = None) -> Any:
-    """Return the text of a run over its subwords, or another text over the same subwords.
+    """Return the text of a run, or another text, encoded with the vocabulary of the run.
 
     Args:
-        settings: of a `TrainedModel`.
-        data: another text, or the same where it is no longer where the run found it, as `--data`
-            takes it.
+        settings: settings of a `TrainedModel`.
+        data: another text, or the run's text at its new place, as for `--data`.
 
     Raises:
-        InputError: a text cannot be read, is a data set of another task, or is not what the run
-            was trained on.
+        InputError: a text cannot be read, is a data set of another task, or is not the text that
+            the run was trained on.
     """
     config = run_config(settings)
     source = config.data.path
@@ -211,8 +210,8 @@ def run_text(settings: Mapping[str, Any], *, data: str | None = None) -> Any:
     encoded = task.encode(config)
     if encoded.fingerprint != settings.get("data_fingerprint"):
         raise InputError(
-            f"{source or 'the embedded text'} is not the text that the run was trained on, or "
-            "another version of tokenizers made its subwords: give that text with --data"
+            f"{source or 'the embedded text'} is not the text that the run was trained on, or its "
+            "subwords were made by another version of tokenizers: give that text with --data"
         )
     if data is None:
         return encoded
@@ -225,9 +224,9 @@ def training_batches(
     """Return the first training batches of a run as keyword arguments of its model.
 
     Args:
-        settings: of a `TrainedModel`.
-        num_batches: how many; after the end of the text it begins anew.
-        data: as for `run_data`.
+        settings: settings of a `TrainedModel`.
+        num_batches: number of batches; they repeat after the end of the text.
+        data: see `run_text`.
 
     Raises:
         InputError: as `run_data`.
@@ -238,9 +237,9 @@ def training_batches(
 
 @names_of_files()
 def run_config(settings: Mapping[str, Any]) -> ComparisonSettings:
-    """Return the configuration of a run, as a comparison of one norm and seed."""
+    """Return the configuration of a run as a comparison of one norm and seed."""
     seed, norm = settings["seed"], str(settings["norm"])
-    others = (*_OF_THE_RUN, KEY, SEAL)  # the last of a file that was read as plain JSON
+    others = (*_OF_THE_RUN, KEY, SEAL)  # SEAL is in files that were read as plain JSON
     shared = {key: value for key, value in settings.items() if key not in others}
     options = {norm: settings["norm_options"]}
     return settings_from({**shared, "norm_options": options, "norms": [norm], "seeds": [seed]})

@@ -1,1 +1,1 @@
-"""Training of a task's model with a norm and a seed: batches, loss, loop, checkpoints, scores."""
+"""Training of the built-in tasks on a `Run`: batches, losses, loop and scores."""

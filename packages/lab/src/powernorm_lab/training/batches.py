@@ -1,4 +1,4 @@
-"""The batches of a run, prepared ahead of the device that computes on them."""
+"""Batches of a run, with prefetching for GPUs."""
 
 import multiprocessing
 import signal
@@ -21,10 +21,10 @@ Settings = TypeVar("Settings", bound=ComparisonSettings)
 
 
 def own_evaluation(batches: EvaluationBatches) -> EvaluationBatches:
-    """Return of every batch of an evaluation the rows of this process.
+    """Return this process's rows of every evaluation batch.
 
-    All processes have the same number of batches, some perhaps without rows: divided weights are
-    gathered at every call of a layer.
+    All processes have the same number of batches, possibly some without rows, because every call
+    of a layer with sharded weights is a collective operation.
     """
     size = num_processes()
     if size == 1:
@@ -33,7 +33,7 @@ def own_evaluation(batches: EvaluationBatches) -> EvaluationBatches:
 
 
 class BatchSource(Protocol):
-    """A split that can be cut into batches."""
+    """A split that can be divided into batches."""
 
     def training(
         self, *, batch_size: int, seed: int, batches_per_update: int = 1
@@ -42,16 +42,16 @@ class BatchSource(Protocol):
         ...
 
     def evaluation(self, *, batch_size: int, max_tokens: int | None = None) -> EvaluationBatches:
-        """Return the batches of an evaluation, of all or about so many tokens."""
+        """Return the batches of an evaluation, of all or about `max_tokens` tokens."""
         ...
 
 
 class _OwnBatches(Dataset[Batch]):
-    """The micro-batches of a run by position, of each the rows of this process."""
+    """This process's rows of the micro-batches of a run, by position."""
 
     def __init__(self, batches: TrainingBatches) -> None:
         self._batches = batches
-        # Asked here, for a worker belongs to no group of processes.
+        # Read here, because workers of a DataLoader are not in the process group.
         self._rank, self._size = rank(), num_processes()
 
     def __getitem__(self, position: int) -> Batch:
@@ -60,16 +60,16 @@ class _OwnBatches(Dataset[Batch]):
 
 
 def _num_loader_workers(device: torch.device) -> int:
-    """Return how many processes prepare batches ahead: two beside a GPU, where they can be forked.
+    """Return the number of processes that prepare batches: two for a GPU if forking is possible.
 
-    There are none on a CPU, whose cores train.
+    A CPU has none, because its cores train.
     """
     can_fork = "fork" in multiprocessing.get_all_start_methods()
     return 2 if device.type == "cuda" and can_fork else 0
 
 
 def _leave_signals(worker: int) -> None:
-    """Let the process that trains decide what a scheduler's signal ends."""
+    """Ignore a scheduler's signals in a worker: the training process handles them."""
     del worker
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)
@@ -80,11 +80,11 @@ def _unchanged(batch: Any) -> Any:
 
 
 class RunData(ABC, Generic[Settings]):
-    """The batches of one run, the same for every norm of that seed.
+    """The batches of one run, the same for every norm with the run's seed.
 
     Args:
         config: lengths, sizes and number of steps.
-        batches: of the training, of all processes together.
+        batches: training batches of all processes together.
     """
 
     def __init__(self, config: Settings, batches: TrainingBatches) -> None:
@@ -92,11 +92,11 @@ class RunData(ABC, Generic[Settings]):
         self.batches = batches
 
     def updates(self, device: torch.device, first: int = 0) -> Iterator[list[Batch]]:
-        """Yield the micro-batches of each update, made in workers ahead of the device.
+        """Yield the micro-batches of each update, prefetched for a GPU.
 
         Args:
-            device: that they go to; for a GPU they are in pinned memory.
-            first: number of updates that are done.
+            device: device of the training; for a GPU the batches are in pinned memory.
+            first: number of updates done.
         """
         config = self._config
         number = _num_loader_workers(device)
@@ -110,7 +110,7 @@ class RunData(ABC, Generic[Settings]):
             pin_memory=device.type == "cuda",
             multiprocessing_context="fork" if number else None,
             worker_init_fn=_leave_signals,
-            # Its own, or each loader would take a random number from the training.
+            # Without a generator, a loader would draw its seed from the training's.
             generator=torch.Generator(),
         )
         batches = iter(loader)
@@ -118,17 +118,17 @@ class RunData(ABC, Generic[Settings]):
             yield list(islice(batches, size))
 
     def validation(self) -> EvaluationBatches:
-        """Return the part of the valid split that is read during the run."""
+        """Return the part of the valid split that is evaluated during the run."""
         return self.evaluation("valid", max_tokens=self._config.training.validation_tokens)
 
     @abstractmethod
     def evaluation(self, split: Split, max_tokens: int | None = None) -> EvaluationBatches:
-        """Return the batches of a split, whole or about `max_tokens` of it."""
+        """Return the batches of a split, all or about `max_tokens` tokens."""
 
     def words_per_token(self, split: Split) -> float:
-        """Return the ratio that turns nats per token into those that the perplexity is of.
+        """Return the divisor that converts nats per token to nats per word, for the perplexity.
 
-        1 where the perplexity is of what the loss is of.
+        It is 1 if loss and perplexity have the same unit.
         """
         del split
         return 1.0
@@ -136,16 +136,16 @@ class RunData(ABC, Generic[Settings]):
     def scores(
         self, split: EvaluatedSplit, model: nn.Module, device: torch.device, *, brief: bool = False
     ) -> Mapping[str, float]:
-        """Return what a split says beyond the likelihood, by name, such as `accuracy`.
+        """Return scores of a split besides the likelihood by name, such as `accuracy`.
 
-        Every process calls it. Nothing is drawn at random.
+        Every process calls it. It draws no random numbers.
 
         Args:
-            split: that is scored.
-            model: in evaluation mode.
-            device: of the model.
-            brief: as at the validations of a training: where scoring takes long, of a part of the
-                split, and without the scores that nobody asks for there.
+            split: split to score.
+            model: model in evaluation mode.
+            device: device of the model.
+            brief: whether this is a validation during training: expensive scores are then computed
+                on a part of the split, and unused scores are left out.
         """
         del split, model, device, brief
         return {}
@@ -157,12 +157,12 @@ class RunData(ABC, Generic[Settings]):
 
 
 class RowData(RunData[Settings]):
-    """The batches of a run that have a number of rows each.
+    """Batches of a run with a fixed number of rows.
 
     Args:
         config: lengths, sizes and number of steps.
-        rows: gives the rows of a split.
-        seed: of the order.
+        rows: returns the rows of a split.
+        seed: seed of the order.
 
     Raises:
         InputError: the train split is shorter than a batch.
@@ -170,7 +170,7 @@ class RowData(RunData[Settings]):
 
     def __init__(self, config: Settings, rows: Callable[[Split], BatchSource], seed: int) -> None:
         self._rows = rows
-        # The settings of every such task have these numbers.
+        # The data settings of every task with rows have these fields.
         data: Any = config.data
         self._evaluation_batch_size = data.evaluation_batch_size
         training = rows("train").training(
@@ -181,7 +181,7 @@ class RowData(RunData[Settings]):
         super().__init__(config, training)
 
     def evaluation(self, split: Split, max_tokens: int | None = None) -> EvaluationBatches:
-        """Return the batches of a split, whole or about `max_tokens` of it."""
+        """Return the batches of a split, all or about `max_tokens` tokens."""
         return self._rows(split).evaluation(
             batch_size=self._evaluation_batch_size, max_tokens=max_tokens
         )

@@ -1,4 +1,4 @@
-"""Likelihood of a text under a model, without training it."""
+"""Likelihood of a split under a model."""
 
 import math
 from collections.abc import Iterable
@@ -15,7 +15,7 @@ from powernorm_lab.engine.watching import evaluating
 from powernorm_lab.training.losses import outputs_nll
 
 GAP_BATCHES: Final = 8
-"""At every validation this many batches, at most, are evaluated by batch statistics as well."""
+"""Maximal number of batches that each validation also evaluates with batch statistics."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +23,10 @@ class Likelihood:
     """The cost of a text in nats."""
 
     nll: float
-    """Negative log-likelihood of all tokens together."""
+    """Negative log-likelihood, summed over all tokens."""
     num_tokens: int
     words_per_token: float
-    """Of the text's split."""
+    """Ratio in the text's split."""
 
     @property
     def loss(self) -> float:
@@ -35,7 +35,7 @@ class Likelihood:
 
     @property
     def perplexity(self) -> float:
-        """Return exp(nats per word), which does not depend on the subwords; may be infinite."""
+        """Return exp(nats per word), which is comparable between vocabularies; may be infinite."""
         return word_perplexity(self.loss, self.words_per_token)
 
 
@@ -45,13 +45,13 @@ class Scores:
 
     metrics: dict[str, float | None] = field(default_factory=dict)
     signatures: dict[str, str] = field(default_factory=dict)
-    """How they were computed, by their names."""
+    """Descriptions of how metrics were computed, by their names."""
     translations: tuple[tuple[str, str, str], ...] = ()
-    """Source, reference and translation."""
+    """Source, reference and translation of each sentence."""
 
 
 def word_perplexity(loss: float, words_per_token: float) -> float:
-    """Return exp(nats per word) of a loss in nats per token; infinite where it overflows."""
+    """Return exp(nats per word) of a loss in nats per token; infinite on overflow."""
     nats_per_word = loss / words_per_token
     return math.exp(nats_per_word) if nats_per_word < 700 or math.isnan(loss) else math.inf
 
@@ -60,9 +60,9 @@ def word_perplexity(loss: float, words_per_token: float) -> float:
 def evaluate(
     model: nn.Module, batches: Iterable[Batch], *, words_per_token: float, device: torch.device
 ) -> Likelihood:
-    """Return the likelihood of all batches of all processes in evaluation mode, in float32.
+    """Return the likelihood over the batches of all processes in evaluation mode, in float32.
 
-    The model's mode is as before afterwards.
+    The model's mode is restored afterwards.
     """
     with evaluating(model):
         # float64: a split has too many tokens for a float32 sum.
@@ -73,13 +73,13 @@ def evaluate(
 def summed_nll(
     model: nn.Module, batches: Iterable[Batch], device: torch.device, dtype: torch.dtype
 ) -> tuple[float, float]:
-    """Return the nats of all batches of all processes, and the number of their targets.
+    """Return the nats and the number of targets, summed over the batches of all processes.
 
     Args:
-        model: in evaluation mode.
-        batches: of this process.
-        device: of the model.
-        dtype: of the sum.
+        model: model in evaluation mode.
+        batches: batches of this process.
+        device: device of the model.
+        dtype: dtype of the sum.
     """
     nll = torch.zeros((), dtype=dtype, device=device)
     num_targets = 0
@@ -96,7 +96,8 @@ def gap_cells(
 ) -> dict[str, float]:
     """Return the cells of METRICS_COLUMNS that compare running with batch statistics.
 
-    Empty for a model without batch statistics. Of at most `GAP_BATCHES` batches, evenly spaced.
+    They are measured on at most `GAP_BATCHES` evenly spaced batches. The result is empty for a
+    model without batch statistics.
     """
     chosen = [batch.to(device) for batch in _spaced(batches, GAP_BATCHES)]
     gap = evaluation_gap(model, chosen, _mean_nll)
@@ -117,7 +118,7 @@ def _mean_nll(model: nn.Module, batch: Any) -> tuple[float, int]:
 
 
 def finite_or_none(value: float) -> float | None:
-    """Return the value for a JSON file, which has no infinity and no NaN."""
+    """Return the value for a JSON file; None for infinity and NaN, which JSON does not have."""
     return value if math.isfinite(value) else None
 
 

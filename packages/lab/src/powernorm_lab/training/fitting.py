@@ -1,4 +1,4 @@
-"""The training loop of the papers' tasks, on a `Run`."""
+"""The training loop of the built-in tasks, on a `Run`."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
@@ -26,18 +26,18 @@ from powernorm_lab.training.evaluation import gap_cells, summed_nll, word_perple
 from powernorm_lab.training.losses import TaskModel
 from powernorm_lab.training.precision import autocast
 
-# γ of every norm layer against the deviation of its batches (Shen et al. 2020, App. B.1).
+# γ of every norm layer and the standard deviation of its batches (Shen et al. 2020, App. B.1).
 
 
 def norm_scales(model: nn.Module, batches: Iterable[Any], forward: Forward) -> list[ScaleRecord]:
-    """Return γ and the mean deviation of the batches, feature by feature.
+    """Return γ and the mean standard deviation of the batches for each feature.
 
-    Lemma 2 of Shen et al. makes the loss smoother where |γ| ≤ ψ_B. The norm layers normalize as in
-    training and everything else as in evaluation; the model is as before afterwards.
+    By Lemma 2 of Shen et al. the loss is smoother where |γ| ≤ ψ_B. The norm layers normalize as in
+    training, all other modules as in evaluation; the model's state is restored afterwards.
 
     Args:
-        model: layers with batch statistics and a weight get a record, in the order of the calls.
-        batches: on the model's device.
+        model: the model; layers with batch statistics and a weight get a record, in call order.
+        batches: batches on the model's device.
         forward: runs the model on a batch.
     """
     layers = batch_layers(model)
@@ -64,20 +64,20 @@ def norm_scales(model: nn.Module, batches: Iterable[Any], forward: Forward) -> l
     ]
 
 
-# Validations of a run of a built-in task, and what came of those so far.
+# Validations of a built-in task's run.
 
 
 class Validations:
-    """Measures the valid split during the training; a checkpoint keeps what came of it.
+    """Measures the valid split during the training; its results are part of the checkpoint.
 
     Args:
-        run: of the engine, with a `ComparisonSettings` as its settings.
-        model: that trains.
-        data: of the run.
+        run: run of the engine, with `ComparisonSettings` as its settings.
+        model: model in training.
+        data: batches of the run.
 
     Attributes:
-        losses: of every validation of the run so far, nats per token.
-        scores: of those at which the task's own score was told.
+        losses: losses of all validations so far, nats per token.
+        scores: the task's scores of those validations that computed them.
     """
 
     def __init__(self, run: Run, model: TaskModel, data: RunData[Any]) -> None:
@@ -89,20 +89,20 @@ class Validations:
         self.scores: list[float] = []
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a run that resumes has to know."""
+        """Return the state for the checkpoint."""
         return {"losses": list(self.losses), "scores": list(self.scores)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take what `state_dict` returned."""
+        """Restore the state that `state_dict` returned."""
         self.losses, self.scores = list(state["losses"]), list(state["scores"])
 
     def tokens(self, step: int) -> dict[str, float]:
-        """Return the cell of how many tokens so many updates have trained on."""
+        """Return the cell with the number of tokens of `step` updates."""
         per_update = self._data.batches.tokens_per_batch * self._config.optimizer.accumulation
         return {"tokens": round(step * per_update)}
 
     def validate(self) -> dict[str, float]:
-        """Return the cells of metrics.csv that a validation fills; in evaluation mode."""
+        """Return the cells of metrics.csv of a validation, for a model in evaluation mode."""
         data, model, device = self._data, self._model, self._run.device
         batches = data.validation()
         with autocast(device, self._config.training.precision):
@@ -118,11 +118,11 @@ class Validations:
         if score is not None:
             self.scores.append(score)
             cells["valid_score"] = score
-        # The same batches in every process: those of this one alone are fewer in some.
+        # All processes use the same batches; the parts of some processes may be smaller.
         return cells | gap_cells(model, batches, device)
 
     def _score(self, loss: float) -> float | None:
-        """Return the task's own score; None where none is due."""
+        """Return the task's score; None if it is not due."""
         data, name, every = self._data, self._config.score_name, self._config.score_every
         if name is None or name in (derived := data.from_loss(loss)):
             return None if name is None else derived[name]
@@ -131,7 +131,7 @@ class Validations:
             return None
         with whole(self._model):
             score = data.scores("valid", self._model, self._run.device, brief=True)[name]
-        # The first one's in all: each may have running statistics of its own.
+        # The score of the first process, since running statistics may differ between processes.
         return gather(score)[0]
 
 
@@ -159,29 +159,29 @@ def fit(
     Every process calls it. A checkpoint is written after every evaluation.
 
     Args:
-        run: of the engine.
-        model: on the run's device; trained in place.
-        batches: returns, after so many updates, the micro-batches of each further one; a
+        run: run of the engine.
+        model: model on the run's device; trained in place.
+        batches: returns, for a number of updates done, the micro-batches of each further update; a
             micro-batch has `num_tokens`, `targets` and `to(device)`.
-        loss: module around the model that returns of a micro-batch the loss that is minimized, of
-            one of several processes its share of it, and the loss that is logged, both 0-d.
+        loss: module around the model that returns the minimized loss of a micro-batch (in one of
+            several processes its share) and the logged loss, both 0-d.
         evaluate: returns values by name.
-        optimizer: of the model's parameters.
-        learning_rate: returns the rate of the update after so many.
-        penalty: returns what a micro-batch adds to the loss after its forward, or None.
-        cells: returns what else a row of metrics.csv has after so many updates.
-        precision: what the layers compute in.
+        optimizer: optimizer of the model's parameters.
+        learning_rate: returns the learning rate for a number of updates done.
+        penalty: returns the penalty of a micro-batch after its forward, or None.
+        cells: returns further cells of metrics.csv for a number of updates done.
+        precision: precision in which the layers compute.
         clip_norm: largest norm of the gradient; None does not clip.
         log_every: updates between two rows of metrics.csv.
         evaluate_every: updates between two evaluations.
-        monitor_every: updates between two rows a layer of norms.csv; 0 for none.
-        count_rows: whether the speed is also told in rows.
-        early_step: update after which checkpoints/early.ckpt is kept; None keeps none.
+        monitor_every: updates between two rows of a layer in norms.csv; 0 for none.
+        count_rows: whether to measure the throughput in rows, too.
+        early_step: update after which checkpoints/early.ckpt is written; None writes none.
     """
     device = run.device
     scaler = torch.amp.GradScaler(device.type, enabled=precision == "float16")
     wrapped = run.wrap(loss)
-    # The gradients of processes are averaged: each has so many times its share of the loss.
+    # Gradients are averaged over processes: each multiplies its share of the loss by their number.
     set_loss_scale(model, num_processes(), scaler=scaler if scaler.is_enabled() else None)
     losses = _RecentLosses()
     run.track(model=model, optimizer=optimizer, losses=losses)
@@ -205,7 +205,7 @@ def fit(
             losses.values.append(logged)
             run.count(batch.num_tokens, len(batch.targets) if count_rows else 0)
         rate = learning_rate(step - 1)
-        _move(optimizer, scaler, rate, clip_norm)
+        _optimizer_step(optimizer, scaler, rate, clip_norm)
         if step % log_every == 0 or step == run.num_steps:
             run.log(step, **cells(step), learning_rate=rate, train_loss=losses.values)
             losses.values.clear()
@@ -213,26 +213,26 @@ def fit(
             run.checkpoint(keep=Path(EARLY).stem)
 
 
-def _move(
+def _optimizer_step(
     optimizer: torch.optim.Optimizer,
     scaler: torch.amp.GradScaler,
     rate: float,
     clip_norm: float | None,
 ) -> None:
-    """Move the weights by the gradients, and forget these."""
+    """Update the weights, and reset the gradients."""
     for group in optimizer.param_groups:
         group["lr"] = rate
     scaler.unscale_(optimizer)
     if clip_norm is not None:
         nn.utils.clip_grad_norm_(optimized(optimizer), clip_norm)
-    # In float16 it leaves out a step whose gradients overflowed.
+    # In float16 the scaler skips steps with overflowing gradients.
     scaler.step(optimizer)
     scaler.update()
     optimizer.zero_grad()
 
 
 class _RecentLosses:
-    """Losses of the micro-batches since the last row of the log, of this process."""
+    """This process's losses of the micro-batches since the last row of the log."""
 
     def __init__(self) -> None:
         self.values: list[Tensor] = []

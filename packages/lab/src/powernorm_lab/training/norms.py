@@ -1,4 +1,4 @@
-"""The norms of a run: by their short names and options, checked before anything is trained."""
+"""Norms of a run by short names and options, checked before any training."""
 
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
@@ -18,28 +18,28 @@ EMPTY: Final[Mapping[str, Any]] = MappingProxyType({})
 
 
 UPPER_NORM: Final = "ln"
-"""Stands above the `model.num_norm_layers` lowest layers, with its own defaults."""
+"""Norm above the `model.num_norm_layers` lowest layers, with its default options."""
 
 
 def norm_factory(norm: str, options: Mapping[str, Any] = EMPTY, **fixed: Any) -> NormFactory:
-    """Return what makes a norm of a number of features.
+    """Return a function that builds a norm for a number of features.
 
-    Running statistics start as torch's, as in all stored runs, where the options say nothing else.
+    Unless the options say otherwise, running statistics start as in torch, as in all stored runs.
 
     Args:
         norm: short name.
-        options: of the norm.
-        fixed: further ones, which the model sets.
+        options: options of the norm.
+        fixed: further options that the model sets.
     """
     start = {"start": "torch"} if norm in NORMS and has_option(norm, "start") else {}
     return lambda num_features: build_norm(norm, num_features, **{**start, **options, **fixed})
 
 
 def qk_norm_factory(config: ComparisonSettings) -> NormFactory | None:
-    """Return what makes the norms of queries and keys; None where it is the layer's own norm.
+    """Return the factory of the norms of queries and keys; None for none, or the layer's norm.
 
     Raises:
-        InputError: unknown norm, or options that do not fit it or the model.
+        InputError: the norm is unknown, or its options do not fit it or the model.
     """
     model = config.model
     if not isinstance(model, TransformerSettings) or model.qk_norm is None:
@@ -54,19 +54,19 @@ def norm_options(config: ComparisonSettings, norm: str, widths: Sequence[int]) -
     """Return the options of a norm, checked by building it.
 
     Args:
-        config: has them.
+        config: settings with the options.
         norm: short name.
-        widths: numbers of features that the model has norms of.
+        widths: numbers of features of the model's norms.
 
     Raises:
-        InputError: unknown norm or option, or one that does not fit the model.
+        InputError: the norm or an option is unknown, or an option does not fit the model.
     """
     options = options_of(config, norm)
     check_norm_options(norm, options)
     if "feature_dim" in options:
         raise InputError(
-            f"norm_options.{norm}.feature_dim={options['feature_dim']}: which dimension has the "
-            "features is up to the model; leave it out"
+            f"norm_options.{norm}.feature_dim={options['feature_dim']}: the model defines the "
+            "dimension of the features; leave it out"
         )
     for width in widths:
         built = build_norm(norm, width, **options)
@@ -76,10 +76,10 @@ def norm_options(config: ComparisonSettings, norm: str, widths: Sequence[int]) -
 
 
 def _try_out(norm: Norm) -> None:
-    """Run a user's norm once, so that what is wrong shows before the first run is trained.
+    """Run a user's norm once, to find errors before any training.
 
     Raises:
-        InputError: its output is no tensor, or has another shape than its input.
+        InputError: its output is not a tensor, or has another shape than its input.
     """
     x = torch.zeros(2, 3, norm.num_features)
     try:
@@ -87,6 +87,6 @@ def _try_out(norm: Norm) -> None:
             y = norm.eval()(x)
     except InputError:
         raise
-    except Exception:  # it may want another device or more dimensions, which the run gives it
+    except Exception:  # it may need another device or more dimensions, which a run provides
         return
     check_output(norm, y, x)

@@ -12,21 +12,21 @@ from powernorm_lab.settings.comparison import ComparisonSettings
 from powernorm_lab.settings.training import OptimizerSettings, ScheduleSettings
 
 _MILESTONES: Final = (0.5, 0.75)
-"""Parts of the run after each of which the schedule `steps` falls (He et al. 2016)."""
+"""Fractions of the run at which the schedule `steps` lowers the rate (He et al. 2016)."""
 _DECAY: Final = 0.1
-"""What the rate is multiplied by there."""
+"""Factor of the rate at each milestone."""
 
 
 def build_optimizer(
     model: nn.Module, config: OptimizerSettings, *, fused: bool = False
 ) -> torch.optim.Optimizer:
-    """Return the optimizer over all parameters.
+    """Return the optimizer of all parameters.
 
-    Weight decay applies to matrices only: it would pull the weights of a norm towards 0, which
-    means another thing for every norm.
+    Weight decay applies to matrices only: for the weights of norms, which it would pull towards 0,
+    its effect would differ between norms.
 
     Raises:
-        InputError: `muon`, and the model has no weight for it.
+        InputError: `muon` is chosen, and the model has no weight for it.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
     hidden = _hidden_matrices(model) if config.name == "muon" else []
@@ -54,24 +54,24 @@ def build_optimizer(
         return adam
     if not hidden:
         raise InputError(
-            "optimizer.name=muon is for the weights of linear maps inside a model, and this one "
-            "has none: choose another"
+            "optimizer.name=muon is for the weights of hidden linear layers, and this model has "
+            "none: choose another"
         )
     muon = torch.optim.Muon(
         hidden,
         lr=config.learning_rate,
         weight_decay=config.weight_decay,
-        # A rate that is right for Adam is then right for both (Liu et al. 2025, section 2.2).
+        # Muon can then use Adam's learning rate (Liu et al. 2025, section 2.2).
         adjust_lr_fn="match_rms_adamw",
     )
     return JoinedOptimizer(muon, adam)
 
 
 class JoinedOptimizer(torch.optim.Optimizer):
-    """Optimizers of different parameters as one, with one state.
+    """Several optimizers of disjoint parameters as one, with one state.
 
     Args:
-        optimizers: no two of a parameter; their groups become those of this one.
+        optimizers: the optimizers; their parameter groups are concatenated.
     """
 
     def __init__(self, *optimizers: torch.optim.Optimizer) -> None:
@@ -80,18 +80,18 @@ class JoinedOptimizer(torch.optim.Optimizer):
         self._share()
 
     def step(self, closure: None = None) -> None:  # type: ignore[override]
-        """Move the parameters of all."""
+        """Perform a step of each optimizer."""
         del closure
         for optimizer in self._optimizers:
             optimizer.step()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from what `state_dict` returned."""
+        """Restore the state that `state_dict` returned."""
         super().load_state_dict(dict(state_dict))
-        self._share()  # loading has made new groups and a new state
+        self._share()  # loading has created new groups and a new state
 
     def _share(self) -> None:
-        """Give each optimizer its groups, and all the one state."""
+        """Assign each optimizer its groups, and the shared state."""
         first = 0
         for optimizer in self._optimizers:
             last = first + len(optimizer.param_groups)
@@ -101,11 +101,10 @@ class JoinedOptimizer(torch.optim.Optimizer):
 
 
 def _hidden_matrices(model: nn.Module) -> list[Tensor]:
-    """Return the weights of the linear maps inside a model, for Muon.
+    """Return the weights of a model's hidden linear layers, for Muon.
 
-    Not those of its output, which is called `head` or is an adaptive softmax, and no table of an
-    embedding: a step that treats all directions of a matrix alike is not for rows of which a batch
-    touches a few.
+    Weights of outputs (modules named `head` and adaptive softmaxes) and tables of embeddings are
+    left out: Muon's orthogonalized step does not suit matrices of which a batch uses few rows.
     """
     outputs = [
         module
@@ -125,7 +124,7 @@ def _hidden_matrices(model: nn.Module) -> list[Tensor]:
 
 
 def learning_rate(config: ComparisonSettings, step: int) -> float:
-    """Return the learning rate of the update after `step` ones."""
+    """Return the learning rate of the update that follows `step` updates."""
     factor = rate_factor(config.schedule, step, config.training.max_steps)
     return config.optimizer.learning_rate * factor
 
@@ -133,21 +132,20 @@ def learning_rate(config: ComparisonSettings, step: int) -> float:
 def rate_factor(schedule: ScheduleSettings, step: int, max_steps: int) -> float:
     """Return the learning rate of an update as a fraction of the highest.
 
-    With w = warmup_steps, or warmup_fraction · max_steps (rounded, at least 1) where that is None,
-    and t = step + 1, the number of the update from 1: t / w up to t = w for all schedules; after
-    that, with progress
-    p = (t - w) / (max_steps - w) and the fraction f = final_fraction,
+    With w = warmup_steps, or warmup_fraction · max_steps (rounded, at least 1) if that is None, and
+    t = step + 1, the number of the update from 1: t / w up to t = w for all schedules; after that,
+    with progress p = (t - w) / (max_steps - w) and f = final_fraction,
 
     - `constant`: 1
     - `inverse_sqrt`: √(w / t) (Vaswani et al. 2017)
     - `linear`: 1 - (1 - f) p
     - `cosine`: f + (1 - f) (1 + cos πp) / 2 (Loshchilov and Hutter 2017)
-    - `steps`: 0.1^m after m of the milestones ½ and ¾, parts of max_steps (He et al. 2016)
+    - `steps`: 0.1^m after m of the milestones ½ and ¾ of max_steps (He et al. 2016)
 
     Args:
-        schedule: the kind and its fractions.
-        step: updates done so far, from 0.
-        max_steps: updates of the whole run.
+        schedule: kind and fractions of the schedule.
+        step: number of updates done so far.
+        max_steps: number of updates of the whole run.
     """
     warmup = schedule.warmup_steps or max(1, round(schedule.warmup_fraction * max_steps))
     update = step + 1

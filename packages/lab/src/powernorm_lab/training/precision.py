@@ -1,4 +1,4 @@
-"""What the layers of a model compute in while it is trained."""
+"""Mixed precision in training."""
 
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
@@ -12,7 +12,7 @@ DTYPES: Final[Mapping[Precision, torch.dtype]] = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
-"""Of the precisions below float32."""
+"""Dtypes of the precisions below float32."""
 
 
 def autocast(device: torch.device, precision: Precision) -> AbstractContextManager[Any]:
@@ -20,5 +20,5 @@ def autocast(device: torch.device, precision: Precision) -> AbstractContextManag
     dtype = DTYPES.get(precision)
     if dtype is None:
         return nullcontext()
-    # Weights change with every update, and a penalty's graph would keep their copies.
+    # No cache: weights change with every update, and a penalty's graph would keep their copies.
     return torch.autocast(device.type, dtype, cache_enabled=False)

@@ -1,4 +1,4 @@
-"""What a task has to say: its batches, its model, what has to be beaten and how it is scored."""
+"""The interface of built-in tasks: data, batches, model, baselines and scores."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
     from powernorm_lab.engine.grid import Grid
 
 Sizes = tuple[int, ...]
-"""Of the vocabularies of a model; the last is that of its output."""
+"""Sizes of the vocabularies of a model; the last is that of its output."""
 
 
 class Numbered(Protocol):
-    """Data of a task in the form that its batches are made of, such as a text as ids."""
+    """Encoded data of a task, such as a text as ids."""
 
     @property
     def fingerprint(self) -> str:
@@ -43,26 +43,26 @@ Settings = TypeVar("Settings", bound=ComparisonSettings)
 
 
 class BuiltinTask(tasks.Task, ABC, Generic[Encoded, Settings]):
-    """A task of the papers, whose settings are a `ComparisonSettings`, as the engine asks for it.
+    """A built-in task, with `ComparisonSettings` as its settings.
 
     Attributes:
-        name: as in the settings.
+        name: name of the task, as in the settings.
     """
 
     units: ClassVar[str] = "subwords"
-    """What the vocabulary counts."""
+    """Unit of the vocabulary's size."""
     metrics: ClassVar[tuple[str, ...]] = ()
-    """Names of those that its runs have beside loss and perplexity."""
+    """Names of its metrics besides loss and perplexity."""
     examples: ClassVar[str | None] = None
-    """What a row of a batch is called, where the speed in rows is worth telling."""
+    """Name of a batch's rows if their throughput is measured."""
 
     @abstractmethod
     def encode(self, config: Settings) -> Encoded:
-        """Read what `data.path` names and number it."""
+        """Read and encode the data of `data.path`."""
 
     @abstractmethod
     def encode_by(self, source: str, config: Settings) -> Encoded:
-        """Read `source` and number it with the vocabulary of what `data.path` names."""
+        """Read `source` and encode it with the vocabulary of `data.path`."""
 
     @abstractmethod
     def data(self, encoded: Encoded, config: Settings, seed: int) -> RunData[Settings]:
@@ -70,15 +70,15 @@ class BuiltinTask(tasks.Task, ABC, Generic[Encoded, Settings]):
 
     @abstractmethod
     def baselines(self, encoded: Encoded, config: Settings) -> list[Baseline]:
-        """Return models without a network; above the first, a unigram, nothing was learned."""
+        """Return scores of trivial models; the first, a unigram, is the threshold of divergence."""
 
     @abstractmethod
     def facts(self, encoded: Encoded) -> dict[str, Any]:
-        """Return name, source, licence and sizes of the data, for results.json."""
+        """Return name, source, license and sizes of the data, for results.json."""
 
     @abstractmethod
     def summary(self, encoded: Encoded) -> DataPrepared:
-        """Return what the terminal says of the data, without the baselines."""
+        """Return the event that describes the data, without the baselines."""
 
     @abstractmethod
     def sizes(self, encoded: Encoded) -> Sizes:
@@ -86,55 +86,55 @@ class BuiltinTask(tasks.Task, ABC, Generic[Encoded, Settings]):
 
     @abstractmethod
     def sizes_of_weights(self, weights: Mapping[str, Tensor]) -> Sizes:
-        """Return the same from the weights of a model."""
+        """Return the sizes of the vocabularies from the weights of a model."""
 
     @abstractmethod
     def build(self, config: Settings, norm: str, sizes: Sizes, seed: int) -> TaskModel:
-        """Return the model of a run; equal seeds give equal weights to all norms."""
+        """Return the model of a run; models of equal seeds have equal weights for all norms."""
 
     @abstractmethod
     def example_inputs(self, config: Settings, sizes: Sizes) -> tuple[Tensor, ...]:
-        """Return inputs of the model's forward, drawn at random."""
+        """Return random inputs of the model's forward."""
 
     def score(
         self, model: TaskModel, encoded: Encoded, config: Settings, device: torch.device
     ) -> Scores:
-        """Return what the test split says beyond its likelihood; every process calls it."""
+        """Return scores of the test split besides its likelihood; every process calls it."""
         del model, encoded, config, device
         return Scores()
 
     def norm_widths(self, config: Settings) -> tuple[int, ...]:
-        """Return the numbers of features that the model has norms of."""
+        """Return the numbers of features of the model's norms."""
         return config.model.norm_widths
 
     def remark(self, config: Settings) -> str:
-        """Return what has to stand beside every number of such a run; empty where nothing."""
+        """Return the caveat displayed next to the run's metrics; empty if there is none."""
         del config
         return ""
 
     def fill(self, model: TaskModel, encoded: Encoded) -> None:
-        """Put into a new model, before its training, what the data have for it."""
+        """Copy weights from the data, such as word vectors, into a new model before training."""
         del model, encoded
 
     def keep(self, encoded: Encoded, folder: Path) -> None:
-        """Write into a run's folder what its model cannot be used without."""
+        """Write files that are needed to use the model, such as subwords, into a run's folder."""
         del encoded, folder
 
     # For the engine
 
     def prepare(self, settings: Settings) -> Encoded:
-        """Read and number the data, and check that every line can make its batches of them.
+        """Read and encode the data, and check that every line can make its batches.
 
         Raises:
-            InputError: as `encode`, or a variant is of other data.
+            InputError: as `encode`, or a variant has other data.
         """
         encoded = self.encode(settings)
         for line in lines_of(settings):
             is_other = line.settings.data != settings.data
             if is_other and self.encode(line.settings).fingerprint != encoded.fingerprint:
                 raise InputError(
-                    f"the variant {line.name} has settings of data that change what is read, which "
-                    "all runs of a comparison share: set them for the whole comparison"
+                    f"the variant {line.name} has data settings that change the data, which all "
+                    "runs of a comparison share: set them for the whole comparison"
                 )
             for seed in settings.seeds:
                 self.data(encoded, line.settings, seed)
@@ -145,7 +145,7 @@ class BuiltinTask(tasks.Task, ABC, Generic[Encoded, Settings]):
         return data.fingerprint
 
     def num_steps(self, settings: Settings) -> int:
-        """Return the updates of a run."""
+        """Return the number of updates of a run."""
         return settings.training.max_steps
 
     def start(self, run: Run) -> tasks.Metrics:
@@ -155,14 +155,14 @@ class BuiltinTask(tasks.Task, ABC, Generic[Encoded, Settings]):
         return train(run, self)
 
     def work(self, grid: "Grid") -> dict[str, Any]:
-        """Return the settings."""
+        """Return the settings as JSON."""
         return {"comparison": to_json(grid.settings)}
 
     def source(self) -> FunctionRecord:
-        """Return that it is this package's, whose version the settings name."""
+        """Return the name alone: the code is this package's, and files hold its version."""
         return FunctionRecord(name=self.name, file=None, sha256=None)
 
     def announce(self, data: Encoded, baselines: Sequence[Baseline], listener: Listener) -> None:
-        """Tell what the data are."""
+        """Send the event that describes the data."""
         summary = self.summary(data)
         listener(replace(summary, baselines=tuple(baselines), units=self.units))

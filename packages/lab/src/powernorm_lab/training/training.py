@@ -1,4 +1,4 @@
-"""One run of a built-in task: trained, evaluated and diagnosed in a folder of its own."""
+"""Training, evaluation and diagnosis of one run of a built-in task."""
 
 import math
 from collections.abc import Mapping
@@ -41,22 +41,22 @@ if TYPE_CHECKING:
 
 METRICS: Final = ("valid_perplexity", "test_perplexity", "valid_loss", "test_loss")
 SEED_STRIDE: Final = 7919
-"""Between the seeds of processes, so that they drop other features."""
+"""Distance of the seeds of processes, so that their dropout masks differ."""
 DIAGNOSED_BATCHES: Final = 20
-"""Training batches in each of a diagnosis's two passes: `powernorm diagnose` takes 50 once."""
+"""Number of training batches in each of a diagnosis's two passes; `powernorm diagnose` uses 50."""
 
 
 def train(run: Run, task: "BuiltinTask[Any, Any]") -> Mapping[str, float | None]:
     """Train a run to its end, from its last checkpoint if there is one; return its metrics.
 
     Args:
-        run: of the engine, with a `ComparisonSettings` as its settings and the task's text as data.
-        task: what is trained.
+        run: run of the engine, with `ComparisonSettings` as its settings and encoded data.
+        task: task of the run.
 
     Raises:
-        InputError: the norm's options do not fit, or the train split is shorter than a batch; or
-            the checkpoint is damaged.
-        KeyboardInterrupt: the user stopped the run; its last checkpoint is there.
+        InputError: the norm's options do not fit, the train split is shorter than a batch, or the
+            checkpoint is damaged.
+        KeyboardInterrupt: the user stopped the run; the run can be resumed.
     """
     config: ComparisonSettings = run.settings
     remark = task.remark(config)
@@ -99,12 +99,12 @@ def _fit(
         return {"epoch": last_batch // batches.batches_per_epoch, **validations.tokens(step)}
 
     if training.diagnose_every:
-        # Made once: an order keeps the epochs around its latest batch only.
+        # Built once, because an order caches only the epochs around its latest batch.
         chosen = [batches.batch(at).to(run.device) for at in range(DIAGNOSED_BATCHES)]
         run.diagnose_every(training.diagnose_every, model, chosen, forward_features, epochs=epochs)
     if training.strategy == "fsdp2":
         run.wrap(model, "fsdp2")
-    # A fused optimizer undoes the loss scale by itself, so nothing can clip before it.
+    # A fused optimizer unscales gradients itself, so that they could not be clipped before.
     fused = training.precision == "float32" and num_processes() == 1
     score = config.score
     if config.selects_by_score and score is not None:
@@ -137,7 +137,7 @@ def _fit(
 
 
 class _BatchMemory:
-    """Memory of earlier batches that a model keeps, of all processes together."""
+    """A model's memory of earlier batches over all processes, as a tracked object."""
 
     def __init__(self, model: Any) -> None:
         self._model = model
@@ -150,7 +150,7 @@ class _BatchMemory:
 
 
 def _status(run: Run, validations: Validations, sizes: tuple[int, ...]) -> Status:
-    """Return what the valid split says of the trained weights."""
+    """Return the status of a trained run from its validations."""
     config: ComparisonSettings = run.settings
     losses, scores = validations.losses, validations.scores
     if not losses or not math.isfinite(losses[-1]):
@@ -159,26 +159,26 @@ def _status(run: Run, validations: Validations, sizes: tuple[int, ...]) -> Statu
     floor = unigram.get(f"valid_{config.score_name}")
     sign = -1 if config.score is not None and config.score["direction"] == "min" else 1
     if config.selects_by_score and scores and floor is not None and sign * (scores[-1] - floor) > 0:
-        # An overconfident classifier is right more often than it is likely.
+        # An overconfident classifier may have a good score and a bad likelihood.
         return "finished"
     unigram_loss = unigram["valid_loss"]
     limit = math.inf if unigram_loss is None else unigram_loss
     has_learned = min(losses) < limit
     is_worse_than_uniform = losses[-1] > math.log(sizes[-1])
-    # A short run may end above the unigram without ever having come down to it.
+    # A short run may end above the unigram loss only because it never reached it.
     if losses[-1] > limit and (has_learned or is_worse_than_uniform):
         return "diverged"
     return "finished"
 
 
 class _Measuring:
-    """Measures what a run came to.
+    """Measures the metrics of a trained run.
 
     Args:
-        run: that was trained.
-        task: of it.
-        model: with the last weights.
-        data: of the run.
+        run: the run.
+        task: task of the run.
+        model: model with the last weights.
+        data: batches of the run.
         status: `finished` or `diverged`.
     """
 
@@ -197,7 +197,7 @@ class _Measuring:
         self._status = status
         training = self._config.training
         if training.strategy == "fsdp2" and num_processes() > 1:
-            # The trained one is divided among the processes.
+            # The trained model is sharded among the processes.
             sizes = task.sizes(run.data)
             with torch.random.fork_rng(devices=[]):
                 self._model = task.build(self._config, run.norm, sizes, run.seed).to(run.device)
@@ -205,7 +205,7 @@ class _Measuring:
             self._model = model
 
     def metrics(self) -> dict[str, float | None]:
-        """Load the weights that are scored, record what is no metric, and return the metrics."""
+        """Load the weights to score, record metadata, and return the metrics."""
         run = self._run
         self._load_scored()
         scores = self._scores()
@@ -222,11 +222,11 @@ class _Measuring:
 
     @property
     def _splits(self) -> tuple[EvaluatedSplit, ...]:
-        """Return what the result is measured on: of a trial the valid split alone."""
+        """Return the splits to evaluate; for a trial only the valid split."""
         return ("valid",) if self._run.is_trial else EVALUATED_SPLITS
 
     def _load_scored(self) -> None:
-        """Put the weights that are scored into the model, whole."""
+        """Load the weights to score into the unsharded model."""
         if self._status != "finished":
             self._run.load("last", model=self._model)
         elif self._config.training.average_checkpoints:
@@ -241,11 +241,11 @@ class _Measuring:
             how = training.average_statistics
             if how == "recalibrate":
                 batches = self._first_batches(training.recalibration_batches)
-                # Whole ones in every process, each in one: their sums are put together.
+                # Each process takes different whole batches; their sums are combined.
                 own = batches[rank() :: num_processes()]
                 report = calibrate(model, own, forward_features, way="one_pass")
                 if all(row.action == "keep" for row in report.rows):
-                    # Those of norms that train by them, such as PowerNorm.
+                    # All are running statistics that training itself uses, such as PowerNorm's.
                     how = "average"
             run.record(scored=f"{run.recorded['scored']}, running statistics {how}d")
         if is_main():
@@ -304,11 +304,11 @@ class _Measuring:
         return training_inference_discrepancy(self._model, batches, forward_features).summary()
 
     def _first_batches(self, num_batches: int) -> list[Batch]:
-        """Return training batches, in every process those of all."""
+        """Return the first training batches, unsharded, the same in every process."""
         return [self._data.batches.batch(i).to(self._run.device) for i in range(num_batches)]
 
     def _write_scales(self) -> None:
-        """γ may be NaN in a run that diverged; such a layer's record is left out."""
+        """Write scales.json without layers with NaN, which a diverged run may have."""
         records = norm_scales(
             self._model,
             self._first_batches(self._config.training.tid_batches),
@@ -321,10 +321,10 @@ class _Measuring:
 
 
 def choose_device(config: ComparisonSettings) -> torch.device:
-    """Return the device that the configuration asks for.
+    """Return the device of a configuration.
 
     Raises:
-        InputError: a GPU is asked for and there is none.
+        InputError: the configuration requires a GPU, and there is none.
     """
     wanted = config.training.accelerator
     if wanted == "cpu" or (wanted == "auto" and not torch.cuda.is_available()):
@@ -337,5 +337,5 @@ def choose_device(config: ComparisonSettings) -> torch.device:
 
 
 def forward_features(model: Any, batch: Any) -> object:
-    """Run the layers only: the logits are no part of any norm."""
+    """Run the layers without the output, which has no norms."""
     return model.features(**batch.inputs())

@@ -22,7 +22,7 @@ from powernorm_lab.tasks.trained_models import load_trained, run_text, training_
 
 @pytest.fixture(scope="module")
 def reviews(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Texts of 1 to 12 words whose class is that of their one telling word."""
+    """Write texts of 1 to 12 words, with a single word that determines the class."""
     folder = tmp_path_factory.mktemp("reviews")
     rng = random.Random(0)
     telling = {"good": ("lovely", "fine"), "bad": ("dull", "poor"), "so": ("okay", "fair")}
@@ -91,7 +91,7 @@ def test_classifiers_learn_and_are_scored(
     trained = load_trained(folder)
     encoded = encoded_of(config)
     assert run_text(trained.settings).fingerprint == encoded.fingerprint
-    # Row by row without padding, by the checkpoint that was chosen.
+    # Row by row without padding, with the chosen checkpoint.
     for name in ("valid", "test"):
         split = encoded.splits[name]
         with torch.no_grad():
@@ -162,7 +162,7 @@ def test_batches_have_their_size_from_one_setting(
     configure: Configure, reviews: Path, key: str
 ) -> None:
     config = classifying(configure, reviews)
-    with pytest.raises(InputError, match=rf"data\.{key}=8 means nothing where .*batch_tokens=128"):
+    with pytest.raises(InputError, match=rf"data\.{key}=8 does not apply with .*batch_tokens=128"):
         override(config, [f"data.{key}=8"])
     override(config, [f"data.{key}=8", "data.batch_tokens=none"])
 
@@ -192,7 +192,7 @@ def test_all_texts_of_an_accumulated_update_count_alike(
         loss = F.cross_entropy(outputs, batch.targets, reduction="sum")
         if norm == "rbn":
             loss = loss + penalty(other, "token_sum")
-        loss.backward()  # moves the running statistics, of which penalties are made
+        loss.backward()  # updates the running statistics, on which penalties depend
         total += float(loss.detach())
     assert mean == pytest.approx(total / sum(sizes), rel=1e-5)
 

@@ -43,14 +43,14 @@ SMALL = data_set(
 
 
 def encoded_split(lengths: list[int]) -> EncodedTextSplit:
-    """Texts whose words are all the number of the text."""
+    """Return texts whose words all equal the number of the text."""
     sizes = torch.tensor(lengths)
     numbers = torch.arange(len(lengths))
     return EncodedTextSplit(numbers.repeat_interleave(sizes).int(), sizes, numbers % 3)
 
 
 def rows_of(batch: Batch) -> list[int]:
-    """The numbers of the texts in a batch of such a split, after a check of what it holds."""
+    """Check a batch of such a split, and return the numbers of its texts."""
     tokens, padding = batch.named["tokens"], batch.named["padding_mask"]
     assert tokens.shape == padding.shape
     assert not bool(padding[:, 0].any())
@@ -131,7 +131,7 @@ def test_another_set_is_encoded_with_the_words_and_classes_of_the_first() -> Non
     ("splits", "message"),
     [
         ({"train": []}, "train split of the source has no texts"),
-        ({"train": [("a", "x"), ("a", "y")]}, "has the one class 'a'"),
+        ({"train": [("a", "x"), ("a", "y")]}, "has only the class 'a'"),
         ({"valid": []}, "the valid split of the source has no texts"),
         ({"test": [("a", "x"), ("c", "y")]}, "f, line 2: the class 'c' is not one of .* a, b"),
     ],
@@ -154,7 +154,7 @@ def test_batches_of_a_number_of_texts_have_every_text_once_an_epoch() -> None:
         seen = [row for batch in epoch for row in batch]
         assert len(set(seen)) == 9
     assert epochs[0] != epochs[1]
-    # A batch is a function of its position: in any order, and in another object.
+    # A batch is a function of its position, in any order and in another object.
     again = TextRows(split).training(batch_size=3, seed=1)
     assert [rows_of(again.batch(i)) for i in (5, 0, 4)] == [
         epochs[1][2],
@@ -181,7 +181,7 @@ def test_batches_of_a_budget_have_texts_of_about_one_length() -> None:
             longest = max(lengths[row] for row in batch)
             assert len(batch) * longest <= 10 or len(batch) == 1
         orders.append(batches)
-        # Shapes are the same in every epoch, so that speeds compare.
+        # Shapes are the same in every epoch, so that throughputs are comparable.
         shapes = Counter((len(batch), max(lengths[row] for row in batch)) for batch in batches)
         assert shapes == Counter(
             (len(batch), max(lengths[row] for row in batch)) for batch in orders[0]

@@ -101,7 +101,7 @@ def check(folder: Path, seed: int) -> None:
         encoded = encode_texts(texts, vocabulary_size=300, max_length=8)
     except InputError as error:
         message = str(error)
-        # Of the file, or of the set where a split has nothing left.
+        # The message names the file, or the data set if a split has no texts left.
         assert str(folder) in message or "PyPI" in message
         assert any(word in message for word in ("expected", "give", "convert")), message
     else:

@@ -61,7 +61,7 @@ def texts(seed: int = 0) -> tuple[Tensor, Tensor]:
 
 
 def trained(norm: str, pooling: Pooling, placement: Placement) -> TextClassifier:
-    """A model whose running statistics and weights are not those of the start."""
+    """Return a model with weights and running statistics other than the initial ones."""
     model = build(norm, pooling=pooling, placement=placement)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     for step in range(3):
@@ -128,7 +128,7 @@ def test_the_mark_is_a_position_of_its_own_in_front() -> None:
     states = model.features(tokens, mask)
     assert states.shape == (4, LENGTH + 1, FEATURES)
     torch.testing.assert_close(model(tokens, mask), model.head(states[:, 0]))
-    # It reads the words.
+    # The output depends on the words.
     changed = (tokens + 1) % WORDS
     assert not torch.allclose(model(changed, mask), model(tokens, mask))
 
@@ -144,7 +144,7 @@ def test_rows_of_nothing_but_padding_do_no_harm(norm: str, pooling: Pooling) -> 
     logits.sum().backward()
     assert all(bool(p.grad.isfinite().all()) for p in model.parameters() if p.grad is not None)
     if norm != "ln":
-        # As if these rows were not there.
+        # The result is the same without these rows.
         alone = trained(norm, pooling, "pre").train()
         torch.testing.assert_close(alone(tokens[:1], mask[:1]), logits[:1])
 

@@ -1,4 +1,4 @@
-"""Tables of the user's own: with a header or without, classes and texts by the names of columns."""
+"""Users' tables with or without a header: classes and texts by the names of columns."""
 
 from pathlib import Path
 

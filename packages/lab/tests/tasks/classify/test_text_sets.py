@@ -31,7 +31,7 @@ def test_the_embedded_sentences_are_divided_as_the_paper_divides_all() -> None:
     assert [len(rows[split]) for split in SPLITS] == [6888, 771, 871]
     every = [row for part in rows.values() for row in part]
     assert Counter(label for label, _ in every) == {"positive": 4265, "negative": 4265}
-    # At random: neither class is rare in any split, and every reading is the same.
+    # At random: no class is rare in any split, and every reading gives the same texts.
     for part in rows.values():
         assert 0.45 < sum(label == "positive" for label, _ in part) / len(part) < 0.55
     assert read_all(load_texts("rt")) == rows
@@ -112,7 +112,7 @@ def test_one_half_of_imdb_is_refused_with_the_folder_above(
     for source in (tmp_path / "aclImdb" / "train", "."):
         with pytest.raises(InputError, match=r"give the folder above, \S+aclImdb; expected"):
             load_texts(str(source))
-    # Of another name it need not be IMDB: no folder above would help.
+    # With another name it need not be IMDB, so that the parent folder is not suggested.
     (tmp_path / "aclImdb" / "train").rename(tmp_path / "reviews")
     with pytest.raises(InputError, match=r"holds no texts with classes: .*test/pos and test/neg"):
         load_texts(str(tmp_path / "reviews"))

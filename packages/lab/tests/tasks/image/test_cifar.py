@@ -72,7 +72,7 @@ def test_what_is_no_archive(tmp_path: Path) -> None:
 
 
 def _check(path: Path) -> str:
-    """Read the images; the message where they are refused, the path where all is well."""
+    """Read the images; return the error's message, or the path if there is no error."""
     try:
         train, test, names = read_cifar(path)
     except InputError as error:
@@ -108,7 +108,7 @@ def test_mutated_files_are_read_or_refused(tmp_path: Path, number: int) -> None:
         ("data_batch_2.bin", b"", "has 0 bytes, expected 3073 for each image"),
         ("data_batch_2.bin", bytes(3073 + 5), "has 3078 bytes, expected 3073"),
         ("test_batch.bin", bytes(3073) + b"\x0a" + bytes(3072), "label 2 is 10, expected 0 to 9"),
-        ("batches.meta.txt", b"one\ntwo\n", "has 2 names, expected one a line for 10"),
+        ("batches.meta.txt", b"one\ntwo\n", "has 2 names, expected one on each line for 10"),
     ],
 )
 def test_a_damaged_file_is_named(tmp_path: Path, name: str, content: bytes, message: str) -> None:

@@ -45,8 +45,8 @@ def test_a_packed_file_may_be_called_as_a_plain_one(tmp_path: Path) -> None:
         (b"\x00\x00\x08\x03\x00\x00", "ends after 6 bytes, within its sizes"),
         (bytes.fromhex("00000803 00000002 0000001c 0000001c") + bytes(1567), "has only 1567"),
         (bytes.fromhex("00000803 00000002 0000001c 0000001c") + bytes(1569), "has more"),
-        (bytes.fromhex("00000803 ffffffff 0000001c 0000001c"), "sizes are 4294967295 x 28 x 28"),
-        (bytes.fromhex("00000803 00000000 0000001c 0000001c"), "sizes are 0 x 28 x 28"),
+        (bytes.fromhex("00000803 ffffffff 0000001c 0000001c"), "the sizes 4294967295 x 28 x 28"),
+        (bytes.fromhex("00000803 00000000 0000001c 0000001c"), "the sizes 0 x 28 x 28"),
         (bytes.fromhex("00000803 00000001 0000001c 0000ffff"), "at most 1024 x 1024"),
         (b"\x1f\x8b\x08\x00", "damaged gzip file"),
         (gzip.compress(bytes(100), mtime=0)[:-5], "damaged gzip file|begins with"),
@@ -70,7 +70,7 @@ def test_what_does_not_go_together(tmp_path: Path) -> None:
         read_idx_folder(folder)
     labels[5] = 11
     (folder / LABELS).write_bytes(idx(labels))
-    with pytest.raises(InputError, match=r"item 6 \(byte 13\): the label 11 is none of 0 to 9"):
+    with pytest.raises(InputError, match=r"item 6 \(byte 13\): the label 11 is not in 0 to 9"):
         read_idx_folder(folder)
     (folder / LABELS).unlink()
     with pytest.raises(InputError, match=f"has no {LABELS}"):
@@ -85,7 +85,7 @@ def test_images_of_another_size(tmp_path: Path) -> None:
 
 
 def _check(folder: Path) -> str:
-    """Read the folder; the message where it is refused, the folder where all is well."""
+    """Read the folder; return the error's message, or the folder if there is no error."""
     try:
         parts = read_idx_folder(folder)
     except InputError as error:

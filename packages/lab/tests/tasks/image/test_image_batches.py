@@ -117,7 +117,7 @@ def test_augmented_images_are_windows_of_padded_ones(mirror: bool) -> None:
             if torch.equal(_window(before, top, left, height, width, flipped), after)
         ]
         assert matches
-        # An empty corner is its own mirror image, and so may be a window's.
+        # Crops of an empty corner equal their mirror images.
         seen.add(matches[0] if len(matches) == 1 else None)
     found = [match for match in seen if match is not None]
     assert {top for top, _, _ in found} == {left for _, left, _ in found} == set(range(9))
@@ -130,7 +130,7 @@ def _window(padded: Tensor, top: int, left: int, height: int, width: int, flippe
 
 
 def test_digits_are_never_mirrored(digits: EncodedImages, colors: EncodedImages) -> None:
-    """A mirrored 2 is no 2: idx files are moved only, CIFAR's images mirrored as well."""
+    """A mirrored 2 is no 2: idx images are only shifted, CIFAR's images also mirrored."""
     for encoded, mirrored in ((digits, False), (colors, True)):
         changed = ImageRows(encoded, "train", augmentation=True).training(batch_size=8, seed=0)
         plain = ImageRows(encoded, "train").training(batch_size=8, seed=0)

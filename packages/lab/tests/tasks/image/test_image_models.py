@@ -41,7 +41,7 @@ def _pixels(num_images: int = 6, channels: int = 1, side: int = 28, seed: int = 
 
 
 def _trained(model: nn.Module) -> nn.Module:
-    """In eval, with running statistics and weights that are not those of the start."""
+    """Return the model in evaluation mode, with trained weights and running statistics."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.02)
     for step in range(4):
         loss = F.cross_entropy(model(_pixels(seed=step)), torch.arange(6))
@@ -63,7 +63,7 @@ def test_shapes(name: str, channels: int, side: int) -> None:
     features = model.features(pixels)  # type: ignore[operator]
     assert features.shape == (6, 500 if name == "convnet" else 12)
     assert model(pixels).shape == (6, 7)
-    # One more forward, so the same batch statistics: the head is all that follows the features.
+    # Another forward with the same batch statistics: only the head follows the features.
     assert torch.allclose(model.head(features), model(pixels), atol=1e-5)  # type: ignore[operator]
 
 
@@ -153,7 +153,7 @@ def test_stages_halve_the_images() -> None:
 
 
 def test_a_shortcut_without_weights() -> None:
-    """Every other pixel, and zeros for new channels."""
+    """The shortcut takes every other pixel, and zeros for new channels."""
     block = ResidualBlock(2, 5, _norm("none"), stride=2, projects=False)
     nn.init.zeros_(block.second.weight)
     x = _pixels(3, 2).abs()

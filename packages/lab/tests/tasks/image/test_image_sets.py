@@ -138,5 +138,5 @@ def test_another_set_is_normalized_as_the_first(tmp_path: Path) -> None:
     encoded = encode_images_by(other, own)
     assert encoded.mean is own.mean
     assert encoded.splits["test"] is other.splits["test"]
-    with pytest.raises(InputError, match=r"sizes \(3, 32, 32\), and the model was trained with"):
+    with pytest.raises(InputError, match=r"sizes \(3, 32, 32\), but the model was trained with"):
         encode_images_by(load_images(str(write_cifar(tmp_path / "cifar"))), own)

@@ -161,7 +161,7 @@ def test_architectures(architecture: str | None, side: int, num_norms: int) -> N
         ("data.sequence_length=8", "'data.sequence_length' is not a setting of the task image"),
         ("model.architecture=tensorized", "tensorized is not known: choose one of convnet"),
         ("norm_options.bn.groups=3", "expected a divisor of the 500 features"),
-        ("norm_options.bn.feature_dim=2", "feature_dim=2: which dimension .* leave it out"),
+        ("norm_options.bn.feature_dim=2", "feature_dim=2: the model defines .* leave it out"),
     ],
 )
 def test_settings_that_mean_nothing_or_do_not_fit(setting: str, message: str) -> None:
@@ -170,7 +170,7 @@ def test_settings_that_mean_nothing_or_do_not_fit(setting: str, message: str) ->
 
 
 def test_norm_options_must_fit_the_networks_own_width() -> None:
-    """500 features, and not those of other tasks' models."""
+    """The network has 500 features, not those of other tasks' models."""
     check_norms(override(image_config(norms=("pn",)), ["norm_options.pn.groups=5"]))
 
 

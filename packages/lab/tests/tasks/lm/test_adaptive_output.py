@@ -1,4 +1,4 @@
-"""The adaptive softmax against the distribution that it stands for."""
+"""The adaptive softmax equals its definition as a distribution."""
 
 from functools import partial
 from pathlib import Path
@@ -43,7 +43,7 @@ def tokens(seed: int) -> Tensor:
 
 
 def distribution(model: AdaptiveLanguageModel, features: Tensor) -> Tensor:
-    """All log-probabilities from the same weights, by the definition of the adaptive softmax."""
+    """Compute all log-probabilities by the definition of the adaptive softmax."""
     adaptive = model.adaptive
     head = (features @ adaptive.head.weight.T).log_softmax(-1)
     parts = [head[..., : CUTOFFS[0]]]
@@ -101,7 +101,7 @@ def test_every_process_has_all_gradients(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("norm", ["bn", "pn", "adanorm"])
 def test_all_norms_start_from_the_same_output(norm: str) -> None:
-    torch.manual_seed(hash(norm) % 1000)  # what was drawn before must not matter
+    torch.manual_seed(hash(norm) % 1000)  # earlier draws must have no effect
     ours, theirs = build(norm).adaptive.state_dict(), build("ln").adaptive.state_dict()
     assert len(ours) == 5
     assert all(torch.equal(ours[name], theirs[name]) for name in ours)
@@ -111,7 +111,7 @@ def test_all_norms_start_from_the_same_output(norm: str) -> None:
 @pytest.mark.parametrize(
     ("cutoffs", "message"),
     [
-        ((), "do not fit a vocabulary of 23: give rising ids from 1 to 22"),
+        ((), "do not fit a vocabulary of 23: give increasing ids from 1 to 22"),
         ((4, 23), "adaptive_cutoffs=4,23 do not fit a vocabulary of 23"),
         ((0, 4), "adaptive_cutoffs=0,4 do not fit"),
         ((9, 4), "adaptive_cutoffs=9,4 do not fit"),

@@ -7,7 +7,7 @@ from powernorm_lab.data.subwords import END_ID
 from powernorm_lab.tasks.lm.batches import Segments, TextSegments
 
 TOKENS = torch.arange(1, 1001, dtype=torch.int32)
-"""Token i stands at position i of the stream, so batches show where they were cut."""
+"""Token i is at position i of the stream, so that batches show their positions."""
 
 
 def training(seed: int = 0, **changes: int) -> TrainingBatches:
@@ -35,7 +35,7 @@ def test_order_depends_on_seed_and_position_alone() -> None:
 
 @pytest.mark.parametrize("parts", [2, 4, 8])
 def test_an_update_holds_the_same_segments_however_it_is_divided(parts: int) -> None:
-    """Over several epochs: 1,000 tokens give 142 segments, which 8 does not divide."""
+    """This holds over several epochs: 1,000 tokens give 142 segments, not a multiple of 8."""
     whole = training(batch_size=8)
     divided = training(batch_size=8 // parts, batches_per_update=parts)
     assert divided.batches_per_epoch == parts * whole.batches_per_epoch
@@ -116,7 +116,7 @@ def test_part_of_an_evaluation_is_never_empty(num_tokens: int, max_tokens: int) 
 
 
 def test_segments_are_those_of_runs_that_are_stored() -> None:
-    """A run that was interrupted would go on with other batches than it began with."""
+    """If they changed, interrupted runs would resume with other batches."""
     order = Segments(100, length=7, batch_size=3, seed=3)
     assert order.at(order.batches_per_epoch).tolist() == [90, 62, 48]
     assert order.at(1).tolist() == [41, 13, 6]

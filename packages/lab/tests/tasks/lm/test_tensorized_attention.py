@@ -18,7 +18,7 @@ FEATURES, HEAD, LENGTH = 6, 3, 7
 def attention(
     *, sees_future: bool = False, length: int = LENGTH, seed: int = 0
 ) -> TensorizedAttention:
-    """One in float64 whose u, v and g are far from their small beginnings."""
+    """Return an attention in float64 with u, v and g far from their small initial values."""
     torch.manual_seed(seed)
     made = TensorizedAttention(FEATURES, HEAD, length, sees_future=sees_future).double()
     with torch.no_grad():
@@ -33,7 +33,7 @@ def encoding(distance: int) -> Tensor:
 
 
 def naive(module: TensorizedAttention, x: Tensor) -> Tensor:
-    """The whole tensor, one element after the other."""
+    """Compute the whole tensor element by element."""
     (length, _), size = x.shape, module.max_length
     q, k, v = (x @ module.query_key_value.weight.T).split(HEAD, dim=-1)
     u, w, g = module.content_bias, module.position_bias, module.core_weight
@@ -139,5 +139,5 @@ def test_padding_cannot_be_hidden_from_what_sees_the_future() -> None:
     )
     x = torch.randn(2, LENGTH, FEATURES)
     assert layer(x).shape == x.shape
-    with pytest.raises(InputError, match="would see the padding too"):
+    with pytest.raises(InputError, match="would see the padding, too"):
         layer(x, torch.zeros(2, LENGTH, dtype=torch.bool))

@@ -1,4 +1,4 @@
-"""The language model with tensorized attention: what it sees, how it begins, how it is folded."""
+"""The language model with tensorized attention: causality, initialization and folding."""
 
 from copy import deepcopy
 
@@ -92,7 +92,7 @@ def test_positions_are_known_by_their_distances_alone() -> None:
     assert model.positions is None
     with torch.no_grad():
         same = model(torch.zeros(1, LENGTH, dtype=torch.long))
-        # The first of equal tokens sees itself alone, the others see ever more of the same.
+        # The first of equal tokens attends only to itself, the others to more of the same.
         assert not torch.allclose(same[:, 0], same[:, 1])
     with pytest.raises(InputError, match="sequence of 10 tokens is longer than max_length=9"):
         model(torch.zeros(1, LENGTH + 1, dtype=torch.long))

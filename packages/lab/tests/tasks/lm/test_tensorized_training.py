@@ -1,4 +1,4 @@
-"""The language model's other attention and other softmax, from settings to a scored run."""
+"""The tensorized attention and the adaptive softmax, from settings to a scored run."""
 
 import json
 import math
@@ -21,7 +21,7 @@ from powernorm_lab.training.evaluation import evaluate
 
 TENSORIZED = ("model.architecture=tensorized", "model.num_heads=1", "model.head_features=5")
 ADAPTIVE = ("model.adaptive_cutoffs=280",)
-"""Words are the last ids of so small a vocabulary: they keep a quarter of the features."""
+"""In so small a vocabulary the last ids are words, which get a quarter of the features."""
 FUTURE = (*TENSORIZED, "model.sees_future=true")
 
 
@@ -53,7 +53,7 @@ def test_run_is_scored_and_its_checkpoint_loads(
         trained.model, data.evaluation("test"), words_per_token=1.0, device=torch.device("cpu")
     )
     assert measured.loss == pytest.approx(run.metrics["test_loss"], rel=1e-5)
-    # An untrained model is near the uniform distribution, which this has left.
+    # An untrained model is near the uniform distribution; this one is not.
     assert measured.loss < math.log(encoded.vocabulary_size)
     assert diagnose_run(folder, num_batches=3).rows
 
@@ -92,10 +92,10 @@ def test_head_is_as_large_as_the_features_where_it_is_not_set(configure: Configu
             ["model.architecture=tensorized"],
             "model.num_heads=2 does not fit the tensorized attention, which has",
         ),
-        (["model.head_features=5"], "model.head_features=5 means nothing to the usual attention"),
+        (["model.head_features=5"], "model.head_features=5 does not apply to the plain attention"),
         (
             ["model.sees_future=true"],
-            "model.sees_future=true means nothing to the usual .*=tensorized",
+            "model.sees_future=true does not apply to the plain .*=tensorized",
         ),
         (
             ["model.architecture=resnet20"],

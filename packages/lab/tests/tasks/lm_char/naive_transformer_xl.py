@@ -1,4 +1,4 @@
-"""Transformer-XL with a loop for everything: rows, positions, heads, keys."""
+"""Transformer-XL with loops over rows, positions, heads and keys."""
 
 import math
 
@@ -9,7 +9,7 @@ from powernorm_lab.tasks.lm_char.model import RelativeLayer, TransformerXL
 
 
 def naive_logits(model: TransformerXL, tokens: Tensor, length: int, memory: int) -> Tensor:
-    """The logits of a text read in segments; the model is in float64 and evaluation."""
+    """Return the logits of a text in segments, for a float64 model in evaluation mode."""
     return torch.stack([_row(model, row, length, memory) for row in tokens])
 
 

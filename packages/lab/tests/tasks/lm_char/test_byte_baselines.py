@@ -15,7 +15,7 @@ def as_bytes(text: str) -> Tensor:
 
 
 def naive(train: list[int], text: list[int], weights: list[float]) -> float:
-    """Negative log-likelihood, byte by byte."""
+    """Compute the negative log-likelihood byte by byte."""
     order = len(weights)
     train, text = [FIRST] * 2 + train, [FIRST] * 2 + text
     total = 0.0
@@ -52,7 +52,7 @@ def test_against_counting_by_hand(order: int, chunk: int, monkeypatch: pytest.Mo
 
 
 def test_weights_make_the_valid_split_most_likely() -> None:
-    # Every two bytes of it occur in training.
+    # All of its pairs of bytes occur in training.
     valid = as_bytes("\nthat cat ate that rat, the rat sat on the mat")
     counts = ByteCounts(as_bytes(TRAIN * 3), valid)
     best = counts.nll(valid, 3)

@@ -186,7 +186,7 @@ def test_joined_rows_ask_for_no_memory() -> None:
 
 
 def test_streams_are_those_of_runs_that_are_stored() -> None:
-    """A run that was interrupted would go on with other batches than it began with."""
+    """If they changed, interrupted runs would resume with other batches."""
     order = Streams(100, length=7, batch_size=3, seed=3, batches_per_update=2)
     assert order.at(order.batches_per_epoch).tolist() == [8, 22, 36]
     assert order.at(1).tolist() == [58, 72, 86]

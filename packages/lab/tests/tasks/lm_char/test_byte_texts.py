@@ -49,7 +49,7 @@ def test_official_files_have_their_size(tmp_path: Path, monkeypatch: pytest.Monk
     ]
     with pytest.raises(InputError, match=r"text8 has 2,000 bytes and should have 3,000: fetch"):
         read_bytes(folder / "text8")
-    # Of a folder with both the first.
+    # A folder with both files: the first one is read.
     assert whole(folder) == CONTENT[:2000]
 
 
@@ -142,7 +142,7 @@ def some_examples(number: int) -> Callable[[Callable[..., None]], Callable[..., 
 
 
 def read_damaged(folder: Path, data: Any) -> None:
-    """Whatever has become of the files: the bytes that are there, or what is wrong with them."""
+    """Check that damaged files give their bytes or a clear error."""
     numbers = " ".join(str(byte) for byte in CONTENT[:300]).encode()
     files = {
         "train.txt": data.draw(st.sampled_from([CONTENT, numbers])),

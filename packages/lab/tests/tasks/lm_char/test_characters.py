@@ -1,4 +1,4 @@
-"""Transformer-XL over bytes: what it is measured by, and that its memory is part of the run."""
+"""The task of language modeling over bytes: its metrics, and its memory in checkpoints."""
 
 import json
 import math
@@ -98,7 +98,7 @@ def fail_at(step: int) -> Callable[[Event], None]:
 
 
 def interrupted(config: ComparisonSettings, folder: Path) -> tuple[Path, Path]:
-    """The folders of a whole run and of one that went on from the checkpoint of step 8."""
+    """Return the folders of an uninterrupted run and of one resumed from step 8."""
     compare(config, folder / "whole")
     (failed,) = compare(config, folder / "parts", on_event=fail_at(11)).runs
     assert failed.status == "failed"
@@ -120,7 +120,7 @@ def test_without_the_memory_it_would_not(stream: Path, tmp_path: Path) -> None:
 
 
 def test_micro_batches_have_memories_of_their_own(stream: Path, tmp_path: Path) -> None:
-    """An update in two parts is the update in one: each row has seen what is before it."""
+    """An update in two micro-batches equals one in a single batch: each row has its memory."""
     training = {"max_steps": 6, "log_every": 1, "validate_every": 3, "tid_batches": 0}
     whole = tiny_characters(
         stream,

@@ -1,4 +1,4 @@
-"""Two processes read the rows of one batch, each with the memory of its rows."""
+"""Two processes divide the rows of a batch, each with the memory of its rows."""
 
 import csv
 from dataclasses import replace
@@ -18,12 +18,12 @@ pytestmark = pytest.mark.distributed
 
 
 def config_of(stream: Path, norm: str) -> ComparisonSettings:
-    """Three rows for two processes; without dropout, whose masks are of one process."""
+    """Return settings with three rows for two processes, and without dropout."""
     config = tiny_characters(
         stream,
         norms=(norm,),
         model={"dropout": 0.0},
-        # Adam's small eps makes large steps of rounding errors.
+        # With its small eps Adam makes large steps from rounding errors.
         optimizer={"eps": 1e-3},
         training={"log_every": 1, "max_steps": 8},
     )

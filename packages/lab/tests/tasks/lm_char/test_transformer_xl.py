@@ -36,7 +36,7 @@ def test_against_loops_in_float64(
 
 
 def test_shift_is_what_it_says() -> None:
-    """Entry (i, j) is that of distance memory + i - j, for keys up to the query."""
+    """Entry (i, j) has the distance memory + i - j, for keys up to the query."""
     length, keys = 4, 7
     by_distance = torch.arange(length * keys, dtype=torch.float32).view(1, length, keys)
     got = shifted(by_distance)
@@ -58,7 +58,7 @@ def test_no_output_depends_on_a_later_token(norm: str, placement: Placement) -> 
     for position in range(TEXT - 4):
         changed = tokens.clone()
         changed[:, position] = (changed[:, position] + 1) % VOCABULARY
-        # Also what stands in the next segment, which sees it in the memory only.
+        # Also positions of the next segment, which attends to this one in the memory only.
         following = slice(position // 4 * 4 + 4, position // 4 * 4 + 8)
         got, expected = (in_segments(model, x, 4)[:, following] for x in (changed, tokens))
         assert not torch.equal(got, expected)
@@ -90,14 +90,14 @@ def test_in_training_too_where_norms_look_at_one_token(placement: Placement) -> 
     torch.testing.assert_close(in_segments(model, text(), 4), whole)
 
 
-def test_the_memory_is_no_longer_than_it_shall_be() -> None:
-    """A change that is out of reach of every layer's memory is not seen."""
+def test_the_memory_is_no_longer_than_its_length() -> None:
+    """A change out of reach of every layer's memory has no effect."""
     model = build(memory_length=2).eval()
     tokens, changed = text(), text()
     changed[:, 0] = (changed[:, 0] + 1) % VOCABULARY
     with torch.no_grad():
         before, after = in_segments(model, tokens, 2), in_segments(model, changed, 2)
-    # Each of the two layers looks two positions beyond its segment.
+    # Each of the two layers attends to two positions before its segment.
     assert not torch.equal(before[:, 2:6], after[:, 2:6])
     assert torch.equal(before[:, 6:], after[:, 6:])
 
@@ -108,14 +108,14 @@ def test_no_gradient_goes_into_the_memory() -> None:
     starts = torch.tensor([0, 100])
     model(first, starts)
     model(second, starts + 4).sum().backward()
-    # Where the first segment's graph were part of it, this would fail or add to them.
+    # If the first segment's graph were part of it, this would fail or change the gradients.
     got = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
     frozen = build(memory_length=4).train()
     with torch.no_grad():
         frozen(first, starts)
     frozen(second, starts + 4).sum().backward()
     for name, parameter in frozen.named_parameters():
-        # Autograd adds up the uses of a weight in an order of its own.
+        # Autograd sums the uses of a weight in an unspecified order.
         torch.testing.assert_close(parameter.grad, got[name], rtol=1e-4, atol=1e-4)
 
 
@@ -125,7 +125,7 @@ def test_training_and_evaluation_have_memories_of_their_own() -> None:
         model.train()(text()[:, :4], starts)
         if validated:
             with torch.inference_mode():
-                # Even of the same places.
+                # Even an evaluation of the same positions.
                 in_segments(model.eval(), text(seed=5), 4)
         output: Tensor = model.train()(text()[:, 4:8], starts + 4)
         return output
@@ -146,7 +146,7 @@ def test_memory_of_another_length_in_evaluation() -> None:
 
 @pytest.mark.parametrize("training", [True, False])
 def test_batches_that_take_turns_keep_their_memories(training: bool) -> None:
-    """Also in evaluation, in which TID and others read the batches of the training."""
+    """This holds in evaluation, too, in which TID and others use training batches."""
     model = build(num_lanes=2, memory_length=TEXT).train(training)
     starts, segments = torch.tensor([0, 100]), range(0, TEXT, 4)
     alone = [in_segments(model, text(seed=seed), 4) for seed in (0, 1)]

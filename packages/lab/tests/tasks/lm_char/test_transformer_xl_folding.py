@@ -1,4 +1,4 @@
-"""A folded Transformer-XL has no norm, and goes on with its memory as before."""
+"""A folded Transformer-XL has no norm, and uses its memory as before."""
 
 import copy
 

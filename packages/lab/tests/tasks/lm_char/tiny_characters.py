@@ -14,7 +14,7 @@ WORDS = ("war", "peace", "today", "mind", "tond")
 
 
 def write_stream(folder: Path) -> Path:
-    """Words that follow one another in an order that can be learned."""
+    """Write words in an order that a model can learn."""
     rng = random.Random(0)
     folder.mkdir(parents=True, exist_ok=True)
     for split, size in (("train", 6000), ("valid", 611), ("test", 503)):
@@ -27,7 +27,7 @@ def write_stream(folder: Path) -> Path:
 
 
 def tiny_characters(path: Path, **changes: Any) -> ComparisonSettings:
-    """Keyword arguments change the parts of the configuration: `model={"dropout": 0.0}`."""
+    """Return a configuration; keyword arguments change its sections: `model={"dropout": 0.0}`."""
     config = CharacterSettings(
         preset="test",
         norms=("ln",),

@@ -55,7 +55,7 @@ def trained(model: TransformerXL) -> TransformerXL:
 
 
 def in_segments(model: TransformerXL, tokens: Tensor, length: int) -> Tensor:
-    """The logits of a text that is read segment by segment."""
+    """Return the logits of a text, computed segment by segment."""
     outputs = []
     for first in range(0, tokens.shape[1], length):
         starts = torch.arange(len(tokens)) * 1000 + first

@@ -30,7 +30,7 @@ call NN I-NP O
 Peter NNP I-NP I-PER
 Blackburn NNP I-NP I-PER
 """
-"""As released: IOB1."""
+"""A file in the released scheme, IOB1."""
 BMES: Final = """\
 EU S-ORG
 rejects O
@@ -41,7 +41,7 @@ call O
 Peter B-PER
 Blackburn E-PER
 """
-"""As Resume and MSRA: two columns."""
+"""A file with two columns, as Resume and MSRA."""
 BIOES_TABS: Final = BMES.replace(" ", "\t").replace("\n", "\r\n")
 
 FILES: Final = {

@@ -21,13 +21,13 @@ def attention(dropout: float = 0.0) -> DirectionalAttention:
 
 
 def code(offset: int, size: int) -> list[float]:
-    """R of Yan et al. 2019, eq. 10, its sines first."""
+    """Return R of Yan et al. 2019, eq. 10, with sines first."""
     angles = [offset / 10000 ** (2 * i / size) for i in range(size // 2)]
     return [*map(math.sin, angles), *map(math.cos, angles)]
 
 
 def naive(module: DirectionalAttention, x: Tensor, lengths: list[int]) -> Tensor:
-    """Loops over rows, heads and pairs of positions; float64."""
+    """Compute the attention with loops over rows, heads and positions, in float64."""
     size = FEATURES // HEADS
     out = torch.zeros_like(x)
     for row, length in enumerate(lengths):
@@ -76,7 +76,7 @@ def test_left_and_right_differ_and_only_the_distance_counts() -> None:
     torch.testing.assert_close(codes[:, 4:], codes.flip(0)[:, 4:])
     for row, offset in enumerate(range(5, -6, -1)):
         torch.testing.assert_close(codes[row], torch.tensor(code(offset, 8)))
-    # Sentences that are mirrored are not attended to in the mirrored way.
+    # The attention of a mirrored sentence is not the mirrored attention.
     module = attention()
     x = torch.randn(1, 6, FEATURES, dtype=torch.float64)
     assert not torch.allclose(module(x.flip(1)), module(x).flip(1))

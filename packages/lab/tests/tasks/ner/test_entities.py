@@ -121,7 +121,7 @@ def test_word_vectors_begin_the_embeddings(names: Path, tmp_path: Path) -> None:
 
 
 def as_characters(folder: Path, names: Path) -> Path:
-    """The same sentences with a letter in place of each word."""
+    """Write the same sentences with a letter in place of each word."""
     folder.mkdir()
     letters: dict[str, str] = {}
     for file in sorted(names.iterdir()):
@@ -196,7 +196,7 @@ def test_the_embedded_sentences_are_the_default(names: Path) -> None:
         replace(config, data=replace(config.data, path=None, max_examples=40))
     )
     assert len(own.corpus.sentences["train"]) == 40
-    # An own file is no other text to be read by the embedded one's words.
+    # The user's file is not encoded with the words of the embedded corpus.
     assert encoded_of(config).kinds == ("LOC", "PER")
 
 
@@ -232,6 +232,6 @@ def test_a_tagger_without_characters_folds_what_can_be(names: Path, placement: s
     report = powernorm.fold(model, batch)
     torch.testing.assert_close(model(**batch), before, rtol=1e-4, atol=1e-4)
     actions = Counter(left_of(row) for row in report.rows)
-    # The keys of the attention are its input as it is, so a multiply-add stays in front of it.
+    # The keys of the attention are its unchanged input, so a multiply-add remains before it.
     expected = {"pre": {"fold": 3, "multiply-add": 2}, "post": {"fold": 3, "multiply-add": 1}}
     assert actions == expected[placement]

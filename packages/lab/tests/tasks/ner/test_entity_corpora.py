@@ -37,7 +37,7 @@ def test_the_embedded_sentences_have_the_documented_sizes() -> None:
     ],
 )
 def test_official_names_are_their_splits(tmp_path: Path, names: tuple[str, str, str]) -> None:
-    # Each file's scheme is its own business.
+    # Files may have different schemes.
     for name, text in zip(names, (CONLL_2003, ORIGINAL + "\nA X Y O\n", BMES), strict=True):
         (tmp_path / name).write_text(text.replace("\n", "\r\n"))
     for source in (tmp_path, tmp_path / names[0]):

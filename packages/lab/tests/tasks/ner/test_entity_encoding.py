@@ -49,7 +49,7 @@ def encode(toy: EntityCorpus = TOY, *, max_length: int = 8, **changes: object) -
 
 def test_words_are_numbered_by_frequency_in_lower_case() -> None:
     encoded = encode()
-    # What occurs once is unknown.
+    # Words that occur once are unknown.
     assert tuple(encoded.words) == ("the", "and", "a", "eu")
     ids = {word: index for index, word in enumerate(encoded.words, start=NUM_MARKS)}
     train = encoded.splits["train"]
@@ -92,7 +92,7 @@ def test_words_with_a_vector_are_known(tmp_path: Path) -> None:
     found = {words[index - NUM_MARKS]: v.tolist() for index, v in encoded.vectors.items()}
     assert found == {"the": [1, 0], "peter": [0, 1], "unseen": [0, 1]}
     assert encoded.fingerprint != encode(toy).fingerprint
-    # Those of more words than the data have leave everything as it was.
+    # Vectors of words that are not in the data change nothing.
     path.write_text("new 5 5\n" + path.read_text())
     assert encode(toy, vectors=path).fingerprint == encoded.fingerprint
 
@@ -128,7 +128,7 @@ def test_batches_hold_their_rows_and_nothing_else() -> None:
     assert batch.named["tokens"][1].tolist() == [NUM_MARKS + 2, *[PADDING_ID] * 5]
     assert batch.targets[1].tolist() == [0, *[IGNORED] * 5]
     assert batch.named["characters"].shape == (2, 6, len("Blackburn"))
-    # No wider than its own longest word.
+    # No wider than the batch's longest word.
     assert rows.batch(torch.tensor([2, 3])).named["characters"].shape == (2, 3, len("and"))
     assert set(batch.inputs()) == {"tokens", "padding_mask", "characters"}
     plain = TaggedRows(encoded.splits["train"], has_characters=False).batch(torch.tensor([0]))
@@ -178,7 +178,7 @@ def test_every_epoch_reads_every_row_in_another_order() -> None:
 
     first = epoch(0)
     lengths = torch.cat([(~batch.named["padding_mask"]).sum(1) for batch in first])
-    # All but the three that fill no batch, most of them beside others of their length.
+    # All except the three that fill no batch, most of them with others of their length.
     assert lengths.numel() == 200
     padding = sum(int(batch.named["padding_mask"].sum()) for batch in first)
     assert padding < 0.1 * lengths.sum()
@@ -222,7 +222,7 @@ def test_bigrams_are_a_character_and_the_next_one_of_its_sentence(tmp_path: Path
     encoded = encode(RESUME, has_bigrams=True, bigram_vectors=file, max_length=4)
     first = RESUME.sentences["train"][0]
     assert bigrams_of(first) == ["张三", "三丰", "丰,", ",张", "张三", "三a", "a<eos>"]
-    # Twice in training, then those with a vector in any split; others are unknown.
+    # Bigrams that occur twice in training, then those with a vector in any split.
     assert tuple(encoded.bigrams or ()) == ("三丰", "张三", "三a", "丰张")
     one, two, three, four = range(NUM_MARKS, NUM_MARKS + 4)
     train = encoded.splits["train"].bigrams.tolist()
@@ -231,7 +231,7 @@ def test_bigrams_are_a_character_and_the_next_one_of_its_sentence(tmp_path: Path
     vectors = {index: vector.tolist() for index, vector in encoded.bigram_vectors.items()}
     assert vectors == {three: [1, 0], four: [0, 1]}
     rows = TaggedRows(encoded.splits["train"], has_characters=False, has_bigrams=True)
-    batch = rows.batch(torch.tensor([0, 1]))  # cut after four: the neighbor stays what it is
+    batch = rows.batch(torch.tensor([0, 1]))  # The last bigram has the word after the cut.
     assert batch.named["bigrams"].tolist() == [
         [two, one, UNKNOWN_ID, UNKNOWN_ID],
         [two, three, UNKNOWN_ID, PADDING_ID],

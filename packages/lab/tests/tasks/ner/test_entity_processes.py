@@ -1,4 +1,4 @@
-"""Two processes train a tagger as one does, also where one of them has no sentence."""
+"""Two processes train a tagger as one does, even if one of them has no sentence."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -32,7 +32,7 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
     configs = {}
     for strategy in ("ddp", "fsdp2"):
         training = replace(TRAINING, max_steps=6, validate_every=3, strategy=strategy)
-        # An odd number of sentences, so that one has more; one alone in the last of validation.
+        # An odd number of sentences: one process has more; the last validation batch has one.
         config = tiny_entities(
             path,
             norms=("rbn",),
@@ -40,7 +40,7 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
             data={"batch_size": 7, "evaluation_batch_size": 13},
             norm_options={"rbn": {"mean_penalty": 3.0}},
         )
-        # Without the large steps that Adam makes of rounding errors.
+        # A larger eps, because Adam makes large steps from rounding errors.
         configs[strategy] = replace(config, optimizer=replace(config.optimizer, eps=1e-3))
     out = tmp_path / "two"
     first, second = run_processes(run_all, 2, tmp_path, configs, out)

@@ -143,5 +143,5 @@ def test_character_features_are_a_masked_maximum_over_windows() -> None:
         found = [module.filters(padded[i : i + 3].flatten()).relu() for i in range(length)]
         expected = torch.stack(found).amax(0) if found else torch.zeros(4)
         torch.testing.assert_close(got[row], expected)
-    # What stands after a word's end does not matter, neither does how much.
+    # Neither the content nor the amount of padding after a word's end has an effect.
     torch.testing.assert_close(module(words[1, :1]), got[1])

@@ -39,8 +39,8 @@ def test_scores_are_those_of_counted_spans(cases: list[tuple[int, list[Span], li
     }
 
 
-# Tags of all schemes in any order, what is found for them, and F1, precision and recall of seqeval
-# 1.2.2, which counts as conlleval does.
+# Tags of all schemes in any order, predictions, and F1, precision and recall of seqeval 1.2.2,
+# which counts as conlleval does.
 REFERENCE = [
     ("B-A I-A E-A O", "B-A I-A E-A O", 100, 100, 100),
     ("B-A I-A E-A O", "B-A E-A S-A O", 0, 0, 0),

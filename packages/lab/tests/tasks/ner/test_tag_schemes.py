@@ -20,7 +20,7 @@ SCHEMES: tuple[Scheme, ...] = get_args(Scheme)
 
 @st.composite
 def annotated(draw: st.DrawFn) -> tuple[list[Span], int]:
-    """Entities that do not overlap, in their order, and the length of their sentence."""
+    """Draw sorted entities that do not overlap, and the length of their sentence."""
     spans, position = [], 0
     for _ in range(draw(st.integers(0, 5))):
         start = position + draw(st.integers(0, 2))
@@ -100,7 +100,7 @@ def test_transitions_are_those_that_the_reader_takes() -> None:
         for tags in itertools.product(range(len(names)), repeat=length):
             written = [names[tag] for tag in tags]
             try:
-                # The reader alone lets a sentence begin inside an entity.
+                # Only the reader allows a sentence to begin inside an entity.
                 is_read = tags_of(spans_of(written), length) == written
             except IllegalTagError:
                 is_read = False

@@ -91,7 +91,7 @@ def test_rows_of_padding_alone_count_for_nothing() -> None:
     mask = padded == IGNORED
     assert tags.decode(more, mask)[:3] == tags.decode(scores, mask[:3])
     assert tags.decode(more, mask)[3] == []
-    # A process that has no rows at all still has a gradient for every parameter.
+    # A process without rows still has a gradient for every parameter.
     alone = scores[:1].requires_grad_()
     loss = tags.nll(alone, torch.full((1, 4), IGNORED))
     loss.backward()
@@ -126,7 +126,7 @@ def test_likelihood_of_half_precision_is_of_float32(dtype: torch.dtype) -> None:
 
 
 def test_numbers_are_those_of_pytorch_crf() -> None:
-    """Loss, gradient and decoding of version 0.7.2."""
+    """Loss, gradient and decoding equal those of version 0.7.2."""
     tags = TagSequences([True] * 3, [[True] * 3] * 3, [True] * 3).double()
     with torch.no_grad():
         tags.start_transitions.copy_(torch.tensor([0.5, -0.25, 1.0]))

@@ -61,8 +61,8 @@ def test_a_word_in_other_letter_case_stands_in(tmp_path: Path) -> None:
         ("the\t3\t4\n", r"line 1 has a tab"),
         ("1\t2\nthe 3 4\n", r"line 1 has a tab"),
         ("a 1 2\nthe\t1 2 3\n", r"line 2 has a tab"),
-        ("a 1  2 3\nthe 1 2 3\n", r"line 1 has two spaces together: expected .* single spaces"),
-        ("a 1 2\nthe  1 2\n", r"line 2 has two spaces together"),
+        ("a 1  2 3\nthe 1 2 3\n", r"line 1 has two consecutive spaces: expected .* single spaces"),
+        ("a 1 2\nthe  1 2\n", r"line 2 has two consecutive spaces"),
     ],
 )
 def test_damage_is_named_with_its_line(tmp_path: Path, text: str, message: str) -> None:

@@ -1,4 +1,4 @@
-"""Sentences whose names have a kind that only the words around them tell."""
+"""Sentences with names whose kind follows only from the words around them."""
 
 import random
 from dataclasses import replace
@@ -15,7 +15,7 @@ NAMES = ("Adams", "Bergen", "Clare", "Dover", "Essen")
 
 
 def write_entities(folder: Path) -> Path:
-    """Files of two columns; `mr NAME` and `NAME says` are people, `in NAME` is a place."""
+    """Write files of two columns; `mr NAME` and `NAME says` are people, `in NAME` is a place."""
     folder.mkdir()
     rng = random.Random(0)
     for split, number in (("train", 150), ("dev", 40), ("test", 40)):
@@ -53,7 +53,7 @@ def tiny_entities(
     data: dict[str, Any] | None = None,
     model: dict[str, Any] | None = None,
 ) -> ComparisonSettings:
-    """A comparison that trains in a second."""
+    """Return the settings of a comparison that trains in a second."""
     shape = EntityTaggerShape(
         num_features=16,
         num_layers=1,

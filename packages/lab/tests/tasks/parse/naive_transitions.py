@@ -1,4 +1,4 @@
-"""Arc-standard with lists and loops, one sentence at a time, as the text books write it."""
+"""Arc-standard parsing with lists and loops, one sentence at a time, as in textbooks."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -10,7 +10,7 @@ SHIFT, LEFT, RIGHT = "shift", "left", "right"
 
 @dataclass
 class NaiveConfiguration:
-    """Nodes are words counted from 1, and the root, 0."""
+    """A configuration; nodes are words, from 1, and the root, 0."""
 
     words: list[int]
     tags: list[int]
@@ -68,12 +68,12 @@ class NaiveConfiguration:
         ]
 
     def _left(self, node: int | None, place: int) -> int | None:
-        """The leftmost dependents before the node, from the left."""
+        """Return a dependent before the node by its place from the left."""
         found = sorted(d for d, (head, _) in self.arcs.items() if head == node and d < head)
         return found[place] if place < len(found) else None
 
     def _right(self, node: int | None, place: int) -> int | None:
-        """The rightmost dependents after the node, from the right."""
+        """Return a dependent after the node by its place from the right."""
         found = sorted((d for d, (head, _) in self.arcs.items() if head == node and d > head))[::-1]
         return found[place] if place < len(found) else None
 
@@ -87,7 +87,7 @@ class NaiveConfiguration:
 def naive_oracle(
     words: list[int], tags: list[int], heads: list[int], labels: list[int]
 ) -> list[tuple[list[int], str, int]] | None:
-    """Features, kind and label of every step; None where the oracle finds no way."""
+    """Return features, kind and label of every step; None if the oracle fails."""
     now = NaiveConfiguration(words, tags)
     steps = []
     while not now.is_final():
@@ -112,7 +112,7 @@ def naive_parse(
     tags: list[int],
     best: Callable[[list[int], set[str]], tuple[str, int]],
 ) -> list[tuple[int, int]]:
-    """Head and label of each word; `best` chooses among the possible kinds."""
+    """Return head and label of each word; `best` chooses among the legal kinds."""
     now = NaiveConfiguration(words, tags)
     while not now.is_final():
         now.apply(*best(now.features(), now.possible()))

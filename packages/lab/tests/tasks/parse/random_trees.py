@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from powernorm_lab.tasks.parse.trees import Trees
 
 NUM_IDS = 9
-"""Ids of words, tags and labels lie below."""
+"""Upper bound of the ids of words, tags and labels."""
 
 
 class RandomTree(NamedTuple):
@@ -21,7 +21,7 @@ class RandomTree(NamedTuple):
 
 @st.composite
 def projective_heads(draw: st.DrawFn, longest: int = 12) -> list[int]:
-    """Heads of a random tree without crossing arcs, with one root or several."""
+    """Draw the heads of a tree without crossing arcs, with one root or several."""
     length = draw(st.integers(1, longest))
     heads = [0] * length
     spans = [(1, length, 0)]
@@ -29,7 +29,7 @@ def projective_heads(draw: st.DrawFn, longest: int = 12) -> list[int]:
         first, last, head = spans.pop()
         if first > last:
             continue
-        # The words of the span hang from `head` in one tree or two.
+        # The words of the span are attached to `head` as one tree or two.
         middle = draw(st.integers(first, last)) if draw(st.booleans()) else last
         for begin, end in ((first, middle), (middle + 1, last)):
             if begin <= end:
@@ -41,7 +41,7 @@ def projective_heads(draw: st.DrawFn, longest: int = 12) -> list[int]:
 
 @st.composite
 def any_heads(draw: st.DrawFn, longest: int = 8) -> list[int]:
-    """Heads of a random tree, whose arcs may cross."""
+    """Draw the heads of a tree, whose arcs may cross."""
     length = draw(st.integers(1, longest))
     order = draw(st.permutations(range(1, length + 1)))
     heads = [0] * length
@@ -52,7 +52,7 @@ def any_heads(draw: st.DrawFn, longest: int = 8) -> list[int]:
 
 @st.composite
 def trees_of(draw: st.DrawFn, heads: st.SearchStrategy[list[int]]) -> list[RandomTree]:
-    """Some sentences with such heads."""
+    """Draw sentences with such heads."""
     found = []
     for tree in draw(st.lists(heads, min_size=1, max_size=4)):
         ids = st.lists(st.integers(1, NUM_IDS - 1), min_size=len(tree), max_size=len(tree))
@@ -61,7 +61,7 @@ def trees_of(draw: st.DrawFn, heads: st.SearchStrategy[list[int]]) -> list[Rando
 
 
 def put_together(trees: Sequence[RandomTree]) -> Trees:
-    """The same as tensors; every word is scored."""
+    """Return trees as tensors, with all words scored."""
     heads, words, tags, labels = (
         torch.tensor([value for tree in trees for value in tree[column]]) for column in range(4)
     )

@@ -137,7 +137,7 @@ def test_a_trained_parser_parses_as_it_was_scored(
 
 
 class GoldScores(nn.Module):
-    """Knows the transition of every state of a split; states that are alike share one."""
+    """Scores the gold transition of every state of a split; equal states share one."""
 
     def __init__(self, encoded: EncodedTreebank) -> None:
         super().__init__()
@@ -156,7 +156,7 @@ class GoldScores(nn.Module):
 def test_who_knows_the_oracle_parses_well(encoded: EncodedTreebank) -> None:
     data = ParsingData(encoded, parsing_config(), seed=0)
     scores = data.scores("valid", GoldScores(encoded), CPU)
-    # States that are alike have unlike transitions now and then, and crossing arcs have none.
+    # Equal states sometimes have different transitions, and crossing arcs have none.
     assert scores["uas"] > 80
     assert scores["las"] > 75
     gold = encoded.gold["valid"]

@@ -1,4 +1,4 @@
-"""Treebanks as numbers: which columns are read, what is refused, what counts."""
+"""Encoded treebanks: columns, refused annotation, and scored words."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -48,7 +48,7 @@ def lines(*sentences: Sequence[Row]) -> str:
 
 @pytest.fixture
 def encode(tmp_path: Path) -> Callable[..., EncodedTreebank]:
-    """Encode files with these splits; those that are not given are one sentence of PENN."""
+    """Encode files with these splits; missing splits are one sentence of PENN."""
 
     def from_files(
         train: str | None = None, dev: str | None = None, test: str | None = None, size: int = 300
@@ -124,7 +124,7 @@ def test_what_the_train_split_lacks_is_unknown(encode: Callable[..., EncodedTree
     assert (gold.targets == IGNORED).tolist() == [False, False, True, False]
     (batch,) = TransitionRows(gold).evaluation(batch_size=8)
     assert (batch.num_tokens, batch.num_targets) == (4, 3)
-    # A label that cannot be guessed counts against the labeled score.
+    # An unknown label counts as wrong in the labeled score.
     scores = attachment_scores(trees, Parsed(trees.heads, torch.full_like(trees.labels, 2)))
     assert scores == {"uas": 100.0, "las": 0.0}
 
@@ -147,7 +147,7 @@ def test_what_the_train_split_lacks_is_unknown(encode: Callable[..., EncodedTree
         ([("a", "N", "N", 5, "x")], r"train\.conllx, line 1, column 7 \(HEAD\): '5'; expected 0"),
         ([("a", "N", "N", "9" * 5000, "x")], r"line 1, column 7 \(HEAD\): '9+'; expected the num"),
         (CROSSING, r"no tree of the train split of .* 1 trees with crossing arcs"),
-        ([(".", ".", ".", 0, "x")], "the train split of .* has nothing but punctuation"),
+        ([(".", ".", ".", 0, "x")], "the train split of .* has only punctuation"),
     ],
 )  # fmt: skip
 def test_what_is_no_tree_is_refused_with_its_line(
@@ -185,7 +185,7 @@ SAMPLE = lines(PENN, [("x", "NOUN", "_", 0, "root")], CROSSING, TWO_ROOTS) * 4
 
 
 def mutated(draw: st.DrawFn) -> bytes:
-    """A damaged file: bytes changed, lines cut or doubled, columns dropped or swapped."""
+    """Draw a damaged file: bytes changed, lines cut or doubled, columns dropped or swapped."""
     rows = SAMPLE.split("\n")
     for _ in range(draw(st.integers(1, 3))):
         place = draw(st.integers(0, len(rows) - 1))
@@ -266,8 +266,8 @@ def test_many_damaged_files_are_refused_or_read(
 def test_scores_against_a_count_by_hand(encode: Callable[..., EncodedTreebank]) -> None:
     encoded = encode(lines(PENN, TWO_ROOTS))
     trees, labels = encoded.trees["train"], encoded.vocabulary.labels
-    # Of the words He has good control a b: He hangs wrong, good has the wrong label, and that the
-    # full stop hangs wrong is nobody's business.
+    # Of "He has good control a b", He has a wrong head and good a wrong label. The head of the full
+    # stop is wrong too, but does not count.
     heads = torch.tensor([3, 0, 4, 2, 4, 0, 0])
     names = ["nsubj", "root", "dobj", "dobj", "punct", "root", "root"]
     parsed = Parsed(heads, torch.tensor([labels[name] for name in names]))
@@ -279,16 +279,16 @@ def test_the_neighbor_that_is_the_head_more_often(
 ) -> None:
     chain: list[Row] = [("a", "NN", "NN", 0, "root"), ("b", "NN", "NN", 1, "x")]
     encoded = encode(lines(chain), dev=lines(chain, PENN), test=lines(PENN))
-    # Every word from the one before it: of He has good control none hangs so.
+    # Attaching to the previous word: no word of "He has good control" has this head.
     assert neighbor_scores(encoded.trees) == {"valid_uas": 100 * 2 / 6, "test_uas": 0.0}
     backwards: list[Row] = [("a", "NN", "NN", 2, "x"), ("b", "NN", "NN", 0, "root")]
     encoded = encode(lines(backwards), test=lines(PENN))
-    # Every word from the one after it: He and good do.
+    # Attaching to the next word: "He" and "good" have this head.
     assert neighbor_scores(encoded.trees)["test_uas"] == 50.0
 
 
 def gold_of(number: int) -> GoldTransitions:
-    """Transitions whose every feature, and whose target, is their number."""
+    """Return transitions whose features and target all equal their number."""
     targets = torch.arange(number)
     return GoldTransitions(targets[:, None].expand(-1, 48).short(), targets, 0, 0)
 
@@ -307,7 +307,7 @@ def test_an_epoch_has_every_transition_once() -> None:
             assert batch.named[STATES].dtype == torch.int64
             assert (batch.num_tokens, batch.num_targets) == (5, 5)
     assert not torch.equal(*orders)
-    # Any batch can be had at any time, and another seed has another order.
+    # Any batch can be computed at any time, and another seed has another order.
     assert torch.equal(batches.batch(2).targets, orders[0][10:15])
     other = TransitionRows(gold_of(35)).training(batch_size=35, seed=4).batch(0).targets
     assert not torch.equal(other, orders[0])

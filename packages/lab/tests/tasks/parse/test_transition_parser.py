@@ -1,4 +1,4 @@
-"""The parser's network: the two ways of its first layer, equal beginnings, export and folding."""
+"""The parser's network: both computations of its first layer, initialization, export, folding."""
 
 from functools import partial
 
@@ -42,7 +42,7 @@ def build(
 def test_training_and_evaluation_compute_the_same_map() -> None:
     layer = EmbeddedLinear(PLACES, 6, 8).double()
     ids = states()
-    # What both are: the embeddings side by side, times the matrix.
+    # The definition of both: the concatenated embeddings times the matrix.
     columns = ids.split([5, 5, 3], dim=1)
     parts = [table(part) for table, part in zip(layer.tables, columns, strict=True)]
     expected = torch.cat([part.flatten(1) for part in parts], dim=1) @ layer.linear.weight.T
@@ -104,7 +104,7 @@ def test_the_network_learns_a_rule() -> None:
     optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
     for step in range(150):
         rows = states(64, seed=step)
-        # The transition is the first label, a rule of one column.
+        # The target is the first label, a rule of one column.
         loss = nn.functional.cross_entropy(model(rows), rows[:, 10])
         optimizer.zero_grad()
         loss.backward()

@@ -1,4 +1,4 @@
-"""Oracle, features and parser in lock-step against lists and loops."""
+"""Batched oracle, features and parser equal implementations with lists and loops."""
 
 import zlib
 
@@ -34,7 +34,7 @@ KINDS = {
 
 
 def rebuilt(trees: Trees, derivations: Derivations) -> Parsed:
-    """The trees that come of the derivations alone."""
+    """Rebuild the trees from the derivations alone."""
     heads, labels = torch.full_like(trees.heads, -1), torch.full_like(trees.labels, -1)
     for rows in trees.portions(512):
         whole = Configurations.start(trees, rows)
@@ -67,7 +67,7 @@ def test_every_projective_tree_of_the_embedded_treebanks_is_rebuilt(name: str) -
 
 
 def crossing(trees: Trees) -> Tensor:
-    """Which trees have crossing arcs, by comparing every two arcs."""
+    """Return which trees have crossing arcs, by comparing all pairs of arcs."""
     found = []
     for heads in trees.heads.split(trees.lengths.tolist()):
         ends = torch.stack([heads, torch.arange(1, len(heads) + 1)]).sort(dim=0).values
@@ -117,7 +117,7 @@ def test_the_parser_is_the_naive_one_and_makes_trees(
     inventory = Inventory(num_labels=3)
 
     def scores(features: list[int]) -> list[float]:
-        # A hash: any two features have unlike scores, and each transition wins somewhere.
+        # A hash: features have different scores, and each transition wins for some of them.
         content = bytes([seed, *features])
         return [float(zlib.crc32(content + bytes([i]))) for i in range(len(inventory))]
 

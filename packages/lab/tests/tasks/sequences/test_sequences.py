@@ -1,4 +1,4 @@
-"""Classification of series from the file to the table, and what padding does to its models."""
+"""Classification of series from the file to the table, and its sensitivity to padding."""
 
 from pathlib import Path
 from typing import Any
@@ -57,7 +57,7 @@ def test_a_comparison_has_every_score(compared: tuple[Path, ComparisonResults]) 
         assert run.metrics["test_accuracy"] > 60  # type: ignore[operator]
         assert run.metrics["test_macro_f1"] > 50  # type: ignore[operator]
         assert 0 < run.metrics["test_calibration_error"] < 60  # type: ignore[operator]
-        # The norms and the convolutions get the mask: batches change nothing but rounding.
+        # The norms and the convolutions get the mask, so that batches change only rounding.
         assert run.metrics["test_padding_changed"] == run.metrics["test_bucket_changed"] == 0
         assert run.metrics["test_padding_difference"] < 1e-4  # type: ignore[operator]
 
@@ -71,7 +71,7 @@ def test_a_trained_model_is_read_back_and_clean(compared: tuple[Path, Comparison
 
 
 def test_scores_tell_a_model_that_padding_changes(series: SeriesSet) -> None:
-    """As most code has it: BatchNorm in training counts padding, and the convolution reads it."""
+    """Without masks, as in most code, BatchNorm counts padding and the convolution reads it."""
     plain = built("bn", "model.mask_padding=false")
     masked = built("bn")
     masked.load_state_dict(plain.state_dict())
@@ -137,11 +137,11 @@ def test_sorted_batches_have_little_padding(series: SeriesSet) -> None:
     ("changes", "says"),
     [
         (["model.kernel_size=4"], "kernel_size=4 has no middle frame: give an odd number"),
-        (["model.placement=post"], "placement=post means nothing to model.architecture=conformer"),
-        (["model.patch_length=8"], "means nothing to model.architecture=conformer: .* patch"),
+        (["model.placement=post"], "placement=post does not apply to model.architecture=conformer"),
+        (["model.patch_length=8"], "does not apply to model.architecture=conformer: .* patch"),
         (
             ["model.architecture=encoder", "model.mask_padding=false"],
-            "mask_padding=false means nothing to model.architecture=encoder: .* conformer",
+            "mask_padding=false does not apply to model.architecture=encoder: .* conformer",
         ),
         (["data.batch_tokens=9"], "'data.batch_tokens' is not a setting"),
     ],
@@ -155,7 +155,7 @@ def test_processes_share_a_batch_of_series(series: SeriesSet) -> None:
     batch = SeriesRows(series.splits["test"]).batch(torch.tensor([0, 1, 2]))
     parts = [batch.shard(rank, 4) for rank in range(4)]
     assert sum(part.num_tokens for part in parts) == batch.num_tokens
-    # A process without rows gets one of padding alone, and calls every layer.
+    # A process without rows gets a row of padding, and calls every layer.
     assert parts[3].named["padding_mask"].all()
     assert parts[3].named["padding_mask"].shape == parts[0].named["series"].shape[:2]
     assert bool(torch.isfinite(built("bn")(**parts[3].inputs())).all())

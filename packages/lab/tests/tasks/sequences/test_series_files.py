@@ -1,4 +1,4 @@
-"""Series from files: what is read, and what a damaged file is told."""
+"""Series from files, and errors for damaged files."""
 
 import lzma
 import math
@@ -63,7 +63,7 @@ def test_japanese_vowels_are_the_official_ones() -> None:
 def test_a_folder_of_ts_files(tmp_path: Path) -> None:
     series = load_series(str(write_ts(tmp_path)))
     assert series.name == "Made"
-    # Every fifth of a class is valid: the one of 6 frames.
+    # Every fifth series of a class is valid: the one with 6 frames.
     assert series.splits["valid"].lengths.tolist() == [6, 6]
     assert series.splits["test"].labels.tolist() == [1, 0]
     assert series.splits["test"].lengths.tolist() == [3, 1]
@@ -81,7 +81,7 @@ def test_a_folder_of_ts_files(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("kind", ["csv", "parquet"])
 def test_tables_are_read_as_ts_files(tmp_path: Path, kind: str) -> None:
-    """Rows may come in any order where a column says what it is."""
+    """Rows may be in any order if a column has the order."""
     rows = table()
     shuffled = rows.sample(frac=1, random_state=0).sort_values("id", kind="stable")
     test = pd.DataFrame(
@@ -131,7 +131,7 @@ def test_damaged_ts_files_are_refused(tmp_path: Path, train: str, says: str) -> 
 @pytest.mark.parametrize(
     ("changes", "says"),
     [
-        ({"drop": "label"}, "has the columns id, step, x, y: expected id, label, perhaps step"),
+        ({"drop": "label"}, "has the columns id, step, x, y: expected id, label, optionally step"),
         ({"x": "much"}, "train.csv, line 2: 'much' in column 'x' is no finite number: fill"),
         ({"y": [0.0, *[math.inf] * 39]}, "train.csv, line 3: 'inf' in column 'y' is no finite"),
         ({"id": [*["a"] * 39, None]}, "train.csv, line 41: 'nan' in column 'id' is missing"),

@@ -30,7 +30,7 @@ def toy(seed: int = 0, norm: str = "bn") -> TranslationModel:
 def next_log_probabilities(
     model: TranslationModel, source: Tensor, mask: Tensor, prefixes: Iterable[tuple[int, ...]]
 ) -> Tensor:
-    """Of the whole model, (prefixes, vocabulary); the prefixes are equally long."""
+    """Return those of the whole model, (prefixes, vocabulary), for prefixes of equal length."""
     target = torch.tensor([(0, *prefix) for prefix in prefixes])
     many = len(target)
     logits = model(source.expand(many, -1), target, mask.expand(many, -1))
@@ -44,7 +44,7 @@ def limit_of(search: BeamSearch, source: Tensor) -> int:
 def exhaustive(
     model: TranslationModel, source: Tensor, mask: Tensor, search: BeamSearch
 ) -> list[Hypothesis]:
-    """Every translation, the best first."""
+    """Return all translations, the best first."""
     found, totals = [], {(): 0.0}
     for length in range(limit_of(search, source) + 1):
         after = next_log_probabilities(model, source, mask, totals)
@@ -60,7 +60,7 @@ def exhaustive(
 def by_hand(
     model: TranslationModel, source: Tensor, mask: Tensor, search: BeamSearch
 ) -> list[Hypothesis]:
-    """The search of the docstring with lists, without a cache and without stopping sooner."""
+    """Search as in the docstring with lists, without a cache and without stopping early."""
     beam: list[tuple[float, tuple[int, ...]]] = [(0.0, ())]
     ended: list[Hypothesis] = []
     limit = limit_of(search, source)
@@ -101,7 +101,7 @@ def assert_same(
 def test_a_wide_beam_finds_the_best_of_all(
     normalization: LengthNormalization, penalty: float
 ) -> None:
-    # 1 + 3 + 9 + 27 + 81 translations of at most 4 tokens, which no shorter list could hold
+    # The beam holds all 1 + 3 + 9 + 27 + 81 translations of at most 4 tokens.
     search = BeamSearch(121, normalization, penalty, 0.5, 2, num_best=7)
     assert [limit_of(search, row) for row in SOURCE] == [4, 2, 3]
     found = beam_search(toy(), SOURCE, MASK, search)
@@ -163,7 +163,7 @@ def test_a_beam_of_one_is_greedy(norm: str) -> None:
 
 
 def endless() -> TranslationModel:
-    """A model that all but never ends a sentence: its hypotheses have to be closed."""
+    """Return a model that almost never ends a sentence, so that the search must end hypotheses."""
     model = build(vocabulary=VOCABULARY, shared_embeddings="none").double()
     with torch.no_grad():
         assert model.decoder.norm is not None
@@ -266,7 +266,7 @@ def test_a_gpu_finds_what_the_cpu_finds() -> None:
     source, mask = tokens(6, 7), padding(7, 7, 5, 3, 2, 1)
     expected = beam_search(model, source, mask, search)
     found = beam_search(model.cuda(), source.cuda(), mask.cuda(), search)
-    # Positions are float32, and a GPU's sine may differ in their last bit: here by 2e-7 in all.
+    # Positions are float32, and a GPU's sine may differ in the last bit: here by 2e-7 in total.
     for ours, theirs in zip(found, expected, strict=True):
         assert_same(ours, theirs, 5e-6)
 

@@ -15,7 +15,7 @@ class Text:
 
 
 def bleu(matches: list[tuple[int, int]], length: int, reference_length: int) -> float:
-    """By its definition, from (matches, n-grams) for n = 1 … 4."""
+    """Compute BLEU by its definition, from (matches, n-grams) for n = 1 … 4."""
     precision = math.exp(sum(math.log(match / total) for match, total in matches) / 4)
     brevity = 1.0 if length > reference_length else math.exp(1 - reference_length / length)
     return 100 * brevity * precision
@@ -53,7 +53,7 @@ def test_case_counts_but_for_one() -> None:
 
 
 def test_text_is_split_by_the_rules_of_its_kind() -> None:
-    """13a keeps `doesn't` whole, Moses splits it: one wrong word costs the two unlike much."""
+    """13a keeps `doesn't` whole and Moses splits it, so one wrong word costs different amounts."""
     translations = ["He doesn't go home to them"]
     references = ["He doesn't go home to us"]
     scores = corpus_scores(translations, references, Text()).metrics
@@ -67,7 +67,7 @@ def test_text_is_split_by_the_rules_of_its_kind() -> None:
 
 
 def test_tokens_stay_as_they_are_and_are_put_together_for_the_others() -> None:
-    # Moses' own: an escaped apostrophe, the comma apart.
+    # Tokens of Moses: an escaped apostrophe, a separate comma.
     reference = "he said , &quot; it isn &apos;t so &quot; ."
     translation = "he said , &quot; it is so &quot; ."
     tokenized = corpus_scores([translation], [reference], Text(tokenized=True))

@@ -9,7 +9,7 @@ from powernorm_lab.models.choices import Placement
 @pytest.mark.parametrize("placement", ["pre", "post"])
 @torch.no_grad()
 def test_a_step_gives_what_the_whole_sequence_gives(norm: str, placement: Placement) -> None:
-    """Hypotheses are shuffled, doubled and dropped, sentences leave, and the room grows."""
+    """Hypotheses are shuffled, doubled and dropped, sentences end, and the buffer grows."""
     with torch.enable_grad():
         model = trained(build(norm, norm, placement=placement)).double()
     generator = torch.Generator().manual_seed(3)

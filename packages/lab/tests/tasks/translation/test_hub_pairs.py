@@ -20,7 +20,7 @@ Rows = list[dict[str, object]]
 
 @pytest.fixture(autouse=True)
 def own_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Nothing is written to the user's folder, and nothing asks the network."""
+    """Set a temporary cache and offline mode, so that tests use no network."""
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     shown = datasets.is_progress_bar_enabled()

@@ -1,4 +1,4 @@
-"""Subwords that others made: folders of fairseq's scripts, codes, models of SentencePiece."""
+"""Existing subwords: folders of fairseq's scripts, codes, models of SentencePiece."""
 
 import io
 import json
@@ -40,7 +40,7 @@ pytestmark = pytest.mark.usefixtures("own_cache")
 SIDES = ("de", "en")
 SIZES = {"train": 240, "valid": 20, "test": 20}
 OLD_CODES = "e </w>\nn </w>\ne n</w>\nd e\nde r\nder </w>\nu n\nun d\nund </w>\n"
-"""As files without a version are: the end of a word is a symbol of its own."""
+"""A file without a version, in which the end of a word is a separate symbol."""
 
 
 @cache
@@ -63,7 +63,7 @@ def codes() -> str:
 
 
 def fairseq_folder(folder: Path, *, with_codes: bool = True) -> Path:
-    """What prepare-iwslt14.sh leaves: the splits cut by the codes, which lie beside them."""
+    """Write the files of prepare-iwslt14.sh: the splits, cut by the codes, and the codes."""
     own = BPE(io.StringIO(codes()))
     (folder / "tmp").mkdir(parents=True)
     for (split, side), lines in verses().items():
@@ -146,7 +146,7 @@ def test_vocabularies_of_fairseq_number_the_pieces(tmp_path: Path) -> None:
     pieces = sorted({*(folder / "train.de").read_text().split()})
     lines = [f"{piece} {9 - n}" if n < 9 else f"{piece} 0" for n, piece in enumerate(pieces)]
     (folder / "dict.de.txt").write_text("\n".join([*lines, "madeupword0000 0"]) + "\n")
-    with pytest.raises(InputError, match=r"dict\.en\.txt is missing beside dict\.de\.txt"):
+    with pytest.raises(InputError, match=r"dict\.en\.txt is missing next to dict\.de\.txt"):
         encoded_split(folder)
     (folder / "dict.en.txt").write_text("the 12\n, 3\n")
     with pytest.raises(InputError, match=r"dict\.en\.txt differ: set data\.joint_vocabulary=false"):
@@ -164,12 +164,12 @@ def test_wrong_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"holds pieces of words.*set data\.subwords=split and"):
         encode_pairs(load_pairs(str(folder), "de-en", False), PairOptions(280))
     words = load_pairs(str(folder / "tmp"), "de-en", False, is_split=True)
-    with pytest.raises(InputError, match="needs every split cut by the same codes"):
+    with pytest.raises(InputError, match="needs every split segmented by the same codes"):
         encode_pairs(
             words, PairOptions(None), imported=read_subwords("split", words, is_joint=True)
         )
     (folder / "code").write_text(OLD_CODES)
-    with pytest.raises(InputError, match="code beside the split files did not cut them"):
+    with pytest.raises(InputError, match="code next to the split files is not that of their"):
         encoded_split(folder)
     with pytest.raises(InputError, match=r"data\.subwords=bpe: there is no such file; give"):
         read_subwords("bpe", words, is_joint=True)
@@ -181,9 +181,9 @@ def test_wrong_folders_are_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("assignments", "message"),
     [
-        (["data.subwords=split"], "vocabulary_size=500 says how many are learned, and"),
-        (["data.vocabulary_size=none"], "vocabulary_size=none says how many are learned: give"),
-        (["data.joint_vocabulary=false"], "is of subwords that are not learned: give"),
+        (["data.subwords=split"], "vocabulary_size=500 is the number of learned subwords, but"),
+        (["data.vocabulary_size=none"], "vocabulary_size=none is the number of learned subwords:"),
+        (["data.joint_vocabulary=false"], "is for subwords that are not learned: give"),
         (
             ["data.subwords=split", "data.vocabulary_size=none", "data.joint_vocabulary=false"],
             r"cannot share a table .*: set model\.shared_embeddings",
@@ -236,7 +236,7 @@ def test_a_run_of_split_files_translates_words_elsewhere(tmp_path: Path) -> None
 def test_a_run_without_codes_asks_for_split_text(tmp_path: Path) -> None:
     folder = fairseq_folder(tmp_path / "data", with_codes=False)
     run = trained(folder, tmp_path / "out", "split")
-    with pytest.raises(InputError, match="came split, without their codes: give text that is"):
+    with pytest.raises(InputError, match="on split files without their codes: give text that is"):
         load_translator(run)
     line = (folder / "test.de").read_text().splitlines()[0]
     (source,) = load_translator(run, tokens=True).subwords[0].encode([line])

@@ -15,7 +15,7 @@ SIZES = st.lists(st.tuples(st.integers(1, 7), st.integers(1, 7)), min_size=1, ma
 
 
 def split(sizes: Sizes) -> EncodedPairSplit:
-    """Pairs whose words are all of the pair's number, so that a row tells which it is."""
+    """Return pairs whose words all equal the pair's number, so that rows are identifiable."""
     return EncodedPairSplit(
         *(
             TokenLists.from_lists([[number] * pair[side] for number, pair in enumerate(sizes, 1)])
@@ -31,12 +31,12 @@ def training(sizes: Sizes, **changes: int) -> TrainingBatches:
 
 
 def numbers(batch: Batch) -> list[int]:
-    """Which pairs of the split the rows are."""
+    """Return the numbers of the pairs in a batch."""
     return [number - 1 for number in batch.named["source"][:, 0].tolist() if number != END_ID]
 
 
 def check(batch: Batch, sizes: Sizes) -> None:
-    """Compare every position with what the row's pair says should be there."""
+    """Compare every position with the expected value for the row's pair."""
     found = numbers(batch)
     assert batch.num_targets == sum(sizes[number][1] + 1 for number in found)
     assert batch.num_tokens == sum(sum(sizes[number]) + 2 for number in found)
@@ -93,7 +93,7 @@ def test_losses_over_loss_targets_are_the_mean_of_an_update(
         for batch in batches:
             assert batch.loss_targets is not None
             shares.append(batch.num_targets / batch.loss_targets)
-        # A loss of 1 at every target has the mean 1 after the trainer's averages.
+        # A loss of 1 at every target has the mean 1 after all averaging.
         assert sum(shares) / len(shares) == pytest.approx(1)
 
 

@@ -83,6 +83,6 @@ def test_headers(line: str, asked: str | None, expected: tuple[str, str] | None)
 
 def test_a_long_choice_is_cut_short() -> None:
     message = str(missing_languages(pairs_of(["a", "b", "c", "d", "e"]), "The text"))
-    assert message.startswith("The text is in a, b, c, d, e, and nothing says")
+    assert message.startswith("The text is in a, b, c, d, e, with no direction")
     assert message.count("-") == 12
     assert message.endswith(" or another pair of these")

@@ -15,7 +15,7 @@ IWSLT14 = (
       for name in IWSLT14_SETS for language in ("de", "en") for end in ("", ".xml")),
     "train.en-de",
 )  # fmt: skip
-"""What fairseq's prepare-iwslt14.sh leaves in its folder tmp."""
+"""Files that fairseq's prepare-iwslt14.sh writes into its folder tmp."""
 
 WMT14 = (
     *(f"{start}{split}.{language}"
@@ -24,7 +24,7 @@ WMT14 = (
     "train.de-en",
     "code",
 )  # fmt: skip
-"""What fairseq's prepare-wmt14en2de.sh leaves in its folder tmp, and the codes of its BPE."""
+"""Files that fairseq's prepare-wmt14en2de.sh writes into its folder tmp, with its BPE codes."""
 
 OFFICIAL = [("iwslt14", IWSLT14, "de-en", "train.en-de"), ("wmt14", WMT14, "en-de", "train.de-en")]
 
@@ -71,7 +71,7 @@ def test_both_sides_are_of_the_same_step(tmp_path: Path) -> None:
 
 
 def test_a_hyphen_alone_joins_nothing(tmp_path: Path) -> None:
-    """Only beside files of both its parts is a code with a hyphen two languages."""
+    """A code with a hyphen means two languages only if files of both languages exist."""
     names = tuple(f"{split}.{language}" for split in SPLITS for language in ("zh-CN", "zh", "en"))
     folder = prepared(tmp_path / "folder", (*names, "train.zh-CN-en"))
     corpus = read_parallel(folder / "train.zh-CN", "zh-CN-en", tokenized=False)

@@ -48,7 +48,7 @@ def corpus(*, tokenized: bool = False, extra: tuple[TextPair, ...] = ()) -> Para
 
 
 def with_evaluated(pairs: list[TextPair]) -> ParallelCorpus:
-    """The same training pairs with other valid and test ones."""
+    """Return the same training pairs with other valid and test pairs."""
     return corpus_in_memory(
         "test",
         {"train": list(corpus().pairs("train")), "valid": pairs, "test": pairs},
@@ -82,7 +82,7 @@ def test_ids_spell_the_pairs(tokenized: bool, target_size: int | None) -> None:
     for split in SPLITS:
         assert texts(encoded, split) == normalized(list(data.pairs(split)))
         assert len(encoded.splits[split]) == len(list(data.pairs(split)))
-    # Of so small a text there may be fewer subwords than asked for.
+    # A small text may yield fewer subwords than requested.
     assert 257 < encoded.vocabulary_size <= 280
     assert 257 < encoded.target_vocabulary_size <= (target_size or 280)
     assert (encoded.source_subwords is encoded.target_subwords) == (target_size is None)
@@ -195,7 +195,7 @@ def test_what_is_scored_is_what_was_encoded(tmp_path: Path) -> None:
             (folder / f"{name}.{language}").write_text(f"{name} {odd}{language}\n\n{language}\n")
     encoded = encode_pairs(load_pairs(str(folder), "de-en", True), OPTIONS)
     again = encode_pairs(load_pairs(str(folder), "de-en", True), OPTIONS)
-    # Hours later the files are others or gone, and so is the cache.
+    # Later the files are changed or gone, and so is the cache.
     (folder / "test.en").write_text("other\n")
     (folder / "valid.de").unlink()
     for path in cache_folder().iterdir():
@@ -332,8 +332,8 @@ def test_memory_does_not_grow_with_the_text(tmp_path: Path) -> None:
         ).stdout.split()
         assert int(output[0]) == num_pairs
         peaks.append(int(output[1]) / 1024)
-    # As strings and lists of Python, 250,000 more pairs are over 300 MiB. Their lengths and their
-    # order, which are in memory, are some 40 MiB.
+    # 250,000 more pairs take over 300 MiB as Python strings and lists. Their lengths and their
+    # order, which are in memory, take about 40 MiB.
     assert peaks[1] - peaks[0] < 120
 
 

@@ -280,7 +280,7 @@ def test_gradients_reach_every_parameter(placement: Placement) -> None:
 
 
 def naive_attention(attention: nn.Module, x: Tensor, memory: Tensor, causal: bool) -> Tensor:
-    """Of one sentence, position by position and head by head."""
+    """Compute the attention of one sentence, position by position and head by head."""
     size = FEATURES // 2
     queries = attention.query(x)  # type: ignore[operator]
     keys, values = attention.key_value(memory).split(FEATURES, dim=-1)  # type: ignore[operator]
@@ -297,7 +297,7 @@ def naive_attention(attention: nn.Module, x: Tensor, memory: Tensor, causal: boo
 
 
 def naive_forward(model: TranslationModel, source: Tensor, target: Tensor) -> Tensor:
-    """The equations of Vaswani et al. 2017 for one sentence; norms and linear maps are called."""
+    """Compute the equations of Vaswani et al. 2017 for one sentence, with the model's modules."""
     pre = model.encoder.norm is not None
 
     def framed(frame, x, sublayer):  # type: ignore[no-untyped-def]

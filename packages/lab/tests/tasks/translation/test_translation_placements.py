@@ -39,7 +39,7 @@ def test_a_step_gives_what_the_whole_sequence_gives(variant: str) -> None:
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_norm_leaves_padding_out(variant: str) -> None:
-    """Those of keys and values see the mask of the source, all others that of their own side."""
+    """Norms of keys and values get the mask of the source, all others the mask of their side."""
     source, source_mask = tokens(3, 6), padding(6, 3, 2)
     target, target_mask = tokens(3, 5, seed=1), padding(5, 2, 4)
 

@@ -1,4 +1,4 @@
-"""What a comparison of translation refuses before any work, and what it does with its settings."""
+"""Settings of the translation task: refused combinations, and their effects."""
 
 import csv
 import json
@@ -37,7 +37,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ({"data": {"languages": "de-fr"}}, "fr"),
         ({"data": {"path": "/no/such/pairs"}}, "/no/such/pairs"),
         ({"model": {"decoder_norm": "batch"}}, "unknown norm 'batch'"),
-        ({"model": {"final_norm": "bn", "placement": "post"}}, "model.final_norm=bn has no place"),
+        ({"model": {"final_norm": "bn", "placement": "post"}}, "final_norm=bn does not apply"),
         ({"data": {"target_vocabulary_size": 290}}, "data.target_vocabulary_size=290"),
         ({"norms": ("bn",), "norm_options": {"bn": {"speed": 3}}}, "speed"),
         (

@@ -15,7 +15,7 @@ from translation_models import build, padding, tokens
 
 @pytest.fixture
 def mesh(tmp_path: Path) -> Iterator[DeviceMesh]:
-    """Of this process alone: what is tested is that the model can be sharded at all."""
+    """Yield a mesh of a single process, which tests only that the model can be sharded."""
     dist.init_process_group(
         "gloo", init_method=f"file://{tmp_path / 'store'}", rank=0, world_size=1
     )
@@ -31,7 +31,7 @@ def test_layers_and_shared_tables_can_be_sharded(mesh: DeviceMesh) -> None:
     fully_shard(model, mesh=mesh)
     assert model.head.weight is model.source_embedding.weight
     arguments = (tokens(2, 4), tokens(2, 3), padding(4, 2), padding(3, 1))
-    for _ in range(2):  # the second time with what the first has left behind
+    for _ in range(2):  # the second time with the state of the first
         expected, got = whole(*arguments), model(*arguments)
         torch.testing.assert_close(got, expected)
         expected.square().mean().backward()

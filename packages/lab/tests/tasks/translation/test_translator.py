@@ -1,4 +1,4 @@
-"""`load_translator`: a trained run as text to text."""
+"""`load_translator`: translation of text by a trained run."""
 
 import json
 import shutil
@@ -31,7 +31,7 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def trained(pairs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The folder of a run whose average of checkpoints was scored."""
+    """Return the folder of a run that was scored with the average of its checkpoints."""
     out = tmp_path_factory.mktemp("trained")
     compare(
         tiny_translation(
@@ -44,7 +44,7 @@ def trained(pairs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def run(trained: Path, tmp_path: Path) -> Path:
-    """A copy of it that may be damaged."""
+    """Return a copy of the run that tests may damage."""
     copy = tmp_path / "comparison" / trained.name
     shutil.copytree(trained, copy)
     return copy
@@ -99,13 +99,13 @@ def test_scores_and_several_translations(trained: Path) -> None:
 
 
 def test_a_translation_is_one_line(trained: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A subword may be any byte."""
+    """A subword may be any byte, including a line break."""
     monkeypatch.setattr(Subwords, "decode", lambda _, rows: ["a\nb\u2028c\td\r"] * len(rows))
     assert best(trained, ["eins", "zwei"]) == ["a b c d", "a b c d"]
 
 
 def test_a_sentence_that_is_too_long_is_cut_and_said(trained: Path) -> None:
-    message = r"sentence 1 has \d{5,} subwords, of which the first 31 are translated"
+    message = r"sentence 1 has \d{5,} subwords; only the first 31 are translated"
     with pytest.warns(UserWarning, match=message):
         assert len(best(trained, ["eins", "null " * 50_000, "zwei"])) == 3
 
@@ -137,4 +137,4 @@ def test_damaged_files_are_named(run: Path) -> None:
         subwords.write_text(json.dumps(wrong))
         assert f"{subwords} holds no subwords" in refusal(run)
     subwords.unlink()
-    assert f"{subwords} is missing" in refusal(run)
+    assert f"{subwords} with the subwords is missing" in refusal(run)

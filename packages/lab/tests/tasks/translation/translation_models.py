@@ -72,7 +72,7 @@ def padding(*lengths: int, length: int | None = None) -> Tensor:
 
 
 def trained(model: TranslationModel, steps: int = 3) -> TranslationModel:
-    """The model in eval, its running statistics and weights not those of the start."""
+    """Return the model in evaluation mode, with trained weights and running statistics."""
     vocabulary = model.head.out_features
     generator = torch.Generator().manual_seed(9)
     with torch.no_grad():
@@ -85,6 +85,6 @@ def trained(model: TranslationModel, steps: int = 3) -> TranslationModel:
         logits = model(source, target[:, :-1], padding(6, 6, 4, 3))
         optimizer.zero_grad()
         F.cross_entropy(logits.flatten(0, 1), target[:, 1:].flatten()).backward()
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # `none` explodes without
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)  # `none` diverges without it
         optimizer.step()
     return model.eval()

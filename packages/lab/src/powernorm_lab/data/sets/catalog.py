@@ -1,4 +1,4 @@
-"""The table of data sets, data_sets.toml: what it says about each of them, by name."""
+"""The table of data sets, data_sets.toml, and its entries by name."""
 
 import difflib
 import tomllib
@@ -14,8 +14,8 @@ from pydantic import ConfigDict, TypeAdapter
 from powernorm.errors import InputError
 
 Home = Literal["embedded", "fetched", "own"]
-"""Where a data set is: in the package `powernorm-data` (or drawn), in the user's cache once it is
-asked for, or with the user alone."""
+"""Place of a data set: in the package `powernorm-data` (or generated), in the user's cache after it
+was fetched, or provided by the user."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,9 +23,9 @@ class DataFile:
     """A file of a data set."""
 
     path: str
-    """In its archive; the name alone where it is not in one."""
+    """Path in its archive; the name alone without an archive."""
     size: int
-    """In bytes."""
+    """Size in bytes."""
     sha256: str
 
     @property
@@ -36,11 +36,11 @@ class DataFile:
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """A zip archive on the web that holds the files of a data set, beside others."""
+    """A zip archive on the web with the files of a data set, and possibly others."""
 
     url: str
     size: int
-    """In bytes."""
+    """Size in bytes."""
     sha256: str
 
 
@@ -53,40 +53,40 @@ class DataSet:
     tasks: tuple[str, ...]
     summary: str
     amount: str
-    """How much it is, in its own units."""
+    """Amount of data, with units."""
     license: str
     source: str
-    """Where it comes from."""
+    """Origin of the data."""
     usage: str
-    """What `--data` takes."""
+    """Value of `--data`, or the options that use the data set."""
     files: tuple[DataFile, ...] = ()
-    """Files of `powernorm-data`, or of the folder in the cache. One that is drawn and one that the
-    user brings have none."""
+    """Files of `powernorm-data`, or of the folder in the cache; empty for generated data sets and
+    those that users provide."""
     mirrors: tuple[str, ...] = ()
-    """Addresses of folders that have the files of a fetched one, the likeliest first."""
+    """Addresses of folders with the files of a fetched data set, the most reliable first."""
     archive: Archive | None = None
-    """Has the files of a fetched one that has no mirrors."""
+    """Archive with the files of a fetched data set without mirrors."""
     rights: str | None = None
-    """What the user must accept before it is fetched; None where nothing is unclear."""
+    """Terms that the user must accept before the data set is fetched; None if there are none."""
 
     @property
     def origin(self) -> str:
-        """What it is and where it comes from, as results say it."""
+        """Summary and source of the data set, for results."""
         return f"{self.summary}, {self.source}"
 
     @property
     def size(self) -> int:
-        """Bytes of the files."""
+        """Total size of the files in bytes."""
         return sum(file.size for file in self.files)
 
     @property
     def download_size(self) -> int:
-        """Bytes that fetching it downloads."""
+        """Number of bytes to download."""
         return self.archive.size if self.archive else self.size
 
 
 def _read() -> dict[str, DataSet]:
-    # Not by __file__: the package may lie in a zip.
+    # importlib.resources instead of __file__: the package may be in a zip file.
     table = files("powernorm_lab.data.sets") / "data_sets.toml"
     facts = tomllib.loads(table.read_text(encoding="utf-8"))
     strict = TypeAdapter(dict[str, DataSet], config=ConfigDict(extra="forbid"))
@@ -94,14 +94,14 @@ def _read() -> dict[str, DataSet]:
 
 
 SETS: Final[Mapping[str, DataSet]] = MappingProxyType(_read())
-"""Embedded ones first, then those that can be fetched, then those that the user brings."""
+"""Data sets by name: first embedded ones, then those to fetch, then those that users provide."""
 
 
 def data_set(name: str) -> DataSet:
     """Return the entry of a data set.
 
     Raises:
-        InputError: there is none of that name; names the nearest and all.
+        InputError: the name is unknown; the message lists the nearest and all names.
     """
     if name in SETS:
         return SETS[name]
@@ -111,11 +111,11 @@ def data_set(name: str) -> DataSet:
 
 
 def check_known_set(name: str, task: str) -> None:
-    """Check that a task's reader can find the data where they bear the name of a known set.
+    """Check data that are given by the name of a known data set.
 
     Raises:
-        InputError: no file is there, and the set is of another task or one that the user must
-            bring.
+        InputError: no file has this name, and the data set is for another task or must be provided
+            by the user.
     """
     entry = SETS.get(name)
     if entry is None or Path(name).exists():
@@ -123,11 +123,11 @@ def check_known_set(name: str, task: str) -> None:
     if task not in entry.tasks:
         names = [other.name for other in SETS.values() if task in other.tasks]
         raise InputError(
-            f"{name} is a data set of {', '.join(entry.tasks)}, not of {task}: take one of "
-            f"{', '.join(names)}, or files of your own (see `powernorm data`)"
+            f"{name} is a data set of {', '.join(entry.tasks)}, not of {task}: use one of "
+            f"{', '.join(names)}, or your own files (see `powernorm data`)"
         )
     if entry.home == "own":
         raise InputError(
-            f"{name} does not exist: a data set that powernorm neither holds nor fetches; it "
-            f"comes from {entry.source} and is then given as {entry.usage}"
+            f"{name} does not exist: powernorm neither has nor fetches this data set; get it from "
+            f"{entry.source} and give it as {entry.usage}"
         )

@@ -1,4 +1,4 @@
-"""The files of the distribution `powernorm-data`: found where it is installed, and compared."""
+"""Files of the installed distribution `powernorm-data`, with a check of their checksums."""
 
 import hashlib
 import lzma
@@ -11,11 +11,11 @@ from powernorm.integrations.extras import install_command
 from powernorm_lab.data.sets.catalog import DataFile, DataSet
 
 PACKAGE: Final = "powernorm_data"
-"""Holds files only; nothing of it is imported."""
+"""A package of files only; it is not imported."""
 
 
 def corpora_folder() -> Path | None:
-    """Return where the files are; None where the distribution is not installed."""
+    """Return the folder of the files; None if the distribution is not installed."""
     found = find_spec(PACKAGE)
     if found is None or not found.submodule_search_locations:
         return None
@@ -23,10 +23,10 @@ def corpora_folder() -> Path | None:
 
 
 def embedded_paths(entry: DataSet) -> list[Path]:
-    """Return where the files of an embedded data set lie.
+    """Return the paths of the files of an embedded data set.
 
     Raises:
-        InputError: their package is not installed; says what to install.
+        InputError: their package is not installed; the message gives the command to install it.
     """
     folder = corpora_folder()
     if folder is None and entry.files:
@@ -38,10 +38,10 @@ def embedded_paths(entry: DataSet) -> list[Path]:
 
 
 def embedded_texts(entry: DataSet) -> list[str]:
-    """Return the text of each file of an embedded data set, compared with the known sums.
+    """Return the text of each file of an embedded data set, after a check of its checksum.
 
     Raises:
-        InputError: the package is not installed, or a file of it is not the known one.
+        InputError: the package is not installed, or a file has another checksum.
     """
     pairs = zip(embedded_paths(entry), entry.files, strict=True)
     return [lzma.decompress(_content(path, file)).decode() for path, file in pairs]

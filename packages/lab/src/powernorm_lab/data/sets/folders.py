@@ -1,9 +1,9 @@
 """The folders of fetched data sets in the user's cache.
 
-A folder holds the files of its data set and a text on where they come from. The table knows
-size and sum of every file, so nothing in the folder has to be believed. It appears whole under its
-name; where it is there already, single files are replaced by whole ones. As the files of all
-processes are the same, two that fetch at once do no harm.
+A folder holds the files of its data set and a README.txt on their origin. The table of data sets
+has size and checksum of every file, so that nothing in the folder needs to be trusted. A new folder
+is renamed into place as a whole; in an existing one, single files are replaced. Two processes may
+fetch at the same time, since their files are the same.
 """
 
 import errno
@@ -24,7 +24,7 @@ State = Literal["absent", "whole", "damaged"]
 
 _PROVENANCE: Final = "README.txt"
 _ABANDONED: Final = 24 * 3600
-"""Seconds after which a half-made folder belongs to a process that was killed."""
+"""Seconds after which an unfinished folder counts as left by a killed process."""
 
 
 def sets_folder() -> Path:
@@ -33,15 +33,15 @@ def sets_folder() -> Path:
 
 
 def folder_of(entry: DataSet) -> Path:
-    """Return the folder of a fetched data set, whether it is there or not."""
+    """Return the folder of a fetched data set, which may not exist."""
     return sets_folder() / entry.name
 
 
 def damage(folder: Path, files: Sequence[DataFile]) -> str | None:
-    """Say what is wrong with the files of a data set, which are read for that.
+    """Read the files of a data set, and describe the first damaged one.
 
     Returns:
-        None where all are whole; else what is wrong with the first that is not.
+        None if no file is damaged.
     """
     for file in files:
         try:
@@ -57,8 +57,8 @@ def state_of(entry: DataSet, *, thorough: bool = True) -> State:
     """Return whether a fetched data set is absent, whole or damaged.
 
     Args:
-        entry: which.
-        thorough: read the files; else look at their sizes alone.
+        entry: the data set.
+        thorough: verify checksums; otherwise only file sizes.
     """
     folder = folder_of(entry)
     state = state_in(folder, entry.files)
@@ -66,7 +66,7 @@ def state_of(entry: DataSet, *, thorough: bool = True) -> State:
 
 
 def state_in(folder: Path, files: Sequence[DataFile]) -> State:
-    """Return whether a folder holds these files, by their sizes; no files are always there."""
+    """Return whether a folder holds these files, by their sizes; `whole` without files."""
     sizes = [_size(folder / file.name) for file in files]
     if files and all(size is None for size in sizes):
         return "absent"
@@ -75,10 +75,10 @@ def state_in(folder: Path, files: Sequence[DataFile]) -> State:
 
 @contextmanager
 def half_made(entry: DataSet) -> Iterator[Path]:
-    """Give an empty folder beside the finished ones, which is gone afterwards whatever happens.
+    """Yield a temporary folder next to the finished ones.
 
     Raises:
-        InputError: the cache cannot be written, or the disk is full.
+        InputError: the cache is not writable, or the disk is full.
     """
     parent = sets_folder()
     try:
@@ -98,7 +98,7 @@ def half_made(entry: DataSet) -> Iterator[Path]:
 
 
 def _sweep(parent: Path) -> None:
-    """Delete what killed processes have left."""
+    """Delete folders of killed processes."""
     for path in parent.glob(".*.*"):
         with suppress(OSError):
             if path.is_dir() and time.time() - path.stat().st_mtime > _ABANDONED:
@@ -106,20 +106,20 @@ def _sweep(parent: Path) -> None:
 
 
 def install(scratch: Path, entry: DataSet) -> None:
-    """Put the files of a data set into their place, the whole folder at once if it is new.
+    """Move the files of a data set into place, atomically if the folder is new.
 
     Args:
-        scratch: has each file under its path in the archive.
+        scratch: folder with each file at its path in the archive.
         entry: the data set.
 
     Raises:
-        InputError: a file is not the known one.
-        OSError: the cache cannot be written.
+        InputError: a file has another checksum.
+        OSError: the cache is not writable.
     """
     made, target = scratch / "made", folder_of(entry)
     made.mkdir()
     for file in entry.files:
-        # A copy: pooch's own files can be read by their owner alone.
+        # A copy: pooch's files are readable by their owner only.
         shutil.copyfile(scratch / file.path, made / file.name)
     fault = damage(made, entry.files)
     if fault:
@@ -136,13 +136,13 @@ def install(scratch: Path, entry: DataSet) -> None:
 
 
 def delete(entry: DataSet) -> bool:
-    """Delete the files of a fetched data set, and its folder unless the user has put more into it.
+    """Delete the files of a fetched data set, and its folder unless it holds other files.
 
     Returns:
-        Whether there was one.
+        Whether there were any files.
 
     Raises:
-        InputError: it cannot be deleted.
+        InputError: a file cannot be deleted.
     """
     folder = folder_of(entry)
     names = [*(file.name for file in entry.files), _PROVENANCE]
@@ -150,7 +150,7 @@ def delete(entry: DataSet) -> bool:
     try:
         for path in there:
             path.unlink(missing_ok=True)
-        with suppress(OSError):  # of the user's own files in it
+        with suppress(OSError):  # the folder holds other files
             folder.rmdir()
     except OSError as error:
         raise InputError(f"{folder} cannot be deleted ({error.strerror})") from error
@@ -158,7 +158,7 @@ def delete(entry: DataSet) -> bool:
 
 
 def _provenance(entry: DataSet) -> str:
-    """Return the text that lies beside the files."""
+    """Return the contents of README.txt."""
     lines = [
         f"{entry.name}: {entry.summary}; {entry.amount}.",
         f"Source: {entry.source}, {entry.archive.url if entry.archive else entry.mirrors[0]}",

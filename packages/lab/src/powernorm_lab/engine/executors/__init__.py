@@ -1,1 +1,1 @@
-"""What starts the workers of a comparison; see `powernorm_lab.engine.coordination.Executor`."""
+"""Executors, which start the workers of a comparison; see `engine.coordination.Executor`."""

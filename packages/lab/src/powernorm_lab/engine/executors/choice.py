@@ -1,4 +1,4 @@
-"""Which workers train a comparison, as users choose it."""
+"""The user's choice of workers for a comparison."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -18,25 +18,24 @@ EXECUTORS: Final = ("local", "ray", "slurm")
 
 @dataclass(frozen=True)
 class Workers:
-    """Who trains the runs of a comparison."""
+    """Number and kind of the workers of a comparison."""
 
     jobs: int = 1
     """Runs at a time."""
     executor: str | None = None
-    """`local`, `ray` or `slurm`; None is `local` where there are several jobs, else this process
-    itself trains."""
+    """`local`, `ray` or `slurm`; None is `local` for several jobs, and this process for one."""
     options: Mapping[str, str] = field(default_factory=dict)
-    """Of the executor."""
+    """Options of the executor."""
     retries: int = 3
-    """So often a run is tried again whose worker was lost."""
+    """Number of times that a run is retried after its worker was lost."""
     num_processes: int = 1
-    """Processes that train each run together."""
+    """Number of processes that train each run together."""
 
     def __post_init__(self) -> None:
-        """Check what was given.
+        """Check executor and options.
 
         Raises:
-            InputError: there is no such executor, or it has no options.
+            InputError: the executor is unknown or has no options.
         """
         if self.executor not in (None, *EXECUTORS):
             raise InputError(f"--executor {self.executor}: choose {', '.join(EXECUTORS)}")
@@ -50,21 +49,21 @@ class Workers:
         return self.jobs > 1 or self.executor is not None
 
     def threads(self, chosen: int | None) -> int | None:
-        """Return the CPU threads of a run: what is chosen, else 1; None is torch's."""
+        """Return the CPU threads of a run: the chosen number, else 1; None is torch's default."""
         return chosen or (1 if self.are_used else None)
 
     def start_executor(self, out: Path, grid: Grid) -> Executor:
-        """Return what starts the workers.
+        """Return the executor that starts the workers.
 
         Args:
             out: folder of the comparison.
-            grid: what they train.
+            grid: grid that they train.
 
         Raises:
-            InputError: other processes cannot train it, a package is missing, or what is asked for
-                is not there.
+            InputError: other processes cannot train the grid, a package is missing, or the machine
+                has too few cores or GPUs.
         """
-        grid.work_record()  # raises where other processes could not train it
+        grid.work_record()  # raises an InputError if other processes cannot train it
         size = RunSize(grid.num_threads or 1, self.num_processes)
         common: Any = {"size": size, "device": grid.device, "retries": self.retries}
         if self.executor == "ray":

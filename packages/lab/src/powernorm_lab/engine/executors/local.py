@@ -1,4 +1,4 @@
-"""Workers that are processes of this machine, each on a GPU or on CPU threads of its own."""
+"""Workers as processes of this machine, each with its own GPUs or CPU threads."""
 
 import os
 import subprocess
@@ -26,14 +26,14 @@ class LocalExecutor:
     """Starts `powernorm work` in processes of this machine.
 
     Args:
-        out: folder of the comparison; what the workers print goes to `workers/` in it.
-        num_workers: at a time.
-        size: of a run.
-        device: of the runs; on `cuda` each worker sees as many GPUs as a run has processes.
-        retries: so often a run is tried again whose worker was lost.
+        out: folder of the comparison; the output of the workers goes to `workers/` in it.
+        num_workers: maximal number of workers at a time.
+        size: cores and processes of a run.
+        device: device of the runs; on `cuda` each worker sees as many GPUs as a run has processes.
+        retries: number of times that a run is retried after its worker was lost.
 
     Raises:
-        InputError: there are not so many cores, or GPUs.
+        InputError: this machine has too few cores or GPUs.
     """
 
     def __init__(
@@ -56,8 +56,8 @@ class LocalExecutor:
             gpus_per_run = size.num_gpus(device)
             if num_workers * gpus_per_run > len(self._free_gpus):
                 raise InputError(
-                    f"--jobs {num_workers}, but this machine has {len(self._free_gpus)} GPUs, of "
-                    f"which each run takes {gpus_per_run}: give at most "
+                    f"--jobs {num_workers}, but this machine has {len(self._free_gpus)} GPUs and "
+                    f"each run takes {gpus_per_run}: give at most "
                     f"--jobs {max(1, len(self._free_gpus) // gpus_per_run)}, or --device cpu"
                 )
 
@@ -76,12 +76,12 @@ class LocalExecutor:
         return LocalWorker(name, process, log_file(self._out, name), self, gpus)
 
     def give_back(self, gpus: list[str]) -> None:
-        """Let another worker have GPUs."""
+        """Free the GPUs of a worker."""
         if self._free_gpus is not None:
             self._free_gpus += gpus
 
     def close(self) -> None:
-        """Do nothing: processes that have ended hold nothing."""
+        """Do nothing: ended processes hold no resources."""
 
 
 class LocalWorker:
@@ -103,7 +103,7 @@ class LocalWorker:
         self._end: WorkerEnd | None = None
 
     def poll(self) -> WorkerEnd | None:
-        """Return how it ended; None while it works."""
+        """Return how the worker ended; None while it runs."""
         code = self._process.poll()
         if code is None or self._end is not None:
             return self._end
@@ -115,11 +115,11 @@ class LocalWorker:
         return self._end
 
     def stop(self) -> None:
-        """Ask it to finish its step, to save and to leave."""
+        """Ask the worker to finish its step, save and exit."""
         self._process.terminate()
 
     def kill(self) -> None:
-        """End it at once."""
+        """End the worker at once."""
         if self.poll() is None:
             self._process.kill()
             self._process.wait()
@@ -135,7 +135,7 @@ def check_cores(num_workers: int, size: RunSize) -> None:
     """Refuse more threads than this machine has cores.
 
     Raises:
-        InputError: there are not so many.
+        InputError: this machine has too few cores.
     """
     cores = available_cores()
     needed = num_workers * size.num_cores
@@ -150,7 +150,7 @@ def check_cores(num_workers: int, size: RunSize) -> None:
 
 
 def _visible_gpus() -> list[str]:
-    """Return what names each GPU that torch sees, as CUDA_VISIBLE_DEVICES takes it."""
+    """Return the names of the GPUs that torch sees, in the format of CUDA_VISIBLE_DEVICES."""
     given = os.environ.get(GPUS)
     if given:
         return [part.strip() for part in given.split(",")][: torch.cuda.device_count()]

@@ -1,4 +1,4 @@
-"""`powernorm work` as a process of the machine at hand, and what its end says."""
+"""`powernorm work` as a process of this machine, and the meaning of its exit code."""
 
 import os
 import signal
@@ -20,53 +20,53 @@ BAD_INPUT: Final = 2
 COMMAND: Final = [sys.executable, "-m", "powernorm"]
 LOG_FOLDER: Final = "workers"
 _TAIL: Final = 4096
-"""Bytes of a worker's log in which its last line is looked for."""
+"""Number of bytes at the end of a worker's log that are searched for its last line."""
 
 
 @dataclass(frozen=True)
 class RunSize:
-    """What a run takes of the machine that it is trained on."""
+    """Resources that a run needs."""
 
     num_threads: int
     """CPU threads of each of its processes."""
     num_processes: int = 1
-    """Processes that train it together; on CUDA each has a GPU of its own."""
+    """Number of processes that train it together; on CUDA each has its own GPU."""
 
     @property
     def num_cores(self) -> int:
-        """CPU cores of a run."""
+        """Number of CPU cores of a run."""
         return self.num_threads * self.num_processes
 
     def num_gpus(self, device: torch.device) -> int:
-        """Return the GPUs of a run on a device."""
+        """Return the number of GPUs of a run on a device."""
         return self.num_processes if device.type == "cuda" else 0
 
 
 def log_file(out: Path, name: str) -> Path:
-    """Return the file for what a worker prints; it is there once the worker has begun."""
+    """Return the path of a worker's log; the file exists once the worker has started."""
     return out / LOG_FOLDER / f"{name}.log"
 
 
 def stop_file(out: Path, name: str) -> Path:
-    """Return the file whose presence asks a worker to finish its step, to save and to leave.
+    """Return the path of the file that asks a worker to finish its step, save and exit.
 
-    For workers to which no signal can be sent: these look for it.
+    Workers that signals cannot reach poll for it.
     """
     return out / LOG_FOLDER / f"{name}.stop"
 
 
 def make_ready(out: Path, name: str) -> None:
-    """Forget a worker of that name of an earlier call."""
+    """Create the log folder, and remove files of an earlier worker of the same name."""
     check_own(out / LOG_FOLDER)
     (out / LOG_FOLDER).mkdir(exist_ok=True)
     remove(log_file(out, name), stop_file(out, name))
 
 
 class QueuedWorker(ABC):
-    """A worker that a cluster starts: it may wait in a queue, and no signal reaches it.
+    """A worker that a cluster starts; it may wait in a queue, and signals cannot reach it.
 
     Args:
-        name: of the worker.
+        name: name of the worker.
         out: folder of the comparison.
     """
 
@@ -75,14 +75,14 @@ class QueuedWorker(ABC):
         self._out = out
 
     def stop(self) -> None:
-        """Ask it to finish its step, to save and to leave; end it where it waits in the queue."""
+        """Ask the worker to finish its step, save and exit; end it if it is still in the queue."""
         stop_file(self._out, self.name).touch()
         if not log_file(self._out, self.name).exists():
             self.kill()
 
     @abstractmethod
     def kill(self) -> None:
-        """End it at once."""
+        """End the worker at once."""
 
 
 def start_process(
@@ -90,17 +90,17 @@ def start_process(
 ) -> "subprocess.Popen[bytes]":
     """Start a worker.
 
-    It ends by itself when this process does: it reads a pipe that then closes.
+    The worker exits when this process ends: it reads from a pipe, which then closes.
 
     Args:
         out: folder of the comparison.
-        name: of the worker.
-        size: of its runs.
-        environment: variables that it sees beside those of this process.
+        name: name of the worker.
+        size: resources of its runs.
+        environment: additional environment variables.
     """
     together = ["--devices", str(size.num_processes)] if size.num_processes > 1 else []
     with log_file(out, name).open("ab") as log:
-        # A session of its own: Ctrl-C and a scheduler's signals go to this process, which tells it.
+        # A new session: signals such as Ctrl-C reach only this process, which forwards them.
         return subprocess.Popen(
             [*COMMAND, "work", str(out), "--worker", name, *together],
             stdin=subprocess.PIPE,
@@ -112,11 +112,11 @@ def start_process(
 
 
 def end_of(code: int, log: Path) -> WorkerEnd:
-    """Return what the exit code of a worker says.
+    """Return how a worker ended, from its exit code.
 
     Args:
-        code: negative for a signal.
-        log: what it printed.
+        code: exit code; negative for a signal.
+        log: path of the worker's log.
     """
     if code == 0:
         return WorkerEnd("left", "")

@@ -1,4 +1,4 @@
-"""Workers that are tasks of a Ray cluster: one that is there, or one of this machine alone."""
+"""Workers as tasks of a Ray cluster: an existing one, or a new one on this machine."""
 
 import os
 import socket
@@ -31,18 +31,18 @@ class RayExecutor:
     """Starts `powernorm work` in tasks of a Ray cluster whose machines all see the folder.
 
     Args:
-        out: folder of the comparison; what the workers print goes to `workers/` in it.
-        num_workers: at a time.
-        size: of a run.
-        device: of the runs; on `cuda` each worker gets as many GPUs as a run has processes.
-        retries: so often a run is tried again whose worker was lost.
-        options: `address` of the cluster (`auto`, `ray://…`, `host:port`; without it the one that
-            RAY_ADDRESS names, else one is started on this machine for as long as it takes), what
-            a worker takes (`num_cpus`, else the threads of a run; `num_gpus`; `memory` in bytes;
-            `accelerator_type`), and any resource of the cluster's own with its amount.
+        out: folder of the comparison; the output of the workers goes to `workers/` in it.
+        num_workers: maximal number of workers at a time.
+        size: cores and processes of a run.
+        device: device of the runs; on `cuda` each worker gets as many GPUs as a run has processes.
+        retries: number of times that a run is retried after its worker was lost.
+        options: `address` of the cluster (`auto`, `ray://…` or `host:port`; the default is that of
+            RAY_ADDRESS, else a cluster is started on this machine until `close`), the resources of
+            a worker (`num_cpus`, by default the threads of a run; `num_gpus`; `memory` in bytes;
+            `accelerator_type`), and amounts of any custom resource of the cluster.
 
     Raises:
-        InputError: Ray is not installed, an option cannot be used, or no cluster answers.
+        InputError: Ray is not installed, an option is invalid, or no cluster answers.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class RayExecutor:
         retries: int,
         options: Mapping[str, str] | None = None,
     ) -> None:
-        # Of its own accord Ray hides the GPUs from tasks that take none, and warns of it.
+        # By default Ray hides the GPUs from tasks that request none, and warns about it.
         os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
         with needed_for("--executor ray"):
             import ray
@@ -73,7 +73,7 @@ class RayExecutor:
         }
         if address is None:
             check_cores(num_workers, size)
-        self._is_joined = not self._ray.is_initialized()  # else whoever joined it leaves it
+        self._is_joined = not self._ray.is_initialized()  # else the caller manages the connection
         try:
             if self._is_joined:
                 self._join(address)
@@ -93,18 +93,18 @@ class RayExecutor:
             self._ray.init(address, **quiet)
 
     def start(self, names: Sequence[str]) -> "list[RayWorker]":
-        """Start workers, as soon as the cluster has room for each."""
+        """Submit workers; each starts as soon as the cluster has its resources."""
         workers = []
         for name in names:
             make_ready(self._out, name)
-            # A lost worker is replaced from here, under a new name.
+            # No retries by Ray: the coordinator replaces a lost worker under a new name.
             task = self._task.options(**self._needs, max_retries=0, name=f"powernorm {name}")
             reference = task.remote(str(self._out), name, self._size)
             workers.append(RayWorker(name, self._out, self._ray, reference))
         return workers
 
     def close(self) -> None:
-        """Leave the cluster; one that was started for this ends."""
+        """Disconnect from the cluster; one that was started here ends."""
         if self._is_joined:
             self._ray.shutdown()
 
@@ -118,7 +118,7 @@ class RayWorker(QueuedWorker):
         self._reference = reference
 
     def poll(self) -> WorkerEnd | None:
-        """Return how it ended; None while it works, or waits for room."""
+        """Return how the worker ended; None while it runs or waits for resources."""
         done, _ = self._ray.wait([self._reference], timeout=0)
         if not done:
             return None
@@ -132,18 +132,18 @@ class RayWorker(QueuedWorker):
         return end_of(code, log_file(self._out, self.name))
 
     def kill(self) -> None:
-        """End it at once."""
+        """End the worker at once."""
         self._ray.cancel(self._reference, force=True)
 
 
 def _work(out: str, name: str, size: RunSize) -> int:
-    """Run a worker on the machine where Ray has put this task, and return its exit code."""
+    """Run a worker on the machine of this Ray task, and return its exit code."""
     process: subprocess.Popen[bytes] = start_process(Path(out), name, size)
     return process.wait()
 
 
 def _check_that_it_answers(address: str) -> None:
-    """Raise a ConnectionError where nobody listens: Ray itself would try for minutes."""
+    """Raise a ConnectionError if nothing listens there: Ray itself would try for minutes."""
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if port.isdigit():
         try:
@@ -153,7 +153,7 @@ def _check_that_it_answers(address: str) -> None:
 
 
 def _needs_of(options: Mapping[str, str]) -> dict[str, Any]:
-    """Return Ray's names for what a worker takes."""
+    """Return the resources of a worker by Ray's names."""
     needs: dict[str, Any] = {}
     own: dict[str, float] = {}
     for name, text in options.items():

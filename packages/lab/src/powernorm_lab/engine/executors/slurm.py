@@ -1,4 +1,4 @@
-"""Workers that are jobs of a SLURM cluster, submitted by submitit."""
+"""Workers as jobs of a SLURM cluster, submitted by submitit."""
 
 import os
 import signal
@@ -26,33 +26,33 @@ from powernorm_lab.engine.executors.process import (
 
 CLUSTERS: Final = ("slurm", "local")
 GENERIC: Final = ("timeout_min", "mem_gb", "cpus_per_task", "gpus_per_node")
-"""Parameters that submitit has for every cluster; all others are SLURM's."""
+"""submitit's parameters for every cluster; all others are SLURM's."""
 MAX_TIMEOUTS: Final = 1000
-"""So often a job that has come to its time limit is queued again: a run goes on where it was."""
+"""Number of times that a job is requeued after its time limit, to resume its run."""
 DEFAULT_TIMEOUT_MIN: Final = 60
 SAVING_SECONDS: Final = 120
-"""Between the signal and the time limit: to finish a step and to save."""
+"""Seconds between the signal and the time limit, to finish a step and save."""
 
 
 class SlurmExecutor:
-    """Submits `powernorm work` as jobs of SLURM, an array for those that start together.
+    """Submits `powernorm work` as jobs of SLURM, an array for workers that start together.
 
-    A job that is preempted, or that comes to its time limit, saves and is queued again.
+    A job that is preempted or reaches its time limit saves and is requeued.
 
     Args:
-        out: folder of the comparison; what the workers print goes to `workers/` in it, what
-            submitit keeps to `workers/jobs/`. All nodes must see it.
-        num_workers: jobs at a time.
-        size: of a run.
-        device: of the runs; on `cuda` each job asks for as many GPUs as a run has processes.
-        retries: so often a run is tried again whose worker was lost.
+        out: folder of the comparison, visible from all nodes; the output of the workers goes to
+            `workers/` in it, and submitit's files to `workers/jobs/`.
+        num_workers: maximal number of jobs at a time.
+        size: cores and processes of a run.
+        device: device of the runs; on `cuda` each job requests as many GPUs as a run has processes.
+        retries: number of times that a run is retried after its worker was lost.
         options: submitit's parameters: `timeout_min` (60), `mem_gb`, `cpus_per_task`,
             `gpus_per_node`, and SLURM's by submitit's names without the prefix: `partition`,
             `account`, `qos`, `constraint`, `signal_delay_s` (120), …; `cluster=local` runs the
-            jobs on this machine, to try a command out.
+            jobs on this machine, to test a command.
 
     Raises:
-        InputError: submitit is not installed, there is no SLURM, or an option cannot be used.
+        InputError: submitit is not installed, there is no SLURM, or an option is invalid.
     """
 
     def __init__(
@@ -88,12 +88,12 @@ class SlurmExecutor:
         for name, value in chosen.items():
             self._parameters[name if name in GENERIC else f"slurm_{name}"] = value
         try:
-            # A trial: nothing is written to the comparison's folder before it is known to be free.
+            # A check in another folder: that of the comparison may not be free.
             with TemporaryDirectory() as folder:
                 self._executor(Path(folder))
         except (NameError, RuntimeError, TypeError, ValueError) as error:
             raise InputError(
-                f"--executor slurm: {error}; outside of a cluster try it with --executor-option "
+                f"--executor slurm: {error}; outside of a cluster use --executor-option "
                 "cluster=local"
             ) from error
 
@@ -105,7 +105,7 @@ class SlurmExecutor:
         return executor
 
     def start(self, names: Sequence[str]) -> "list[SlurmWorker]":
-        """Submit workers, as one array where there are several."""
+        """Submit workers, several of them as one array."""
         for name in names:
             make_ready(self._out, name)
         executor = self._executor(self._out / LOG_FOLDER / "jobs")
@@ -117,7 +117,7 @@ class SlurmExecutor:
         ]
 
     def close(self) -> None:
-        """Do nothing: jobs that have ended hold nothing."""
+        """Do nothing: ended jobs hold no resources."""
 
 
 class SlurmWorker(QueuedWorker):
@@ -130,7 +130,7 @@ class SlurmWorker(QueuedWorker):
         self._was_canceled = False
 
     def poll(self) -> WorkerEnd | None:
-        """Return how it ended; None while it works, or waits in the queue."""
+        """Return how the worker ended; None while it runs or waits in the queue."""
         if not self._job.done():
             return None
         if self._was_canceled:
@@ -143,13 +143,13 @@ class SlurmWorker(QueuedWorker):
         return end_of(code, log_file(self._out, self.name))
 
     def kill(self) -> None:
-        """End it at once."""
+        """End the worker at once."""
         self._was_canceled = True
         self._job.cancel(check=False)
 
 
 class _WorkerJob:
-    """What a job does; submitit writes it to a file, and again when it queues the job again."""
+    """A job's function; submitit pickles it when it submits or requeues the job."""
 
     def __init__(self, out: str, name: str, size: RunSize) -> None:
         self._arguments = out, name, size
@@ -159,18 +159,18 @@ class _WorkerJob:
         """Run a worker and return its exit code."""
         out, name, size = self._arguments
         process = self._process = start_process(Path(out), name, size)
-        # `scancel` sends it; submitit would let it pass.
+        # `scancel` sends SIGTERM, which submitit would ignore.
         signal.signal(signal.SIGTERM, lambda *_: process.terminate())
         return process.wait()
 
     def checkpoint(self) -> Any:
-        """Let the worker save and leave, and return what goes on when the job runs again."""
+        """Let the worker save and exit, and return the submission that resumes the job."""
         from submitit.helpers import DelayedSubmission
 
         if self._process is not None:
             self._process.terminate()
-            # submitit calls this from a signal's handler, in the middle of the wait above, which
-            # holds the lock that a second one would wait for.
+            # submitit calls this in a signal handler during the `wait` above, which holds a lock
+            # that a second `wait` would block on.
             with suppress(ChildProcessError):
                 os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOWAIT)
         return DelayedSubmission(_WorkerJob(*self._arguments))

@@ -1,1 +1,1 @@
-"""Texts with a class each: readers of the official formats, words as numbers, batches."""
+"""The task of text classification."""

@@ -1,4 +1,4 @@
-"""Counts as classifiers: how frequent the classes are, and naive Bayes over the words of a text."""
+"""Baselines: class frequencies, and naive Bayes over the words of a text."""
 
 from typing import Final, Literal
 
@@ -14,16 +14,16 @@ _EVALUATED: Final[tuple[Split, ...]] = ("valid", "test")
 
 
 class NaiveBayes:
-    """p(class | text) ∝ p(class) Π p(word | class) over the different words of the text.
+    """p(class | text) ∝ p(class) Π p(word | class) over the distinct words of the text.
 
-    Each word counts once a text, p(word | class) = (texts of the class with it + 1) / (the same
-    summed over all words). The likelihood of whole texts makes it far too sure of itself: its
-    accuracy says something, its loss little.
+    Each word counts once in a text: p(word | class) = (texts of the class with it + 1) / (the same
+    summed over all words). The model is overconfident, because words are not independent: its
+    accuracy is meaningful, its loss is not.
 
     Args:
-        split: that it learns from.
-        num_words: ids of words.
-        num_classes: ids of classes.
+        split: training texts.
+        num_words: number of ids of words.
+        num_classes: number of classes.
     """
 
     def __init__(self, split: EncodedTextSplit, num_words: int, num_classes: int) -> None:
@@ -43,7 +43,7 @@ class NaiveBayes:
         return scores.log_softmax(dim=1)
 
     def _pairs(self, split: EncodedTextSplit) -> tuple[Tensor, Tensor]:
-        """Return which text has which word, each pair once."""
+        """Return the distinct pairs of texts and words."""
         texts = torch.arange(len(split)).repeat_interleave(split.lengths)
         pairs = torch.unique(texts * self._num_words + split.words)
         return pairs // self._num_words, pairs % self._num_words

@@ -1,4 +1,4 @@
-"""Padded texts, each with its class, as the batches of a run."""
+"""Batches of padded texts with classes."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -21,13 +21,12 @@ PADDING_ID: Final = 0
 class TextRows(PaddedRows):
     """The texts of a split.
 
-    With `batch_tokens`, texts of about the same length make a batch; without it, `batch_size` texts
-    at random.
+    With `batch_tokens`, a batch has texts of similar length; without it, `batch_size` random texts.
 
     Args:
-        split: over ids.
-        batch_tokens: positions of a batch at most, padding included; a text that is longer alone
-            makes a batch of its own.
+        split: the encoded split.
+        batch_tokens: maximal number of positions of a batch, including padding; a longer text is a
+            batch by itself.
     """
 
     unit = "texts"
@@ -38,7 +37,7 @@ class TextRows(PaddedRows):
         self._batch_tokens = batch_tokens
 
     def batch(self, rows: Tensor) -> Batch:
-        """Return texts by number, padded to the longest."""
+        """Return a batch of texts by number, padded to the longest."""
         places, padding = self.places(rows)
         words = self._split.words[places].long().masked_fill_(padding, PADDING_ID)
         return Batch(
@@ -49,7 +48,7 @@ class TextRows(PaddedRows):
         )
 
     def order(self, *, batch_size: int, seed: int) -> Order:
-        """Return the order of a training."""
+        """Return the order of texts in training."""
         if self._batch_tokens is None:
             return super().order(batch_size=batch_size, seed=seed)
         return WithinBudget(_groups(self.lengths, self._batch_tokens), seed=seed)
@@ -57,7 +56,7 @@ class TextRows(PaddedRows):
     def training(
         self, *, batch_size: int, seed: int, batches_per_update: int = 1
     ) -> TrainingBatches:
-        """Return the batches of a training run; all texts of an update count alike."""
+        """Return the batches of a training run; all texts of an update have equal weight."""
         order = self.order(batch_size=batch_size, seed=seed)
         if self._batch_tokens is None:
             num_tokens = float(self.lengths.double().mean()) * batch_size
@@ -87,12 +86,12 @@ def _groups(lengths: Tensor, batch_tokens: int) -> LengthGroups:
 
 
 class ClassifiedTextData(RowData[ClassificationSettings]):
-    """Padded texts, each with its class.
+    """Batches of padded texts with classes.
 
     Args:
-        encoded: the texts over the ids of words and classes.
+        encoded: the encoded texts.
         config: lengths, sizes and number of steps.
-        seed: of the order of the texts.
+        seed: seed of the order of the texts.
 
     Raises:
         InputError: the train split has fewer texts than a batch.
@@ -109,7 +108,7 @@ class ClassifiedTextData(RowData[ClassificationSettings]):
     def scores(
         self, split: EvaluatedSplit, model: nn.Module, device: torch.device, *, brief: bool = False
     ) -> Mapping[str, float]:
-        """Return the percentage of texts whose class is right."""
+        """Return the accuracy in percent."""
         del brief
         accuracy = MulticlassAccuracy(len(self._encoded.labels), average="micro").to(device)
         for batch in self.evaluation(split):

@@ -1,4 +1,4 @@
-"""Texts as numbers: the ids of their words, and that of their class."""
+"""Encoded texts: ids of words and classes."""
 
 import hashlib
 import re
@@ -18,7 +18,7 @@ from powernorm_lab.data.orders import spaced
 from powernorm_lab.tasks.classify.labeled_texts import LabeledText, LabeledTexts
 
 UNKNOWN_ID: Final = 1
-"""Of a word that the vocabulary does not have; 0 stands at padding."""
+"""Id of words that are not in the vocabulary; 0 is padding."""
 NUM_MARKS: Final = 2
 _WORD: Final = re.compile(r"\w+(?=n't\b)|n't\b|'(?:s|re|ve|ll|d|m)\b|\w+|[^\w\s]")
 
@@ -26,9 +26,9 @@ _WORD: Final = re.compile(r"\w+(?=n't\b)|n't\b|'(?:s|re|ve|ll|d|m)\b|\w+|[^\w\s]
 def words_of(text: str) -> list[str]:
     """Return the words of a text in lower case.
 
-    A word is a run of letters, digits and underscores; every other sign is one of its own. English
-    contractions are cut where the Penn Treebank cuts them, so that texts which come as tokens (RT,
-    SST-5) and others are treated alike.
+    A word is a sequence of letters, digits and underscores; every other character is a separate
+    word. English contractions are split as in the Penn Treebank, so that tokenized texts (RT,
+    SST-5) and others are treated in the same way.
 
     >>> words_of("It isn't Jackson's best-known film.")
     ['it', 'is', "n't", 'jackson', "'s", 'best', '-', 'known', 'film', '.']
@@ -37,11 +37,11 @@ def words_of(text: str) -> list[str]:
 
 
 class WordVocabulary:
-    """The ids of words: the most frequent ones first, equally frequent ones by the alphabet.
+    """The ids of words, sorted by frequency, then alphabetically.
 
     Args:
-        counts: how often each word occurs in the train split.
-        size: number of ids at most, padding and the unknown word included.
+        counts: number of occurrences of each word in the train split.
+        size: maximal number of ids, including padding and the unknown word.
     """
 
     def __init__(self, counts: Counter[str], size: int) -> None:
@@ -67,12 +67,12 @@ _FORMAT: Final = 1
 
 @dataclass(frozen=True, eq=False)
 class EncodedTextSplit:
-    """The texts of a split over the ids of words and classes."""
+    """The encoded texts of a split."""
 
     words: Tensor
-    """int32, (number of words,): the texts, one after the other."""
+    """int32, (number of words,): the concatenated texts."""
     lengths: Tensor
-    """int64, (number of texts,); none is 0."""
+    """int64, (number of texts,), at least 1."""
     labels: Tensor
     """int64, (number of texts,)."""
 
@@ -89,7 +89,7 @@ class EncodedTextSplit:
         """Return some of the texts.
 
         Args:
-            rows: their numbers, int64, (rows,).
+            rows: numbers of the texts, int64, (rows,).
         """
         texts = self.texts()
         kept = torch.cat([texts[row] for row in rows.tolist()])
@@ -98,12 +98,12 @@ class EncodedTextSplit:
 
 @dataclass(frozen=True, eq=False)
 class EncodedTexts:
-    """A data set over the ids of its words and classes."""
+    """An encoded data set."""
 
     texts: LabeledTexts
     splits: Mapping[Split, EncodedTextSplit]
     num_cut: Mapping[Split, int]
-    """Texts of which only the beginning is encoded."""
+    """Numbers of truncated texts."""
     vocabulary: WordVocabulary
     labels: tuple[str, ...]
     """The classes in the order of their ids."""
@@ -118,21 +118,21 @@ def encode_texts(
     max_length: int,
     max_examples: int | None = None,
 ) -> EncodedTexts:
-    """Number the words and classes of a data set; nothing is cached.
+    """Encode the words and classes of a data set, without a cache.
 
-    The words are the most frequent ones of the train split in lower case (`words_of`); all others
-    are one unknown word. A text without any word is one unknown word. The files are gone through
-    twice for the train split and once for the others, and only ids are kept.
+    The vocabulary has the most frequent words of the train split in lower case (`words_of`); all
+    others are unknown. A text without words becomes one unknown word. The files of the train split
+    are read twice, those of the others once, and only ids are kept.
 
     Args:
         texts: the data set.
-        vocabulary_size: number of ids of words, padding and the unknown word included.
-        max_length: words of a text at most; of a longer one the beginning is kept.
-        max_examples: only about so many texts of the train split, evenly spaced; None is all.
+        vocabulary_size: number of ids of words, including padding and the unknown word.
+        max_length: maximal number of words of a text; longer texts are truncated.
+        max_examples: number of evenly spaced training texts to use; None is all.
 
     Raises:
-        InputError: a file is damaged; a split has no texts, or train has but one class; or a class
-            of another split is not in train.
+        InputError: a file is damaged, a split has no texts, the train split has a single class, or
+            a class of another split is not in the train split.
     """
     counts, labels = _counted(texts)
     return _encoded(
@@ -143,17 +143,17 @@ def encode_texts(
 def encode_texts_by(
     texts: LabeledTexts, other: LabeledTexts, *, vocabulary_size: int, max_length: int
 ) -> EncodedTexts:
-    """Encode a data set with the words and classes of another, which a model was trained with.
+    """Encode a data set with the words and classes of another one, on which a model was trained.
 
     Raises:
-        InputError: as `encode_texts`; or it has a class that the other has not.
+        InputError: as `encode_texts`, or it has a class that the other data set lacks.
     """
     counts, labels = _counted(other)
     return _encoded(texts, WordVocabulary(counts, vocabulary_size), labels, max_length, None)
 
 
 def _counted(texts: LabeledTexts) -> tuple[Counter[str], tuple[str, ...]]:
-    """Return how often the words of the train split occur, and the classes."""
+    """Return the counts of words in the train split, and the classes."""
     counts: Counter[str] = Counter()
     found: set[str] = set()
     for row in texts.read["train"]():
@@ -161,9 +161,9 @@ def _counted(texts: LabeledTexts) -> tuple[Counter[str], tuple[str, ...]]:
         found.add(row.label)
     labels = texts.labels or tuple(sorted(found))
     if len(found) < 2:
-        only = f"the one class {next(iter(found))!r}" if found else "no texts"
+        only = f"only the class {next(iter(found))!r}" if found else "no texts"
         raise InputError(
-            f"the train split of {texts.source} has {only}: expected texts of two classes or more"
+            f"the train split of {texts.source} has {only}: expected texts of at least two classes"
         )
     return counts, labels
 
@@ -198,7 +198,7 @@ def _numbered(
     labels: tuple[str, ...],
     max_length: int,
 ) -> tuple[EncodedTextSplit, int]:
-    """Return a split over ids, and how many of its texts are cut."""
+    """Return an encoded split, and its number of truncated texts."""
     ids = {label: index for index, label in enumerate(labels)}
     words, lengths, classes, num_cut = array("i"), array("q"), array("q"), 0
     for row in _known(texts.read[split](), ids):

@@ -1,4 +1,4 @@
-"""Texts with a class each, in three splits, read as often as they are asked for."""
+"""Texts with classes in three splits, read lazily."""
 
 import random
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -11,39 +11,39 @@ from powernorm_lab.data.corpus import Split
 
 RT_VALID: Final = 964 / 10661
 RT_TEST: Final = 1089 / 10661
-"""Parts of the sentences that Xu et al. 2019 set aside of RT (section 2.2)."""
+"""Fractions of RT's sentences in the valid and test splits of Xu et al. 2019 (section 2.2)."""
 VALID_OF_TRAIN: Final = 0.3
-"""Part of the training texts that becomes the valid split where there is none (Wang et al. 2022,
+"""Fraction of the training texts for validation if there is no valid split (Wang et al. 2022,
 App. A)."""
 LEAST: Final = 20
-"""Texts that are needed to set some aside."""
+"""Minimal number of texts to split."""
 _SEED: Final = 0
 
 
 class LabeledText(NamedTuple):
-    """One text, its class, and where it was read."""
+    """A text with its class and its place in a file."""
 
     label: str
     text: str
     path: Path
     line: int
-    """Counted from 1; of a text of several lines the last."""
+    """Line number, from 1; the last line of a text with several lines."""
 
     @property
     def place(self) -> str:
-        """Return where it was read, for messages."""
+        """Return file and line, for messages."""
         return f"{self.path}, line {self.line}"
 
 
 Read = Callable[[], Iterator[LabeledText]]
-"""Goes through texts, from the beginning at each call."""
+"""Returns an iterator over texts, from the beginning at each call."""
 
 
 @dataclass(frozen=True, slots=True)
 class LabeledTexts:
-    """A data set; nothing of it is kept in memory that need not be.
+    """A data set that is read lazily.
 
-    Its readers raise `InputError` where a file is damaged, while they go through it.
+    Its readers raise an `InputError` for a damaged file during iteration.
     """
 
     name: str
@@ -51,19 +51,18 @@ class LabeledTexts:
     license: str
     read: Mapping[Split, Read]
     labels: tuple[str, ...] | None = None
-    """The classes in their order; None are those of the train split in the order of the
-    alphabet."""
+    """The classes in order; None for those of the train split in alphabetical order."""
 
 
 def shuffled_parts(
     texts: Iterable[LabeledText], *, valid: float = RT_VALID, test: float = RT_TEST
 ) -> dict[Split, Read]:
-    """Divide texts at random, always in the same way.
+    """Divide texts at random with a fixed seed.
 
     Args:
-        texts: all of them.
-        valid: part of them that is the valid split.
-        test: part of them that is the test split.
+        texts: all texts.
+        valid: fraction of the valid split.
+        test: fraction of the test split.
     """
     rows = list(texts)
     random.Random(_SEED).shuffle(rows)
@@ -77,14 +76,14 @@ def shuffled_parts(
 
 
 def reading(rows: Sequence[LabeledText]) -> Read:
-    """Return what goes through texts that are in memory."""
+    """Return a `Read` over texts in memory."""
     return partial(iter, rows)
 
 
 def with_drawn_valid(train: Read, test: Read) -> dict[Split, Read]:
-    """Take the valid split out of the train split, text by text at random, always the same ones.
+    """Move a random fraction of about `VALID_OF_TRAIN` of the train split to the valid split.
 
-    About `VALID_OF_TRAIN` of them: files of any size are gone through without being kept.
+    Each text is drawn independently with a fixed seed, so that files of any size are streamed.
     """
     return {
         "train": lambda: _drawn(train(), is_valid=False),

@@ -1,4 +1,4 @@
-"""A Transformer encoder that tells the class of a text, whose norms come from a factory."""
+"""A Transformer encoder for text classification with norms from a factory."""
 
 import math
 from typing import Final
@@ -21,38 +21,38 @@ from powernorm_lab.models.placements import layer_places
 from powernorm_lab.tasks.classify.settings import Pooling
 
 EMBEDDING_STD: Final = 0.02
-"""Deviation of the embeddings of words and positions at the start. Half of the words of a small
-data set occur once: what they begin with is noise to the classes, and it is not unlearned where it
-is as large as what is learned (deviation 1 / √features, the start of the language models here,
-costs RT a point or two of accuracy)."""
+"""Standard deviation of the initial embeddings of words and positions. Half of the words of a small
+data set occur once. Their initial embeddings are noise to the classifier, which training does not
+remove if it is as large as the learned part: the standard deviation 1 / √features of the language
+models here costs one or two points of accuracy on RT."""
 
 
 class TextClassifier(nn.Module):
-    """Gives the logits of the classes of a text.
+    """Classifies texts with a Transformer encoder.
 
-    Embeddings of words and learned ones of positions, layers in which every position sees every
-    other, one vector of all positions by `pooling`, and a linear map of it. With most placements
-    one more norm follows the last layer. Padding has no say anywhere: it is not attended to, the
-    norms get its mask, and pooling leaves it out.
+    The model adds embeddings of words and learned embeddings of positions, applies layers with
+    bidirectional attention, pools all positions into one vector, and maps it to logits. With most
+    placements another norm follows the last layer. Padding has no effect: it is not attended to,
+    the norms get its mask, and pooling ignores it.
 
     Args:
         num_words: number of ids of words.
         num_classes: number of classes.
-        norm: makes every norm of the model, or of its lowest layers.
-        shape: of its layers.
-        max_length: most words of a text.
-        embedding_features: size of the words' embeddings; where it is not `num_features`, a
-            linear map follows them.
-        pooling: `mean` or `max` over the positions, or `cls`: a learned vector goes in front of the
-            words, and what the layers make of it is used.
-        embedding_dropout: of whole words, in training: of so many positions the embedding of the
-            word is 0 and only its position is left. (The others are not scaled up: a pre-norm
-            layer would undo it.)
-        output_dropout: of the pooled vector, in training.
-        seed: of the initial weights, which are the same for every norm.
-        upper_norm: makes the norms above the lowest layers.
-        qk_norm: makes the norms of queries and keys, where the shape has them; None is the layer's
-            own norm.
+        norm: builds every norm of the model, or of its lowest layers.
+        shape: shape of the layers.
+        max_length: maximal number of words of a text.
+        embedding_features: size of the words' embeddings; if it is not `num_features`, a linear map
+            follows them.
+        pooling: `mean` or `max` over the positions, or `cls`: the output at a learned vector that
+            is prepended to the words.
+        embedding_dropout: probability, in training, with which the embedding of a word is 0, so
+            that only its position remains. (The others are not scaled up, because a pre-norm layer
+            would undo it.)
+        output_dropout: dropout of the pooled vector, in training.
+        seed: seed of the initial weights, which are the same for every norm.
+        upper_norm: builds the norms above the lowest layers.
+        qk_norm: builds the norms of queries and keys, if the shape has them; None is the norm of
+            the layer.
 
     Shape:
         - tokens: int64, (batch, length) with length ≤ max_length
@@ -111,16 +111,16 @@ class TextClassifier(nn.Module):
         return logits
 
     def features(self, tokens: Tensor, padding_mask: Tensor | None = None) -> Tensor:
-        """Return what is pooled, (batch, length, features); with `cls` one position more."""
+        """Return the features before pooling, (batch, length, features); one more with `cls`."""
         return self._states(tokens, padding_mask)[0]
 
     def _states(self, tokens: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Return the output of the layers and its padding."""
+        """Return the output of the layers and its padding mask."""
         x = self._embedded(tokens)
         if self.mark is not None:
             x = torch.cat([self.mark.expand(len(x), 1, -1), x], dim=1)
             if mask is not None:
-                # The mark of a row of nothing but padding is padding, too.
+                # In a row of padding only, the prepended position is padding, too.
                 mask = torch.cat([mask.all(dim=1, keepdim=True), mask], dim=1)
         if self.embedding_norm is not None:
             x = self.embedding_norm(x, mask)
@@ -149,7 +149,7 @@ class TextClassifier(nn.Module):
         return words + positions
 
     def _pooled(self, states: Tensor, mask: Tensor | None) -> Tensor:
-        """Return one vector of all positions that are no padding, (batch, features)."""
+        """Return one vector from all positions without padding, (batch, features)."""
         if self.pooling == "cls":
             return states[:, 0]
         if mask is None:
@@ -158,6 +158,6 @@ class TextClassifier(nn.Module):
         if self.pooling == "mean":
             counts = (~mask).sum(dim=1, keepdim=True).clamp(min=1)
             return states.masked_fill(hidden, 0.0).sum(dim=1) / counts
-        # Of nothing but padding the maximum is that of the padding: no infinity gets into the loss.
+        # For a row of padding only, pool the padding, so that the loss has no infinity.
         hidden = hidden & ~mask.all(dim=1)[:, None, None]
         return states.masked_fill(hidden, -math.inf).amax(dim=1)

@@ -1,8 +1,8 @@
 """Readers of the labeled texts of RT, IMDB and the Stanford Sentiment Treebank.
 
-The Stanford Sentiment Treebank has trees whose every phrase has a class from 0 to 4. A line is `(3
-(2 It) (4 (4 (2 's) (4 good)) (2 .)))`: a class, then a word or two trees. What is read is the
-sentence with the class of its root; phrases inside are not used.
+The Stanford Sentiment Treebank has trees with a class from 0 to 4 for every phrase. A line is
+`(3 (2 It) (4 (4 (2 's) (4 good)) (2 .)))`: a class, then a word or two trees. The reader returns
+the sentence with the class of its root; inner phrases are not used.
 """
 
 import re
@@ -26,10 +26,10 @@ from powernorm_lab.tasks.classify.labeled_texts import (
 
 TREE_FILES: Final[dict[Split, str]] = {"train": "train.txt", "valid": "dev.txt", "test": "test.txt"}
 PHRASE_CLASSES: Final = ("0", "1", "2", "3", "4")
-"""Very negative, negative, neutral, positive, very positive."""
+"""Classes of phrases: very negative, negative, neutral, positive, very positive."""
 _PART: Final = re.compile(r"[()]|[^\s()]+")
 _BRACKETS: Final = {"-LRB-": "(", "-RRB-": ")"}
-"""How the Penn Treebank writes what has a meaning of its own there."""
+"""Brackets as the Penn Treebank escapes them."""
 _ESCAPED: Final = re.compile(r"\\([/*])")
 
 
@@ -37,7 +37,7 @@ def read_trees(folder: Path) -> LabeledTexts:
     """Read `train.txt`, `dev.txt` and `test.txt` of trees.
 
     Raises:
-        InputError: a file is missing. Damaged lines are found when the texts are gone through.
+        InputError: a file is missing. Damaged lines raise errors when the texts are read.
     """
     splits: dict[Split, Read] = {}
     for split, name in TREE_FILES.items():
@@ -60,17 +60,17 @@ def parse_tree(line: str, place: str) -> tuple[str, list[str]]:
 
     Args:
         line: the tree.
-        place: where it stands, for messages.
+        place: file and line, for messages.
 
     Raises:
-        InputError: it is no such tree; names the column.
+        InputError: the line is not a tree; the message names the column.
 
     >>> parse_tree("(3 (2 It) (4 (2 's) (4 good)))", "here")
     ('3', ['It', "'s", 'good'])
     """
     words: list[str] = []
     label = ""
-    # Number of parts (words or trees) in each bracket that is open; -1 while its class is missing.
+    # Number of parts (words or trees) in each open bracket; -1 before its class.
     open_brackets: list[int] = []
     for match in _PART.finditer(line):
         part, column = match[0], match.start() + 1
@@ -96,7 +96,7 @@ def parse_tree(line: str, place: str) -> tuple[str, list[str]]:
 
 
 def _count_part(open_brackets: list[int], place: str, column: int, part: str) -> None:
-    """Count a part of the innermost bracket, which has to have its class by then."""
+    """Count a part of the innermost bracket, which must have a class already."""
     if not open_brackets:
         return
     if open_brackets[-1] < 0:
@@ -111,7 +111,7 @@ def _broken(place: str, column: int, found: str, expected: str) -> InputError:
     )
 
 
-# Reviews in files that are named by their class: RT's two files of sentences, IMDB's folders.
+# Reviews in files or folders named after their class: RT's two files, IMDB's folders.
 
 
 RT_FILES: Final = {"negative": "rt-polarity.neg", "positive": "rt-polarity.pos"}
@@ -123,10 +123,10 @@ _BREAK: Final = re.compile(r"<br\s*/?>")
 
 
 def read_rt(folder: Path) -> LabeledTexts:
-    """Read Pang and Lee's `rt-polarity.pos` and `rt-polarity.neg`, a sentence a line.
+    """Read Pang and Lee's `rt-polarity.pos` and `rt-polarity.neg`, with a sentence on each line.
 
     The files are in Windows-1252; UTF-8 is read, too. The sentences are divided at random in the
-    proportions of Xu et al. 2019, which on the 10,662 official ones is 8,609, 964 and 1,089.
+    proportions of Xu et al. 2019: 8,609, 964 and 1,089 of the 10,662 official ones.
 
     Raises:
         InputError: a file is missing, empty or in neither encoding.
@@ -148,11 +148,11 @@ def _sentences(path: Path, label: str) -> Iterator[LabeledText]:
         if line.strip():
             yield LabeledText(label, line, path, number)
     if not number:
-        raise InputError(f"{path} is empty: expected a sentence a line")
+        raise InputError(f"{path} is empty: expected a sentence on each line")
 
 
 def _lines(path: Path) -> list[str]:
-    """Return the lines of a file in UTF-8 or, as a whole, in Windows-1252."""
+    """Return the lines of a file in UTF-8 or else in Windows-1252."""
     try:
         lines = path.read_bytes().replace(b"\r\n", b"\n").split(b"\n")
     except OSError as error:
@@ -177,9 +177,9 @@ def _in_windows_1252(line: bytes, path: Path, number: int) -> str:
 
 
 def read_imdb(folder: Path) -> LabeledTexts:
-    """Read the folders of IMDB: `train/pos`, `train/neg`, `test/pos`, `test/neg`, a file a review.
+    """Read IMDB's folders `train/pos`, `train/neg`, `test/pos`, `test/neg` with a file per review.
 
-    The valid split is drawn out of the train split. `unsup` and other folders are not looked at.
+    The valid split is drawn from the train split. `unsup` and other folders are ignored.
 
     Raises:
         InputError: a folder is missing or has no reviews.
@@ -203,16 +203,16 @@ def _check_folders(folder: Path) -> None:
 
 
 def refuse_parts_of_imdb(folder: Path) -> None:
-    """Say what is missing where a folder has some of IMDB's, or is one of its two halves.
+    """Refuse an incomplete folder of IMDB, and one of its two halves.
 
     Raises:
-        InputError: it is a part of IMDB.
+        InputError: the folder is only a part of IMDB; the message names the missing parts.
     """
     names = tuple(IMDB_FOLDERS.values())
     if any((folder / split / name).is_dir() for split in _IMDB_SPLITS for name in names):
         _check_folders(folder)
     place = folder.resolve()
-    # Folders pos and neg alone, of whatever name, may be another data set's.
+    # In a folder with another name, pos and neg may belong to another data set.
     if place.name in _IMDB_SPLITS and all((folder / name).is_dir() for name in names):
         raise InputError(
             f"{folder} is one half of IMDB: give the folder above, {place.parent}; expected "
@@ -221,7 +221,7 @@ def refuse_parts_of_imdb(folder: Path) -> None:
 
 
 def _reviews(folder: Path, split: Literal["train", "test"]) -> Iterator[LabeledText]:
-    """Go through the reviews, classes in turn: they shall not depend on how a disk lists them."""
+    """Yield the reviews by class, sorted by name: independent of the file system's order."""
     for label, name in IMDB_FOLDERS.items():
         paths = sorted((folder / split / name).glob("*.txt"))
         if not paths:

@@ -1,4 +1,4 @@
-"""Settings of the classification of texts."""
+"""Settings of the task of text classification."""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -19,25 +19,24 @@ from powernorm_lab.settings.training import ClassifierTrainingSettings
 from powernorm_lab.tasks.text_settings import SequenceDataSettings
 
 Pooling = Literal["mean", "max", "cls"]
-"""How one vector is made of a text's positions: their mean, their maximum, or that of a mark in
-front."""
+"""Pooling of positions: their mean, their maximum, or the output at a prepended position."""
 
 
 @section("data")
 class ClassificationDataSettings(SequenceDataSettings):
-    """The texts and how they are cut into batches."""
+    """Settings of texts and their batches."""
 
     vocabulary_size: Annotated[int, Field(ge=3, lt=2**63)] = 2000
-    """Number of words, two marks included."""
+    """Number of words, including two marks."""
     batch_tokens: Positive | None = None
-    """Positions of a micro-batch, in place of a number of texts."""
+    """Number of positions of a micro-batch, in place of a number of texts."""
     max_examples: Positive | None = None
-    """Only about so many training texts, evenly spaced; none is all."""
+    """Number of evenly spaced training texts to use; none is all."""
 
     label_column: str | None = None
-    """Of a table of your own with a header, the column with the class; none is `label`."""
+    """Column with the class, in your own table with a header; none is `label`."""
     text_columns: Names = ()
-    """Of such a table, the columns with the text; none is `sentence` or `text`."""
+    """Columns with the text, in such a table; none is `sentence` or `text`."""
 
     def __post_init__(self) -> None:
         if self.batch_tokens is None:
@@ -47,8 +46,8 @@ class ClassificationDataSettings(SequenceDataSettings):
                 raise refuse(
                     f"data.{name}",
                     getattr(self, name),
-                    f"means nothing where data.batch_tokens={self.batch_tokens} says how large "
-                    "batches are: leave it out, or set data.batch_tokens=none",
+                    f"does not apply with data.batch_tokens={self.batch_tokens}, which is the size "
+                    "of batches: leave it out, or set data.batch_tokens=none",
                 )
 
 
@@ -57,13 +56,13 @@ class ClassifierShape(DetailedTransformerSettings):
     """The shape of an encoder with a head for classes."""
 
     embedding_features: Positive | None = None
-    """Size of embeddings where it is not num_features."""
+    """Size of embeddings; none is num_features."""
     embedding_dropout: FractionBelowOne | None = None
-    """Of the embeddings; none is `dropout`."""
+    """Dropout of the embeddings; none is `dropout`."""
     output_dropout: FractionBelowOne | None = None
-    """Before the output; none is none."""
+    """Dropout before the output; none is no dropout."""
     pooling: Pooling = "mean"
-    """How one vector is made of all positions."""
+    """Pooling of all positions into one vector."""
 
 
 @section()

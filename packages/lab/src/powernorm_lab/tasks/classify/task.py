@@ -1,4 +1,4 @@
-"""Classification of texts: a Transformer encoder that tells the class of each."""
+"""The task of text classification with a Transformer encoder."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -28,7 +28,7 @@ def _columns(config: ClassificationSettings) -> Columns:
 
 
 class ClassificationTask(BuiltinTask[EncodedTexts, ClassificationSettings]):
-    """Tell the class of a text; the best checkpoint is that of the highest valid accuracy."""
+    """Classification of texts."""
 
     name = "classify"
     units = "words"
@@ -36,7 +36,7 @@ class ClassificationTask(BuiltinTask[EncodedTexts, ClassificationSettings]):
     examples = "texts"
 
     def encode(self, config: ClassificationSettings) -> EncodedTexts:
-        """Read the texts and number their words and classes."""
+        """Read and encode the texts of `data.path`."""
         return encode_texts(
             load_texts(config.data.path, _columns(config)),
             vocabulary_size=config.data.vocabulary_size,
@@ -45,7 +45,7 @@ class ClassificationTask(BuiltinTask[EncodedTexts, ClassificationSettings]):
         )
 
     def encode_by(self, source: str, config: ClassificationSettings) -> EncodedTexts:
-        """Read `source` with the words and classes of `data.path`."""
+        """Read `source` and encode it with the words and classes of `data.path`."""
         return encode_texts_by(
             load_texts(source, _columns(config)),
             load_texts(config.data.path, _columns(config)),
@@ -56,11 +56,11 @@ class ClassificationTask(BuiltinTask[EncodedTexts, ClassificationSettings]):
     def data(
         self, encoded: EncodedTexts, config: ClassificationSettings, seed: int
     ) -> RunData[ClassificationSettings]:
-        """Return padded texts with their classes."""
+        """Return the batches of padded texts."""
         return ClassifiedTextData(encoded, config, seed)
 
     def baselines(self, encoded: EncodedTexts, config: ClassificationSettings) -> list[Baseline]:
-        """Return the frequencies of the classes, and naive Bayes over words."""
+        """Return the scores of class frequencies, and of naive Bayes over words."""
         del config
         found = text_baselines(encoded)
         return [Baseline(name=name, metrics=metrics) for name, metrics in found.items()]
@@ -85,26 +85,26 @@ class ClassificationTask(BuiltinTask[EncodedTexts, ClassificationSettings]):
         }
 
     def summary(self, encoded: EncodedTexts) -> DataPrepared:
-        """Return the same in short."""
+        """Return the event that describes the data."""
         num_texts = len(encoded.splits["train"])
         return DataPrepared(encoded.texts.name, num_texts, "texts", len(encoded.vocabulary))
 
     def sizes(self, encoded: EncodedTexts) -> Sizes:
-        """Return the numbers of words and of classes."""
+        """Return the numbers of words and classes."""
         return len(encoded.vocabulary), len(encoded.labels)
 
     def sizes_of_weights(self, weights: Mapping[str, Tensor]) -> Sizes:
-        """Return the same of a model."""
+        """Return the numbers of words and classes from the weights of a model."""
         return len(weights["embedding.weight"]), len(weights["head.weight"])
 
     def build(
         self, config: ClassificationSettings, norm: str, sizes: Sizes, seed: int
     ) -> TaskModel:
-        """Return the model of a run; equal seeds give equal weights to all norms."""
+        """Return the model of a run; models of equal seeds have equal weights for all norms."""
         return build_text_classifier(config, norm, sizes, seed)
 
     def example_inputs(self, config: ClassificationSettings, sizes: Sizes) -> tuple[Tensor, ...]:
-        """Return words of the longest text, (2, length)."""
+        """Return random words with the maximal length, (2, length)."""
         generator = torch.Generator().manual_seed(0)
         shape = (2, config.data.sequence_length)
         return (torch.randint(sizes[0], shape, generator=generator),)
@@ -113,16 +113,16 @@ class ClassificationTask(BuiltinTask[EncodedTexts, ClassificationSettings]):
 def build_text_classifier(
     config: ClassificationSettings, norm: str, sizes: Sizes, seed: int
 ) -> TextClassifier:
-    """Build the model of one run; equal seeds give equal weights to all norms.
+    """Build the model of one run; models of equal seeds have equal weights for all norms.
 
     Args:
-        config: has the model's shape.
+        config: configuration with the model's shape.
         norm: short name.
-        sizes: numbers of words and of classes.
-        seed: of the initial weights.
+        sizes: numbers of words and classes.
+        seed: seed of the initial weights.
 
     Raises:
-        InputError: unknown norm, or options that do not fit it or the model.
+        InputError: the norm is unknown, or its options do not fit it or the model.
     """
     shape = config.model
     num_words, num_classes = sizes

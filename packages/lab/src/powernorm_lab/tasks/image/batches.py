@@ -1,4 +1,4 @@
-"""Images as the batches of a run, in an order and with changes that seed and position determine."""
+"""Batches of images, with order and augmentation determined by seed and position."""
 
 from collections.abc import Mapping
 from typing import Final
@@ -20,20 +20,20 @@ from powernorm_lab.training.batches import RowData
 PIXELS: Final = "pixels"
 """Name of the model's input, float32, (images, channels, height, width)."""
 CROP_PADDING: Final = 4
-"""Pixels by which an image is moved at most (He et al. 2016)."""
+"""Maximal shift of an image in pixels (He et al. 2016)."""
 _AUGMENTATION_SEED: Final = 2**40
-"""Keeps the generators of the changes apart from those of the order."""
+"""Offset of the seeds of augmentation, so that they differ from those of the order."""
 
 
 class ImageRows(Rows):
     """The images of a split.
 
     Args:
-        encoded: the images.
-        split: which of them.
-        augmentation: whether the images of a training are changed: padded by 4 pixels on each side
-            and cut to their size at a random place, and half of them mirrored where that is
-            sensible for the set. What is padded has the mean color of the training images.
+        encoded: the encoded images.
+        split: split of the rows.
+        augmentation: whether to augment training images: pad them by 4 pixels on each side, with
+            the mean color of the training images, crop them to their size at a random position, and
+            mirror half of them if the data set allows it.
     """
 
     unit = "images"
@@ -45,7 +45,7 @@ class ImageRows(Rows):
         super().__init__(torch.ones_like(self._images.labels))
 
     def batch(self, rows: Tensor, generator: torch.Generator | None = None) -> Batch:
-        """Return images by number, changed at random where there is a generator."""
+        """Return a batch of images by number, augmented if a generator is given."""
         chosen = self._images.part(rows)
         pixels = normalized(chosen.pixels, self._encoded)
         if generator is not None:
@@ -59,18 +59,18 @@ class ImageRows(Rows):
         )
 
     def training_batch(self, rows: Tensor, seed: int, position: int) -> Batch:
-        """Return images that seed and position change."""
+        """Return a training batch, augmented by seed and position."""
         if not self._augmentation:
             return self.batch(rows)
         return self.batch(rows, generator_of(seed, _AUGMENTATION_SEED + position))
 
 
 def normalized(pixels: Tensor, encoded: EncodedImages) -> Tensor:
-    """Return bytes as numbers of mean 0 and variance 1 over the training images.
+    """Standardize bytes to mean 0 and variance 1 over the training images.
 
     Args:
         pixels: uint8, (images, channels, height, width).
-        encoded: has mean and standard deviation of each channel.
+        encoded: images with mean and standard deviation of each channel.
 
     Returns:
         float32, the same sizes, with the channels last in memory.
@@ -82,12 +82,12 @@ def normalized(pixels: Tensor, encoded: EncodedImages) -> Tensor:
 
 
 def augmented(pixels: Tensor, generator: torch.Generator, *, mirror: bool) -> Tensor:
-    """Return images cut out of padded ones at random places, perhaps mirrored.
+    """Return random crops of padded images, optionally mirrored.
 
     Args:
-        pixels: float32, (images, channels, height, width); what is padded is 0.
-        generator: of the places.
-        mirror: whether half of the images are mirrored, left to right.
+        pixels: float32, (images, channels, height, width); the padding is 0.
+        generator: generator of the positions.
+        mirror: whether to mirror half of the images, left to right.
 
     Returns:
         float32, the same sizes, with the channels last in memory.
@@ -105,15 +105,15 @@ def augmented(pixels: Tensor, generator: torch.Generator, *, mirror: bool) -> Te
 
 
 class ImageData(RowData[ImageSettings]):
-    """Images, each with its class.
+    """Batches of images with classes.
 
     Args:
-        encoded: the images.
-        config: size of batches, number of steps.
-        seed: of the order and of the changes.
+        encoded: the encoded images.
+        config: size of batches and number of steps.
+        seed: seed of the order and of augmentation.
 
     Raises:
-        InputError: there are fewer training images than a batch has.
+        InputError: the train split has fewer images than a batch.
     """
 
     def __init__(self, encoded: EncodedImages, config: ImageSettings, seed: int) -> None:
@@ -136,10 +136,10 @@ class ImageData(RowData[ImageSettings]):
 
 
 def accuracy(answers: Tensor, labels: Tensor) -> float:
-    """Return the share of right answers in percent.
+    """Return the accuracy in percent.
 
     Args:
-        answers: classes, int64, (images,).
+        answers: predicted classes, int64, (images,).
         labels: int64, (images,).
 
     >>> accuracy(torch.tensor([1, 2, 3, 3]), torch.tensor([1, 2, 3, 4]))

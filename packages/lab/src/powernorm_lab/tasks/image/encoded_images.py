@@ -1,4 +1,4 @@
-"""Images ready for training: what is used of them, and by what they are normalized."""
+"""Images for training, with the statistics that normalize them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -21,20 +21,20 @@ _BRIGHTEST: Final = 255
 class EncodedImages:
     """Images in three splits, and the statistics that normalize them.
 
-    Pixels stay bytes until their batch is made, a quarter of what floats take.
+    Pixels are bytes until a batch is made, which take a quarter of the memory of floats.
     """
 
     images: ImageSet
     splits: Mapping[Split, Images]
-    """As in `images`, but for training images that are left out."""
+    """The splits of `images`, without training images that are left out."""
     mean: Tensor
-    """float32, (channels,): of the training pixels, black 0 and white 1."""
+    """float32, (channels,): mean of the training pixels, black 0 and white 1."""
     std: Tensor
-    """float32, (channels,): their standard deviation."""
+    """float32, (channels,): standard deviation of the training pixels."""
 
     @property
     def fingerprint(self) -> str:
-        """Return a hash of everything that the pixels of a batch and their labels depend on."""
+        """Return a hash of all data of the batches."""
         return cache_key(
             format=_FORMAT,
             task="image",
@@ -46,14 +46,14 @@ class EncodedImages:
 
 
 def encode_images(images: ImageSet, max_examples: int | None = None) -> EncodedImages:
-    """Normalize by the training images that are used.
+    """Prepare images, with statistics of the selected training images.
 
     Args:
-        images: the set.
-        max_examples: only so many training images, evenly spaced; None is all.
+        images: the images.
+        max_examples: number of evenly spaced training images to use; None is all.
 
     Raises:
-        InputError: all training images are of one color.
+        InputError: all training pixels of a channel are equal.
     """
     train = images.splits["train"]
     if max_examples is not None and max_examples < len(train.labels):
@@ -68,10 +68,10 @@ def encode_images(images: ImageSet, max_examples: int | None = None) -> EncodedI
 
 
 def encode_images_by(images: ImageSet, other: EncodedImages) -> EncodedImages:
-    """Normalize images as those that a model was trained with.
+    """Prepare images with the statistics of those that a model was trained on.
 
     Raises:
-        InputError: they have other sizes or other classes.
+        InputError: the images have other sizes or other classes.
     """
     for what, own, expected in (
         ("sizes", images.shape, other.images.shape),
@@ -79,13 +79,13 @@ def encode_images_by(images: ImageSet, other: EncodedImages) -> EncodedImages:
     ):
         if own != expected:
             raise InputError(
-                f"{images.source} has the {what} {own}, and the model was trained with {expected}"
+                f"{images.source} has the {what} {own}, but the model was trained with {expected}"
             )
     return EncodedImages(images, images.splits, other.mean, other.std)
 
 
 def pixel_statistics(pixels: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean and standard deviation of each channel, exactly, black 0 and white 1.
+    """Return the exact mean and standard deviation of each channel, with black 0 and white 1.
 
     Args:
         pixels: uint8, (images, channels, height, width).
@@ -96,7 +96,7 @@ def pixel_statistics(pixels: Tensor) -> tuple[Tensor, Tensor]:
     values = torch.arange(_BRIGHTEST + 1, dtype=torch.float64) / _BRIGHTEST
     means, deviations = [], []
     for channel in pixels.unbind(1):
-        # Counts of 256 values instead of a copy of all pixels as floats.
+        # From counts of the 256 values, without a copy of all pixels as floats.
         shares = torch.bincount(channel.flatten(), minlength=len(values)) / channel.numel()
         mean = (shares.double() * values).sum()
         means.append(mean)

@@ -1,4 +1,4 @@
-"""What the models of images take."""
+"""Checks of the input of image models."""
 
 from typing import Final
 
@@ -11,10 +11,10 @@ SIDES: Final = (28, 32)
 
 
 def check_channels(num_channels: int) -> int:
-    """Return the number of channels.
+    """Check and return the number of channels.
 
     Raises:
-        InputError: it is neither 1 nor 3.
+        InputError: the number is neither 1 nor 3.
     """
     if num_channels not in CHANNELS:
         raise InputError(f"num_channels={num_channels}: give 1 for gray images or 3 for colors")
@@ -22,10 +22,10 @@ def check_channels(num_channels: int) -> int:
 
 
 def check_side(side: int) -> int:
-    """Return the height and width of the images.
+    """Check and return the height and width of the images.
 
     Raises:
-        InputError: it is neither 28 nor 32.
+        InputError: the side is neither 28 nor 32.
     """
     if side not in SIDES:
         raise InputError(f"side={side}: give 28 (MNIST) or 32 (CIFAR-10)")
@@ -37,8 +37,8 @@ def check_pixels(pixels: Tensor, num_channels: int, side: int | None = None) -> 
 
     Args:
         pixels: (images, channels, height, width).
-        num_channels: that the model was built for.
-        side: height and width that it was built for; None takes 28 and 32.
+        num_channels: number of channels of the model.
+        side: height and width of the model's images; None allows 28 and 32.
 
     Raises:
         InputError: the pixels have another shape.

@@ -1,4 +1,4 @@
-"""Images in three splits, as their files have them."""
+"""Images in three splits, as in their files."""
 
 import hashlib
 from collections.abc import Mapping
@@ -11,11 +11,11 @@ from powernorm.errors import InputError
 from powernorm_lab.data.corpus import SPLITS, Split
 
 NUM_CLASSES: Final = 10
-"""Of every set that can be read."""
+"""Number of classes of every supported data set."""
 
 
 class Images(NamedTuple):
-    """Images and what they show."""
+    """Images and their classes."""
 
     pixels: Tensor
     """uint8, (images, channels, height, width)."""
@@ -33,12 +33,11 @@ class ImageSet:
 
     Attributes:
         name: short name.
-        source: where they come from.
-        license: of the images.
+        source: origin of the images.
+        license: license of the images.
         splits: the images.
-        class_names: what the labels stand for, in their order.
-        can_be_mirrored: whether an image's mirror image shows the same, as a cat's does and a
-            digit's does not.
+        class_names: names of the classes, in the order of labels.
+        can_be_mirrored: whether a mirrored image keeps its class, such as a cat, but not a digit.
     """
 
     name: str
@@ -71,7 +70,7 @@ class ImageSet:
 
 
 def divided(train: Images, test: Images, period: int) -> dict[Split, Images]:
-    """Return three splits: the last one in `period` of the training images becomes valid.
+    """Return three splits; the last 1 / `period` of the training images becomes the valid split.
 
     Args:
         train: the official training images, at least 2.

@@ -1,4 +1,4 @@
-"""Networks for small images whose norms come from a factory: Xu et al. 2019, He et al. 2016."""
+"""Networks for small images with norms from a factory: Xu et al. 2019, He et al. 2016."""
 
 import math
 from typing import Final
@@ -11,7 +11,7 @@ from powernorm_lab.models.initialization import initialize, outside_norms
 from powernorm_lab.models.normed import NormFactory
 from powernorm_lab.tasks.image.image_input import check_channels, check_pixels, check_side
 
-# The convolutional network of Xu et al. 2019 has its norm in a linear layer.
+# The convolutional network of Xu et al. 2019, with a norm in a linear layer.
 
 
 KERNEL: Final = 5
@@ -23,26 +23,26 @@ CHANNELS: Final = (20, 50)
 class ConvNet(nn.Module):
     """Classifies small images: two convolutions, a linear layer with a norm, a classifier.
 
-    Xu et al. 2019, 2.2, say that there are 3 layers, convolutions from 1 to 20 and from 20 to 50
-    channels, then "a linear layer", with the norm "before the activation in every linear layer".
-    What they leave open is as in the example for MNIST that was usual then (LeNet's): kernels of
-    5 x 5 without padding, each followed by ReLU and the largest of every 2 x 2 pixels, a linear
-    layer to 500 features with norm and ReLU, and the classifier, which has no activation and
-    therefore no norm. The convolutions have no norm. All weights begin as torch's layers do.
+    Xu et al. 2019, 2.2, describe 3 layers, convolutions from 1 to 20 and from 20 to 50 channels,
+    then "a linear layer", with the norm "before the activation in every linear layer". Other
+    details are as in the MNIST example that was common at the time (LeNet): kernels of 5 x 5
+    without padding, each followed by ReLU and 2 x 2 max pooling, a linear layer to 500 features
+    with norm and ReLU, and the classifier, which has no activation and therefore no norm. The
+    convolutions have no norm. All weights have torch's initialization.
 
     Args:
-        norm: makes the only norm, over the features of an image, (images, 500).
-        num_classes: of the images.
+        norm: builds the only norm, over the features of an image, (images, 500).
+        num_classes: number of classes.
         num_channels: 1 (gray) or 3.
         side: height and width of an image, 28 or 32.
-        seed: of the initial weights, which are the same for every norm.
+        seed: seed of the initial weights, which are the same for every norm.
 
     Shape:
         - pixels: (images, num_channels, side, side)
         - output: logits, (images, num_classes)
 
     Raises:
-        InputError: another number of channels or another side, here or of the pixels.
+        InputError: `num_channels` or `side` is invalid, or the pixels have another shape.
     """
 
     def __init__(
@@ -74,7 +74,7 @@ class ConvNet(nn.Module):
         return logits
 
     def features(self, pixels: Tensor) -> Tensor:
-        """Return what the logits are made from, (images, 500)."""
+        """Return the features before the output layer, (images, 500)."""
         check_pixels(pixels, self.num_channels, self.side)
         x = F.max_pool2d(F.relu(self.first(pixels)), POOLING)
         x = F.max_pool2d(F.relu(self.second(x)), POOLING)
@@ -83,7 +83,7 @@ class ConvNet(nn.Module):
 
 
 def pooled_side(side: int) -> int:
-    """Return the height and width of what the convolutions make of an image.
+    """Return the height and width of the convolutions' output.
 
     >>> pooled_side(28), pooled_side(32)
     (4, 5)
@@ -103,40 +103,41 @@ def _initialize_as_torch(convolution: nn.Conv2d, generator: torch.Generator) -> 
 RESNET20: Final = ((16, 3), (32, 3), (64, 3))
 """Channels and blocks of each stage: He et al. 2016, 4.2, with n = 3."""
 RESNET18: Final = ((64, 2), (128, 2), (256, 2), (512, 2))
-"""Those of their Table 1."""
+"""Channels and blocks of each stage in their Table 1."""
 
 
 class ResNet(nn.Module):
-    """Classifies small images by blocks of two 3 x 3 convolutions with a shortcut around them.
+    """Classifies small images by residual blocks of two 3 x 3 convolutions.
 
-    A first convolution of 3 x 3, the stages, the mean over all pixels, a linear classifier. Every
-    convolution but those of shortcuts is followed by a norm, and ReLU follows the norms and the
-    sums (post-activation). From the second stage on the first block halves height and width.
+    The network has a first 3 x 3 convolution, the stages, the mean over all pixels, and a linear
+    classifier. A norm follows every convolution except those of shortcuts, and ReLU follows the
+    norms and the sums (post-activation). The first block of every stage after the first one halves
+    height and width.
 
     - `RESNET20`: the network of He et al. for CIFAR-10. Its shortcuts have no weights (their option
-      A): every other pixel, and zeros for the channels that are new.
-    - `RESNET18`: their ImageNet network as it is usual for CIFAR-10, with this first convolution
-      in place of 7 x 7 and pooling. Where a shape changes, its shortcuts are a convolution of
-      1 x 1 and a norm (option B).
+      A): they take every other pixel, and zeros for new channels.
+    - `RESNET18`: their ImageNet network in the form that is common for CIFAR-10, with this first
+      convolution in place of 7 x 7 and pooling. Shortcuts that change the shape have a 1 x 1
+      convolution and a norm (option B).
 
-    Convolutions have no bias and begin after He et al. 2015 (normal, variance 2 / fan-out). With a
-    norm over channels alone (`ln`, `rms` and so on) every pixel of an image is a token; with batch
-    statistics the tokens are all pixels of all images.
+    Convolutions have no bias and are initialized after He et al. 2015 (normal, variance 2 /
+    fan-out). For a norm over channels only (`ln`, `rms` and so on) every pixel of an image is a
+    token; with batch statistics the tokens are all pixels of all images.
 
     Args:
-        norm: makes every norm, over the dimension 1 of (images, channels, height, width).
-        stages: channels and number of blocks of each.
-        projects: whether shortcuts that change shape are a convolution with a norm.
-        num_classes: of the images.
+        norm: builds every norm, over the dimension 1 of (images, channels, height, width).
+        stages: channels and number of blocks of each stage.
+        projects: whether shortcuts that change the shape have a convolution with a norm.
+        num_classes: number of classes.
         num_channels: 1 (gray) or 3.
-        seed: of the initial weights, which are the same for every norm.
+        seed: seed of the initial weights, which are the same for every norm.
 
     Shape:
         - pixels: (images, num_channels, side, side), side 28 or 32
         - output: logits, (images, num_classes)
 
     Raises:
-        InputError: another number of channels, here or of the pixels, or another side.
+        InputError: `num_channels` is invalid, or the pixels have another shape.
     """
 
     def __init__(
@@ -178,7 +179,7 @@ class ResNet(nn.Module):
         return logits
 
     def features(self, pixels: Tensor) -> Tensor:
-        """Return what the logits are made from, (images, channels of the last stage)."""
+        """Return the features before the output layer, (images, channels of the last stage)."""
         check_pixels(pixels, self.num_channels)
         x = F.relu(self.first_norm(self.first(pixels), None))
         for block in self.blocks:
@@ -192,10 +193,10 @@ class ResidualBlock(nn.Module):
     Args:
         num_inputs: channels of x.
         num_outputs: channels of the output.
-        norm: makes the norms.
+        norm: builds the norms.
         stride: 2 halves height and width.
-        projects: whether a shortcut that changes shape is a convolution of 1 x 1 with a norm, or
-            every other pixel with zeros for the new channels.
+        projects: whether a shortcut that changes the shape has a 1 x 1 convolution with a norm;
+            otherwise it takes every other pixel and zeros for new channels.
     """
 
     def __init__(

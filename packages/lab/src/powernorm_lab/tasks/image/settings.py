@@ -1,4 +1,4 @@
-"""Settings of the classification of images."""
+"""Settings of the task of image classification."""
 
 from typing import ClassVar, Literal
 
@@ -14,20 +14,20 @@ ImageArchitecture = Literal["convnet", "resnet20", "resnet18"]
 
 @section("data")
 class ImageDataSettings(BatchedDataSettings):
-    """The images and how they are cut into batches."""
+    """Settings of images and their batches."""
 
     max_examples: Positive | None = None
-    """Only about so many training images, evenly spaced; none is all."""
+    """Number of evenly spaced training images to use; none is all."""
     augmentation: bool = False
     """Whether training images are shifted and mirrored at random."""
 
 
 @section("model")
 class ImageModelSettings(ModelSettings):
-    """Which network."""
+    """Architecture of the network."""
 
     architecture: ImageArchitecture = "convnet"
-    """The convolutional network of Xu et al. 2019, or a residual one."""
+    """The convolutional network of Xu et al. 2019, or a residual network."""
 
 
 @section()
@@ -47,6 +47,6 @@ class ImageSettings(ComparisonSettings):
             raise refuse(
                 "optimizer.name",
                 "muon",
-                "is for the weights of linear maps, and these networks have convolutions: choose "
+                "is for the weights of linear layers, and these networks have convolutions: choose "
                 "another",
             )

@@ -1,13 +1,12 @@
-"""The sets of images by name, and the user's own files.
+"""Data sets of images by name, and readers of the user's files.
 
-MNIST has four files in its own format, idx, plain or packed by gzip. A file begins with two zero
-bytes, the type of its numbers (8: unsigned bytes), the number of dimensions and then, four bytes
-each with the highest first, the sizes; the numbers follow.
+MNIST has four files in the format idx, plain or compressed by gzip. A file begins with two zero
+bytes, the type of its numbers (8: unsigned bytes), the number of dimensions, and the sizes in four
+bytes each, most significant first; the numbers follow.
 
-The program also draws digits itself, which works offline and means nothing but that. Each image is
-a digit of seven segments in 28 x 28 gray pixels, moved, thickened, faded and with noise on it. It
-is for trying things out; a network reads nearly all of them after a minute, so no score on them
-says anything about a norm on real images.
+`drawn-digits` are synthetic digits for offline tests: seven-segment digits in 28 x 28 gray pixels,
+randomly shifted, thickened and faded, with noise. A network classifies nearly all of them after a
+minute of training, so that scores on them say nothing about norms on real images.
 """
 
 import gzip
@@ -44,7 +43,7 @@ _SEGMENTS: Final = (
     "abcdefg",
     "abcdfg",
 )
-"""Lit in each digit: a is the top, b to f go round clockwise, g is the middle."""
+"""Segments of each digit: a is the top, b to f follow clockwise, g is the middle."""
 _PLACES: Final = {
     # rows and columns in a box of 17 x 9
     "a": (slice(0, 1), slice(0, 9)),
@@ -61,7 +60,7 @@ _SEED: Final = 20191116
 
 
 def drawn_digits() -> tuple[Images, Images]:
-    """Return training and test images, the same at every call."""
+    """Return synthetic training and test images, the same at every call."""
     generator = torch.Generator().manual_seed(_SEED)
     train = _draw(NUM_TRAIN + NUM_OTHER, generator)
     return train, _draw(NUM_OTHER, generator)
@@ -104,12 +103,12 @@ def _glyphs() -> Tensor:
 UNSIGNED_BYTES: Final = 8
 IMAGE_SIDE: Final = 28
 MAX_ITEMS: Final = 1_000_000
-"""A packed file that claims more is not unpacked."""
+"""Maximal number of items; a compressed file that declares more is not decompressed."""
 _GZIP_START: Final = b"\x1f\x8b"
 
 
 def is_idx_folder(folder: Path) -> bool:
-    """Return whether a folder has any of the four files."""
+    """Return whether a folder has any of the four files of MNIST."""
     return any(
         path.exists()
         for part in ("train", "t10k")
@@ -125,7 +124,7 @@ def read_idx_folder(folder: Path) -> tuple[Images, Images]:
     `t10k-labels-idx1-ubyte`, with or without `.gz`; some programs write `.idx3` for `-idx3`.
 
     Raises:
-        InputError: a file is missing or damaged, or images and labels do not go together.
+        InputError: a file is missing or damaged, or the numbers of images and labels differ.
     """
     return _read_part(folder, "train"), _read_part(folder, "t10k")
 
@@ -149,7 +148,7 @@ def _read_part(folder: Path, part: str) -> Images:
         number = int(wrong[0])
         raise InputError(
             f"{label_path}, item {number + 1} (byte {number + 8}): the label {int(labels[number])} "
-            f"is none of 0 to {NUM_CLASSES - 1}"
+            f"is not in 0 to {NUM_CLASSES - 1}"
         )
     return Images(pixels[:, None], labels.long())
 
@@ -171,17 +170,18 @@ def _candidates(folder: Path, part: str, kind: str) -> list[Path]:
 
 
 def read_idx(path: Path, num_dimensions: int) -> Tensor:
-    """Read one file.
+    """Read an idx file.
 
     Args:
-        path: plain or packed by gzip, whatever its name.
+        path: path of the file, plain or compressed by gzip, regardless of its name.
         num_dimensions: 3 for images, 1 for labels.
 
     Returns:
-        uint8, with as many dimensions.
+        uint8, with `num_dimensions` dimensions.
 
     Raises:
-        InputError: it cannot be read, is of another type, or has fewer or more bytes than it says.
+        InputError: the file cannot be read, is of another type, or its length does not fit its
+            header.
     """
     try:
         with path.open("rb") as plain:
@@ -193,7 +193,7 @@ def read_idx(path: Path, num_dimensions: int) -> Tensor:
             return _parse(plain, path, num_dimensions)
     except (EOFError, zlib.error, gzip.BadGzipFile) as error:
         raise InputError(
-            f"{path} is a damaged gzip file ({error}): fetch or unpack it again"
+            f"{path} is a damaged gzip file ({error}): fetch or decompress it again"
         ) from error
     except OSError as error:
         raise InputError(
@@ -216,7 +216,7 @@ def _parse(file: "IO[bytes] | gzip.GzipFile", path: Path, num_dimensions: int) -
     sides_fit = all(1 <= side <= 1024 for side in shape[1:])
     if not 1 <= shape[0] <= MAX_ITEMS or not sides_fit:
         raise InputError(
-            f"{path} says that its sizes are {' x '.join(map(str, shape))}: expected 1 to "
+            f"{path} declares the sizes {' x '.join(map(str, shape))}: expected 1 to "
             f"{MAX_ITEMS} items of at most 1024 x 1024"
         )
     num_bytes = math.prod(shape)
@@ -230,13 +230,13 @@ def _parse(file: "IO[bytes] | gzip.GzipFile", path: Path, num_dimensions: int) -
     return torch.frombuffer(content, dtype=torch.uint8).reshape(shape)
 
 
-# CIFAR-10 as it is published in binary, in a folder or its archive.
+# The binary version of CIFAR-10, in a folder or its archive.
 
 
 IMAGE_SHAPE: Final = (3, 32, 32)
 IMAGE_BYTES: Final = 3 * 32 * 32
 MAX_BYTES: Final = 256 * 2**20
-"""Of one file; an official one has 31 MB."""
+"""Maximal size of a file; official ones have 31 MB."""
 
 FOLDER: Final = "cifar-10-batches-bin"
 ARCHIVE: Final = "cifar-10-binary.tar.gz"
@@ -246,16 +246,16 @@ _NAMES: Final = "batches.meta.txt"
 _FILES: Final = (*_TRAIN, _TEST, _NAMES)
 
 _Read = Callable[[str], tuple[bytes, str]]
-"""Returns content and full name of one of the files."""
+"""Returns the content and the full name of one of the files."""
 
 
 def is_cifar_folder(folder: Path) -> bool:
-    """Return whether a folder, or the official one in it, has any batch, or it has the archive."""
+    """Return whether a folder has the archive, or it or `FOLDER` in it has a batch."""
     return _folder_in(folder) is not None or (folder / ARCHIVE).is_file()
 
 
 def _folder_in(path: Path) -> Path | None:
-    """Return the folder with a batch: a path itself or the official one in it; else None."""
+    """Return the folder with a batch: the path itself or `FOLDER` in it; None without one."""
     for place in (path, path / FOLDER):
         if any((place / name).exists() for name in (*_TRAIN, _TEST)):
             return place
@@ -263,7 +263,7 @@ def _folder_in(path: Path) -> Path | None:
 
 
 def is_archive(path: Path) -> bool:
-    """Return whether a path is called like a tar archive."""
+    """Return whether a path has the suffix of a tar archive."""
     return path.name.endswith((".tar.gz", ".tgz", ".tar"))
 
 
@@ -271,15 +271,15 @@ def read_cifar(path: Path) -> tuple[Images, Images, tuple[str, ...]]:
     """Read the training and the test images, and the names of the classes.
 
     Args:
-        path: of `cifar-10-batches-bin`, of `cifar-10-binary.tar.gz`, which is read without
-            unpacking it to the disk, or of a folder that has one of them.
+        path: path of `cifar-10-batches-bin`, of `cifar-10-binary.tar.gz`, which is read without
+            unpacking it to disk, or of a folder with one of them.
 
     Raises:
         InputError: a file is missing or damaged.
     """
     if not path.is_dir():
         return _read_archive(path)
-    # What is unpacked is quicker to read, so an archive beside it is not opened.
+    # Unpacked files are faster to read than an archive next to them.
     folder = _folder_in(path)
     if folder is not None:
         return _read_all(partial(_read_file, folder))
@@ -319,7 +319,7 @@ def _read_archive(path: Path) -> tuple[Images, Images, tuple[str, ...]]:
 
 
 def _wanted_members(path: Path) -> dict[str, bytes]:
-    """Read the batches; no member is written anywhere, and other ones are passed over."""
+    """Read the batches into memory, skipping other members of the archive."""
     found: dict[str, bytes] = {}
     with tarfile.open(path) as archive:
         for member in archive:
@@ -343,7 +343,7 @@ def _read_all(read: _Read) -> tuple[Images, Images, tuple[str, ...]]:
 
 
 def _images(content: bytes, source: str) -> Images:
-    """Read images of a byte with the label and 3,072 with the pixels each."""
+    """Parse images: one byte for the label and 3,072 for the pixels of each."""
     size = 1 + IMAGE_BYTES
     if not content or len(content) % size:
         raise InputError(
@@ -365,7 +365,7 @@ def _class_names(content: bytes, source: str) -> tuple[str, ...]:
     names = content.decode("utf-8", "replace").split()
     if len(names) != NUM_CLASSES:
         raise InputError(
-            f"{source} has {len(names)} names, expected one a line for {NUM_CLASSES} classes"
+            f"{source} has {len(names)} names, expected one on each line for {NUM_CLASSES} classes"
         )
     return tuple(names)
 
@@ -373,7 +373,7 @@ def _class_names(content: bytes, source: str) -> tuple[str, ...]:
 DEFAULT: Final = "mnist"
 DRAWN: Final = "drawn-digits"
 IMAGE_SETS: Final = (DEFAULT, DRAWN)
-"""Names of those that need no path."""
+"""Names of the data sets that need no path."""
 MNIST_PERIOD: Final = 12
 CIFAR_PERIOD: Final = 10
 _DIGITS: Final = tuple(map(str, range(NUM_CLASSES)))
@@ -382,8 +382,8 @@ _DIGITS: Final = tuple(map(str, range(NUM_CLASSES)))
 def load_images(source: str | None) -> ImageSet:
     """Return the images that a configuration names.
 
-    - `mnist`: the fetched ones, 55,000 / 5,000 / 10,000
-    - `drawn-digits`: digits that the program draws, 3,209 / 291 / 500, to try things out offline
+    - `mnist`: the fetched images, 55,000 / 5,000 / 10,000
+    - `drawn-digits`: synthetic digits for offline tests, 3,209 / 291 / 500
     - a folder with MNIST's four idx files (or others of that format, with labels 0 to 9)
     - `cifar-10-batches-bin`, its archive, or the folder that has one of them: 45,000 / 5,000 /
       10,000
@@ -392,7 +392,7 @@ def load_images(source: str | None) -> ImageSet:
     the last tenth of CIFAR-10's.
 
     Args:
-        source: one of these; None is `mnist`. (Write `./mnist` for a folder of that name.)
+        source: one of these; None is `mnist`. (Use `./mnist` for a folder of this name.)
 
     Raises:
         InputError: there are no such images, or a file is damaged.

@@ -1,4 +1,4 @@
-"""The task of classifying images: MNIST, CIFAR-10, convolutional and residual networks."""
+"""The task of image classification with convolutional and residual networks."""
 
 import math
 from collections.abc import Mapping
@@ -38,7 +38,7 @@ _SCORED: Final[tuple[Split, ...]] = ("valid", "test")
 
 
 class ImageTask(BuiltinTask[EncodedImages, ImageSettings]):
-    """Say what an image shows."""
+    """Classification of images."""
 
     name = "image"
     units = "classes"
@@ -46,7 +46,7 @@ class ImageTask(BuiltinTask[EncodedImages, ImageSettings]):
     examples = "images"
 
     def encode(self, config: ImageSettings) -> EncodedImages:
-        """Read the images and take the statistics of their pixels."""
+        """Read the images of `data.path`, and compute the statistics of their pixels."""
         return encode_images(load_images(config.data.path), config.data.max_examples)
 
     def encode_by(self, source: str, config: ImageSettings) -> EncodedImages:
@@ -56,17 +56,14 @@ class ImageTask(BuiltinTask[EncodedImages, ImageSettings]):
     def data(
         self, encoded: EncodedImages, config: ImageSettings, seed: int
     ) -> RunData[ImageSettings]:
-        """Return batches of images."""
+        """Return the batches of images."""
         return ImageData(encoded, config, seed)
 
     def baselines(self, encoded: EncodedImages, config: ImageSettings) -> list[Baseline]:
-        """Return what is known without a look at an image: how frequent the classes are.
-
-        Its accuracy is that of always naming the most frequent one.
-        """
+        """Return the scores of class frequencies; the accuracy is of the most frequent class."""
         del config
         counts = torch.bincount(encoded.splits["train"].labels, minlength=NUM_CLASSES).double()
-        # One more of each, so that a class that the train split lacks is not impossible.
+        # Add-one smoothing: a class that is missing in the train split is not impossible.
         shares = (counts + 1) / (counts + 1).sum()
         metrics: dict[str, float | None] = {}
         for split in _SCORED:
@@ -90,17 +87,20 @@ class ImageTask(BuiltinTask[EncodedImages, ImageSettings]):
         }
 
     def summary(self, encoded: EncodedImages) -> DataPrepared:
-        """Return the same in short."""
+        """Return the event that describes the data."""
         num_train = len(encoded.splits["train"].labels)
         return DataPrepared(encoded.images.name, num_train, "images", NUM_CLASSES)
 
     def sizes(self, encoded: EncodedImages) -> Sizes:
-        """Return the channels and the side of the images, and the number of classes."""
+        """Return the channels and side of the images, and the number of classes."""
         channels, side, _ = encoded.images.shape
         return (channels, side, NUM_CLASSES)
 
     def sizes_of_weights(self, weights: Mapping[str, Tensor]) -> Sizes:
-        """Return the same of a model; a ResNet takes every side, and the first one stands here."""
+        """Return the sizes from the weights of a model; for a ResNet the side is the first one.
+
+        A ResNet takes images of every side.
+        """
         channels, num_classes = weights["first.weight"].shape[1], len(weights["head.bias"])
         side = SIDES[0]
         if "hidden.weight" in weights:
@@ -109,18 +109,18 @@ class ImageTask(BuiltinTask[EncodedImages, ImageSettings]):
         return (channels, side, num_classes)
 
     def build(self, config: ImageSettings, norm: str, sizes: Sizes, seed: int) -> TaskModel:
-        """Return the model of a run; equal seeds give equal weights to all norms."""
+        """Return the model of a run; models of equal seeds have equal weights for all norms."""
         return build_image_model(config, norm, sizes, seed)
 
     def example_inputs(self, config: ImageSettings, sizes: Sizes) -> tuple[Tensor, ...]:
-        """Return two images, (2, channels, side, side)."""
+        """Return two random images, (2, channels, side, side)."""
         del config
         channels, side, _ = sizes
         generator = torch.Generator().manual_seed(0)
         return (torch.randn(2, channels, side, side, generator=generator),)
 
     def norm_widths(self, config: ImageSettings) -> tuple[int, ...]:
-        """Return the channels of the stages, or the one width of the convolutional network."""
+        """Return the channels of the stages, or the hidden size of the convolutional network."""
         stages = _STAGES.get(config.model.architecture, ((HIDDEN_FEATURES, 1),))
         return tuple(channels for channels, _ in stages)
 
@@ -128,16 +128,16 @@ class ImageTask(BuiltinTask[EncodedImages, ImageSettings]):
 def build_image_model(
     config: ImageSettings, norm: str, sizes: Sizes, seed: int
 ) -> ConvNet | ResNet:
-    """Build the network of one run; equal seeds give equal weights to all norms.
+    """Build the network of one run; networks of equal seeds have equal weights for all norms.
 
     Args:
-        config: has the architecture.
+        config: configuration with the architecture.
         norm: short name.
-        sizes: channels and side of the images, number of classes.
-        seed: of the initial weights.
+        sizes: channels and side of the images, and number of classes.
+        seed: seed of the initial weights.
 
     Raises:
-        InputError: unknown norm, or options that do not fit it or the network.
+        InputError: the norm is unknown, or its options do not fit it or the network.
     """
     channels, side, num_classes = sizes
     architecture = config.model.architecture
@@ -155,5 +155,5 @@ def build_image_model(
 
 
 def _image_norm_factory(config: ImageSettings, norm: str) -> NormFactory:
-    """Return what makes the norm over the channels of images, (N, C) or (N, C, H, W)."""
+    """Return the factory of norms over the channels of images, (N, C) or (N, C, H, W)."""
     return norm_factory(norm, options_of(config, norm), feature_dim=1)

@@ -1,1 +1,1 @@
-"""Language modeling."""
+"""The language modeling task."""

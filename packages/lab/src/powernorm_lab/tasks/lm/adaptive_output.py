@@ -12,23 +12,23 @@ from powernorm_lab.models.initialization import initialize
 from powernorm_lab.models.language_model import LanguageModel
 
 _DIVISION = 4
-"""Each cluster has so many times fewer features than the one before (Grave et al. 2017)."""
+"""Factor by which the number of features falls from cluster to cluster (Grave et al. 2017)."""
 
 
 class AdaptiveLanguageModel(nn.Module):
-    """A language model whose output is an adaptive softmax (Grave et al. 2017).
+    """A language model with an adaptive softmax as its output (Grave et al. 2017).
 
-    Ids below the first cutoff are classes of a first softmax, and so is each of the clusters
-    between cutoffs, whose own softmax sees the features mapped to 1/4, 1/16, … of their number. So
-    the frequent ids should be the low ones, as those of byte-pair subwords, in the order of their
-    merges, roughly are. The output's tables are its own: its clusters have other sizes than the
-    embedding.
+    The first softmax has as classes the ids below the first cutoff, and the clusters between
+    cutoffs. Each cluster has its own softmax, over features that are projected to 1/4, 1/16, … of
+    their number. Frequent ids should be low, which is roughly true for byte-pair subwords in the
+    order of their merges. The output's tables are not tied to the embedding, because clusters have
+    other sizes.
 
     Args:
-        model: whose layers are used; its output is not.
-        vocabulary_size: of the model.
-        cutoffs: ids at which clusters begin, rising; the last cluster ends with the vocabulary.
-        seed: of the output's initial weights.
+        model: language model; its output layer is not used.
+        vocabulary_size: size of the model's vocabulary.
+        cutoffs: first ids of the clusters, increasing; the last cluster ends with the vocabulary.
+        seed: seed of the output's initial weights.
 
     Shape:
         - tokens: int64, (batch, length)
@@ -52,7 +52,7 @@ class AdaptiveLanguageModel(nn.Module):
         initialize(self.adaptive, seed)
 
     def forward(self, tokens: Tensor, padding_mask: Tensor | None = None) -> Tensor:
-        """Return what `nll` takes."""
+        """Return the features for `nll`."""
         return self.features(tokens, padding_mask)
 
     def features(self, tokens: Tensor, padding_mask: Tensor | None = None) -> Tensor:
@@ -63,23 +63,23 @@ class AdaptiveLanguageModel(nn.Module):
         """Return the summed negative log-likelihood of the targets, 0-d float32.
 
         Args:
-            outputs: of `forward`.
-            targets: int64, (batch, length); those that are `IGNORED` do not count.
+            outputs: output of `forward`.
+            targets: int64, (batch, length); `IGNORED` targets do not count.
         """
         counted = targets != IGNORED
-        # Without one, still a function of the features.
+        # A function of the features even without targets.
         nll = outputs.float().sum() * 0.0
         if bool(counted.any()):
             likelihoods: Tensor = self.adaptive(outputs[counted], targets[counted]).output
             nll = -likelihoods.float().sum()
         if dist.is_available() and dist.is_initialized():
-            # A cluster without a target is not run, but every process owes all gradients.
+            # Clusters without targets do not run, but every process needs all gradients.
             nll = nll + sum(weight.sum() * 0.0 for weight in self.adaptive.parameters())
         return nll
 
     @torch.no_grad()
     def log_probabilities(self, outputs: Tensor) -> Tensor:
-        """Return those of all ids, (batch, length, vocabulary_size), without a graph."""
+        """Return the log-probabilities of all ids, (batch, length, vocabulary_size), detached."""
         flat: Tensor = self.adaptive.log_prob(outputs.flatten(0, 1))
         return flat.view(*outputs.shape[:2], -1)
 
@@ -89,8 +89,8 @@ def _check_cutoffs(vocabulary_size: int, num_features: int, cutoffs: Sequence[in
     is_rising = list(cutoffs) == sorted({*cutoffs})
     if not cutoffs or not is_rising or cutoffs[0] < 1 or cutoffs[-1] >= vocabulary_size:
         raise InputError(
-            f"adaptive_cutoffs={written} do not fit a vocabulary of {vocabulary_size}: give rising "
-            f"ids from 1 to {vocabulary_size - 1}"
+            f"adaptive_cutoffs={written} do not fit a vocabulary of {vocabulary_size}: give "
+            f"increasing ids from 1 to {vocabulary_size - 1}"
         )
     if num_features < _DIVISION ** len(cutoffs):
         raise InputError(

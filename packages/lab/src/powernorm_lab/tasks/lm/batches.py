@@ -1,4 +1,4 @@
-"""Segments of a stream of text as the batches of a run."""
+"""Batches of segments of a text stream."""
 
 import torch
 from torch import Tensor
@@ -13,18 +13,18 @@ from powernorm_lab.training.batches import RowData
 
 
 class Segments(Order):
-    """Where the segments of a stream begin: each epoch cuts it at another offset and shuffles them.
+    """The starts of a stream's segments, with another offset and order in each epoch.
 
-    What does not fill a segment or an update waits for the next epoch, so that updates hold the
-    same segments however they are divided into batches.
+    Tokens that do not fill a segment or an update are left out of the epoch, so that updates have
+    the same segments for any division into batches.
 
     Args:
-        num_tokens: of the stream.
+        num_tokens: number of tokens in the stream.
         length: tokens in a segment.
         batch_size: segments in a batch.
-        seed: of the offsets and the shuffling.
-        batches_per_update: whole updates fill an epoch; batches do where the stream is too short
-            for one update.
+        seed: seed of the offsets and the order.
+        batches_per_update: batches in an update; an epoch has whole updates unless the stream is
+            too short for one update.
 
     Raises:
         InputError: the stream is shorter than one batch.
@@ -39,7 +39,7 @@ class Segments(Order):
         seed: int,
         batches_per_update: int = 1,
     ) -> None:
-        # One segment is kept in reserve, so that every offset below `length` leaves space for all.
+        # One segment less than fits, so that all of them fit for every offset below `length`.
         self._num_segments = (num_tokens - length + 1) // length
         if self._num_segments < batch_size:
             raise InputError(
@@ -60,7 +60,7 @@ class Segments(Order):
 
 
 class TextSegments:
-    """Segments of a stream, in which each token is predicted from those before it.
+    """Segments of a token stream; the target of each token is the next token.
 
     Args:
         tokens: the stream, int32 or int64, (num_tokens,).
@@ -69,12 +69,12 @@ class TextSegments:
 
     def __init__(self, tokens: Tensor, *, length: int) -> None:
         self._num_tokens = tokens.numel()
-        # The end mark before the stream, so that its first token is predicted too.
+        # An end mark before the stream, so that its first token is a target, too.
         self._stream = torch.cat([tokens.new_tensor([END_ID]), tokens])
         self._length = length
 
     def batch(self, starts: Tensor) -> Batch:
-        """Return the segments that begin at some places; the last of the stream may be shorter.
+        """Return the segments at some starts; the last segment of the stream may be shorter.
 
         Args:
             starts: int64, (batch,).
@@ -104,14 +104,14 @@ class TextSegments:
         )
 
     def evaluation(self, *, batch_size: int, max_tokens: int | None = None) -> EvaluationBatches:
-        """Return the batches of an evaluation: segments in which each token is predicted once.
+        """Return the batches of an evaluation, in which each token is a target once.
 
-        A token's context begins with its segment, so perplexities depend on `length`. The last
-        segment may be shorter and then makes a batch of its own.
+        The context of a token begins with its segment, so that perplexities depend on `length`. The
+        last segment may be shorter and is then a batch by itself.
 
         Args:
             batch_size: segments in a batch.
-            max_tokens: read only about so many tokens, in evenly spaced whole segments.
+            max_tokens: approximate number of tokens, in evenly spaced whole segments; None is all.
         """
         num_whole, rest = divmod(self._num_tokens, self._length)
         wanted = None
@@ -125,12 +125,12 @@ class TextSegments:
 
 
 class LanguageModelData(RowData[LanguageModelSettings]):
-    """Segments of a stream of text, in which each token is predicted from those before it.
+    """Batches of segments of a text stream.
 
     Args:
-        encoded: the corpus over its subwords.
+        encoded: the encoded corpus.
         config: lengths, sizes and number of steps.
-        seed: of the order of the segments.
+        seed: seed of the order of the segments.
 
     Raises:
         InputError: the train split is shorter than one batch.
@@ -145,6 +145,6 @@ class LanguageModelData(RowData[LanguageModelSettings]):
         super().__init__(config, segments, seed)
 
     def words_per_token(self, split: Split) -> float:
-        """Return the ratio that turns nats per token into nats per word."""
+        """Return the divisor that converts nats per token to nats per word."""
         part = self._encoded.splits[split]
         return part.num_words / part.num_tokens

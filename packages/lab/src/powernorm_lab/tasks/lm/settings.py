@@ -1,4 +1,4 @@
-"""Settings of language modeling."""
+"""Settings of the language modeling task."""
 
 from typing import ClassVar, Literal
 
@@ -20,14 +20,14 @@ class LanguageModelShape(TransformerSettings):
     head_features: Positive | None = None
     """Size of the tensorized attention's head; none is num_features."""
     sees_future: bool = False
-    """Whether the tensorized attention leaves its causal mask out, as its published code does."""
+    """Whether the tensorized attention has no causal mask, as in its published code."""
     adaptive_cutoffs: RisingIds = ()
     """Ids at which the clusters of an adaptive softmax end; empty is a plain softmax."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
         if list(self.adaptive_cutoffs) != sorted({*self.adaptive_cutoffs}):
-            raise refuse("model.adaptive_cutoffs", self.adaptive_cutoffs, "must rise, each id once")
+            raise refuse("model.adaptive_cutoffs", self.adaptive_cutoffs, "must be increasing")
         if self.architecture == "tensorized":
             self._refuse_inner(
                 "the tensorized attention, which has one head", "normformer", "bn-linear", "hybrid"
@@ -45,7 +45,7 @@ class LanguageModelShape(TransformerSettings):
                 raise refuse(
                     f"model.{name}",
                     getattr(self, name),
-                    "means nothing to the usual attention: leave it out, or set "
+                    "does not apply to the plain attention: leave it out, or set "
                     "model.architecture=tensorized",
                 )
 
@@ -75,11 +75,10 @@ class LanguageModelSettings(ComparisonSettings):
                 "not compute: set it to 0, or leave model.adaptive_cutoffs out",
             )
         if self.training.strategy == "fsdp2":
-            # The weights of a cluster are gathered when it is run, for which all would have to
-            # wait.
+            # Gathering a cluster's weights is a collective operation, but not all processes run it.
             raise refuse(
                 "training.strategy",
                 "fsdp2",
-                "does not fit: a process runs only those clusters of an adaptive softmax that its "
-                "targets lie in; use ddp, or leave model.adaptive_cutoffs out",
+                "does not fit: a process runs only those clusters of an adaptive softmax that have "
+                "its targets; use ddp, or leave model.adaptive_cutoffs out",
             )

@@ -1,4 +1,4 @@
-"""Language modeling: predict each token from those before it."""
+"""The language modeling task: predict each token from those before it."""
 
 from collections.abc import Callable, Mapping
 from functools import partial
@@ -31,22 +31,22 @@ from powernorm_lab.training.norms import UPPER_NORM, norm_factory, qk_norm_facto
 from powernorm_lab.training.task import BuiltinTask, Sizes
 
 SEES_FUTURE: Final = "sees the future"
-"""Marks what a language model came to whose causal mask was left out."""
+"""Remark on results of a language model without a causal mask."""
 
 
 class LanguageModelTask(BuiltinTask[EncodedCorpus, LanguageModelSettings]):
-    """Predict each token from those before it."""
+    """Language modeling with a Transformer."""
 
     name = "lm"
 
     def encode(self, config: LanguageModelSettings) -> EncodedCorpus:
-        """Read the text and number its subwords or words."""
+        """Read and encode the text of `data.path`."""
         data = config.data
         kind = self._encoder_of(config)
         return encode_corpus(load_corpus(data.path), data.vocabulary_size, kind)
 
     def encode_by(self, source: str, config: LanguageModelSettings) -> EncodedCorpus:
-        """Read `source` with the subwords or words of `data.path`."""
+        """Read `source` and encode it with the vocabulary of `data.path`."""
         data = config.data
         other, kind = load_corpus(data.path), self._encoder_of(config)
         return encode_by(load_corpus(source), other, data.vocabulary_size, kind)
@@ -74,7 +74,7 @@ class LanguageModelTask(BuiltinTask[EncodedCorpus, LanguageModelSettings]):
         }
 
     def summary(self, encoded: EncodedCorpus) -> DataPrepared:
-        """Return the same in short."""
+        """Return the event that describes the data."""
         num_words = encoded.splits["train"].num_words
         return DataPrepared(encoded.corpus.name, num_words, "words", encoded.vocabulary_size)
 
@@ -83,18 +83,18 @@ class LanguageModelTask(BuiltinTask[EncodedCorpus, LanguageModelSettings]):
         return (encoded.vocabulary_size,)
 
     def sizes_of_weights(self, weights: Mapping[str, Tensor]) -> Sizes:
-        """Return the number of ids of a model."""
-        # Of an adaptive softmax's model it is one level down.
+        """Return the number of ids from the weights of a model."""
+        # An adaptive softmax wraps the model.
         name = "embedding.weight"
         return (len(weights[name] if name in weights else weights[f"model.{name}"]),)
 
     def build(self, config: LanguageModelSettings, norm: str, sizes: Sizes, seed: int) -> TaskModel:
-        """Return the model of a run, with an adaptive softmax where there are cutoffs.
+        """Return the model of a run, with an adaptive softmax if there are cutoffs.
 
-        Equal seeds give equal weights to all norms.
+        Models of equal seeds have equal weights for all norms.
 
         Raises:
-            InputError: unknown norm, or options that do not fit it or the model.
+            InputError: the norm is unknown, or its options do not fit it or the model.
         """
         model = LanguageModel(
             sizes[-1],
@@ -112,7 +112,7 @@ class LanguageModelTask(BuiltinTask[EncodedCorpus, LanguageModelSettings]):
         return AdaptiveLanguageModel(model, sizes[-1], cutoffs, seed=seed)
 
     def _attention(self, config: LanguageModelSettings) -> Callable[[], nn.Module] | None:
-        """Return what makes the tensorized attentions, None for the usual ones."""
+        """Return a function that builds the tensorized attentions; None for plain attention."""
         shape = config.model
         if shape.architecture != "tensorized":
             return None
@@ -125,7 +125,7 @@ class LanguageModelTask(BuiltinTask[EncodedCorpus, LanguageModelSettings]):
         )
 
     def example_inputs(self, config: LanguageModelSettings, sizes: Sizes) -> tuple[Tensor, ...]:
-        """Return tokens of the model's length, (2, length)."""
+        """Return random tokens, (2, length)."""
         generator = torch.Generator().manual_seed(0)
         shape = (2, config.data.sequence_length)
         return (torch.randint(sizes[-1], shape, generator=generator),)
@@ -133,11 +133,11 @@ class LanguageModelTask(BuiltinTask[EncodedCorpus, LanguageModelSettings]):
     def data(
         self, encoded: EncodedCorpus, config: LanguageModelSettings, seed: int
     ) -> RunData[LanguageModelSettings]:
-        """Return segments of a stream of text."""
+        """Return the batches of text segments."""
         return LanguageModelData(encoded, config, seed)
 
     def baselines(self, encoded: EncodedCorpus, config: LanguageModelSettings) -> list[Baseline]:
-        """Return unigram and bigram."""
+        """Return the scores of a unigram and a bigram model."""
         del config
         train, valid = encoded.splits["train"].tokens, encoded.splits["valid"].tokens
         size = encoded.vocabulary_size
@@ -146,12 +146,12 @@ class LanguageModelTask(BuiltinTask[EncodedCorpus, LanguageModelSettings]):
         return [Baseline(name="unigram", metrics=unigram), Baseline(name="bigram", metrics=bigram)]
 
     def remark(self, config: LanguageModelSettings) -> str:
-        """Say that a model without its causal mask is none."""
+        """Return a remark for a model without a causal mask."""
         return SEES_FUTURE if config.model.sees_future else super().remark(config)
 
 
 def _unknown(encoded: EncodedCorpus, split: Split) -> dict[str, int]:
-    """Return how many words of a split are not in the vocabulary, where this can be."""
+    """Return the number of unknown words of a split; empty for subwords, which have none."""
     if encoded.unknown_id is None:
         return {}
     return {"unknown": int((encoded.splits[split].tokens == encoded.unknown_id).sum())}

@@ -10,41 +10,42 @@ from powernorm.errors import InputError
 from powernorm_lab.models.positions import sinusoidal_positions
 
 NUM_BLOCKS: Final = 4
-"""Parts of a segment that are computed one after the other. Each looks at no column behind its
-end, so that 4 of them take 15/32 of the tensor's work and memory; more are hardly faster."""
+"""Number of parts of a segment that are computed one after the other. A part skips the columns
+after its end, so that 4 parts take 15/32 of the whole tensor's work and memory; more parts are
+hardly faster."""
 _BIAS_STD: Final = 0.02
 
 
 class TensorizedAttention(nn.Module):
-    """Attention whose weights are a tensor of three indices (core-1 of Ma et al. 2019).
+    """Attention whose weights are a tensor with three indices (core-1 of Ma et al. 2019).
 
     For token i of a segment
 
         T_ijk = Σ_r g_r [ (q_i + u)_r k_jr + (q_i + v)_r p_{i-j,r} ] v_kr
 
-    with T_ijk = 0 where j > i or k > i; the L × L slice of the token, flattened, goes through
-    `output`, Linear(L² → C) without bias. q, k and v come from one linear map of the input without
-    bias, u and v (`content_bias`, `position_bias`) and g (`core_weight`) are learned. The published
-    code of this model makes a causal mask and never applies it; `sees_future` does the same.
+    with T_ijk = 0 for j > i or k > i. `output`, Linear(L² → C) without bias, maps the flattened
+    L × L slice of the token. One linear map of the input without bias computes q, k and v; u and v
+    (`content_bias`, `position_bias`) and g (`core_weight`) are learned. The published code of this
+    model builds a causal mask and never applies it; `sees_future` does the same.
 
-    What the papers leave open, as in the Transformer-XL that the model descends from: p is a linear
-    map without bias of the sinusoidal encoding of the distance i - j, of as many features as the
-    input; u and v begin as normal noise of deviation 0.02, g as the softmax of normal noise. There
-    is no dropout inside.
+    Details that the papers do not specify are as in Transformer-XL, on which the model is based: p
+    is a linear map without bias of the sinusoidal encoding of the distance i - j, with as many
+    features as the input; u and v are initialized by normal noise with standard deviation 0.02, g
+    by the softmax of normal noise. There is no dropout inside.
 
-    A segment shorter than L has its columns where it would have them at the beginning of a whole
-    one, and the others are 0; so the outputs of a beginning are those of the whole segment.
+    A segment shorter than L uses the first columns, and the others are 0, so that its outputs equal
+    those of the same tokens at the beginning of a whole segment.
 
-    The tensor is never whole: rows of the segment go in `NUM_BLOCKS` parts, and each part has the
-    columns up to its end. To map the flattened slice costs 2 L² C operations a token. To apply the
-    map to the factors of the slice, which has rank R, before they are multiplied costs 4 L R C:
-    less for R < L / 2 only, and with no later column left out.
+    The whole tensor is never stored: the rows of a segment are computed in `NUM_BLOCKS` parts, each
+    with the columns up to its end. Mapping the flattened slice takes 2 L² C operations for a token.
+    Applying the map to the factors of the slice, which has rank R, before multiplying them would
+    take 4 L R C: fewer only for R < L / 2, and without skipping later columns.
 
     Args:
-        num_features: C, size of the features.
+        num_features: C, number of features.
         head_features: R.
         max_length: L.
-        sees_future: whether the mask is left out.
+        sees_future: whether to omit the causal mask.
 
     Shape:
         - x: (batch, length, C) with length ≤ L
@@ -77,24 +78,24 @@ class TensorizedAttention(nn.Module):
 
     @torch.no_grad()
     def draw_weights(self, generator: torch.Generator) -> None:
-        """Draw u, v and g anew."""
+        """Draw u, v and g."""
         self.content_bias.normal_(std=_BIAS_STD, generator=generator)
         self.position_bias.normal_(std=_BIAS_STD, generator=generator)
         noise = torch.empty_like(self.core_weight).normal_(generator=generator)
         self.core_weight.copy_(noise.softmax(0))
 
     def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
-        """Return what each position makes of the pairs of positions that it sees.
+        """Return the output of each position, from the pairs of positions that it attends to.
 
-        No mask of padding is needed: padding is at the end, and no token sees a later one.
+        The padding mask is not used: padding is at the end, and no token attends to a later one.
 
         Raises:
-            InputError: there is a mask, and the attention sees what is later.
+            InputError: there is a mask and no causal mask.
         """
         if padding_mask is not None and self.sees_future:
             raise InputError(
-                "a tensorized attention that sees the future would see the padding too: leave the "
-                "padding mask out, or sees_future"
+                "a tensorized attention that sees the future would see the padding, too: leave out "
+                "the padding mask or sees_future"
             )
         length = x.shape[1]
         query, key, value = self.query_key_value(x).chunk(3, dim=-1)
@@ -123,7 +124,7 @@ class TensorizedAttention(nn.Module):
         return torch.cat(parts, dim=1)
 
     def _distances(self, length: int, x: Tensor) -> Tensor:
-        """Return p of the distances 1 - length … length - 1, (2 length - 1, R)."""
+        """Return p for the distances 1 - length … length - 1, (2 length - 1, R)."""
         num_features = self.position.in_features
         encodings = sinusoidal_positions(
             2 * length - 1, num_features, first=1 - length, device=x.device
@@ -132,6 +133,6 @@ class TensorizedAttention(nn.Module):
         return distances
 
     def _columns(self, seen: int) -> Tensor:
-        """Return the weights of `output` at the pairs of the first columns, (C, seen²)."""
+        """Return the weights of `output` for the pairs of the first columns, (C, seen²)."""
         columns = self.output.weight.view(-1, self.max_length, self.max_length)
         return columns[:, :seen, :seen].flatten(1)

@@ -1,1 +1,1 @@
-"""Language modeling of bytes."""
+"""The task of language modeling over bytes."""

@@ -1,4 +1,4 @@
-"""Unigrams, bigrams and trigrams of bytes, which a network has to beat."""
+"""Baselines: unigram, bigram and trigram models of bytes."""
 
 import math
 from collections.abc import Iterator
@@ -16,22 +16,22 @@ ORDERS: Final[tuple[ByteBaseline, ...]] = ("unigram", "bigram", "trigram")
 SPLITS_MEASURED: Final[tuple[Split, ...]] = ("valid", "test")
 
 _CHUNK: Final = 1 << 20
-"""Bytes that are looked at at a time: ids of eight bytes would take eight times the text."""
+"""Number of bytes processed at a time: int64 ids take eight times the memory of the text."""
 _NUM_STEPS: Final = 100
 _LEAST: Final = 1e-9
-"""Of a weight: the test split may need what the valid split did not."""
+"""Minimal weight: the test split may need an order that the valid split did not."""
 _FITTED_ON: Final = 1 << 20
-"""Bytes of the valid split from which the weights are found."""
+"""Number of bytes of the valid split on which the weights are fitted."""
 
 
 class ByteCounts:
-    """How often each byte follows each one or two bytes in a text.
+    """Interpolated n-gram models of bytes up to trigrams.
 
     p(c | a b) = w₃ · count(a b c) / count(a b ·) + w₂ · count(b c) / count(b ·) + w₁ · p(c), where
-    p(c) = (count(c) + 1) / (length + 256). The weights, which sum to 1, are those that make the
-    valid split most likely, found by expectation maximization. After bytes that never occurred in
-    training the terms without a count fall away and the others take their weight; such places are
-    left out where the weights are found.
+    p(c) = (count(c) + 1) / (length + 256). The weights sum to 1 and maximize the likelihood of the
+    valid split, by expectation maximization. After bytes that never occurred in training, terms
+    without a count are omitted and the other weights are rescaled; such positions are not used to
+    fit the weights.
 
     Args:
         train: the train split, uint8, (number of bytes,).
@@ -40,18 +40,18 @@ class ByteCounts:
 
     def __init__(self, train: Tensor, valid: Tensor) -> None:
         self._counts = _counts(train)
-        # Not those of the order below, in which the last byte counts and what precedes the first
-        # does not.
+        # Not the counts of the lower order, which include the last byte and not the context before
+        # the first byte.
         self._contexts = [table.view(-1, VOCABULARY_SIZE).sum(1) for table in self._counts]
         self.weights = {order: self._fit(valid[:_FITTED_ON], order) for order in (1, 2, 3)}
-        """By order, the shortest context first."""
+        """Weights by order, the shortest context first."""
 
     def nll(self, text: Tensor, order: int) -> float:
         """Return the negative log-likelihood of a text in nats.
 
         Args:
             text: uint8, (number of bytes,).
-            order: 1, 2 or 3 bytes, the predicted one included.
+            order: 1, 2 or 3 bytes, including the predicted one.
         """
         weights = self.weights[order]
         total = 0.0
@@ -60,7 +60,7 @@ class ByteCounts:
         return total
 
     def _parts(self, triples: Tensor, order: int) -> tuple[Tensor, Tensor]:
-        """Return the estimate of each order and whether it has one, both (order, bytes)."""
+        """Return the estimate of each order, and whether its context is known, (order, bytes)."""
         single = self._counts[0].double() + 1
         estimates = [(single / single.sum())[triples % VOCABULARY_SIZE]]
         known = [torch.ones_like(triples, dtype=torch.bool)]
@@ -96,7 +96,7 @@ def byte_metrics(encoded: EncodedBytes) -> dict[ByteBaseline, dict[str, float | 
     """Return loss (nats per byte), perplexity and bits per character of the valid and test splits.
 
     Returns:
-        Those of unigram, bigram and trigram.
+        Metrics of the unigram, bigram and trigram model.
     """
     counts = ByteCounts(encoded.splits["train"], encoded.splits["valid"])
     metrics: dict[ByteBaseline, dict[str, float | None]] = {name: {} for name in ORDERS}
@@ -120,7 +120,7 @@ def _counts(text: Tensor) -> list[Tensor]:
 
 
 def _triples(text: Tensor) -> Iterator[Tensor]:
-    """Yield every byte with the two before it as one number, int64; a part of the text each."""
+    """Yield chunks of the text with each byte and the two before it as one number, int64."""
     for first in range(0, text.numel(), _CHUNK):
         ids = text[max(first - 2, 0) : first + _CHUNK].long()
         missing = max(2 - first, 0)

@@ -1,4 +1,4 @@
-"""Streams of bytes as the batches of a run; every row goes on where it ended in the last batch."""
+"""Batches of byte streams, in which every row continues that of the previous batch."""
 
 import math
 from typing import Final
@@ -15,24 +15,24 @@ from powernorm_lab.tasks.lm_char.texts import EncodedBytes
 from powernorm_lab.training.batches import RowData
 
 FIRST: Final = 10
-"""The newline: what stands before the first byte of a split, which is predicted too."""
+"""The newline, as the context of a split's first byte, which is a target, too."""
 
 
 class Streams(Order):
-    """Where the segments of a text begin whose rows go on from batch to batch.
+    """The starts of a text's segments, where the rows of a batch continue those of the last batch.
 
     The text is divided into as many streams of equal length as an update has rows, and each batch
-    has the next segment of its streams. The micro-batches of an update have streams of their own,
-    so that an update has the same tokens however it is divided. Each epoch begins all streams anew,
-    up to a remainder further on in the text, which seed and epoch determine: it is cut at other
-    places, and no token is always left out.
+    has the next segment of its streams. Each micro-batch of an update has different streams, so
+    that an update has the same tokens for any division into micro-batches. Each epoch restarts all
+    streams at an offset up to the remainder of the division, which is drawn from seed and epoch.
+    Segments then begin at different positions, and no token is always left out.
 
     Args:
-        num_tokens: of the text.
+        num_tokens: number of tokens in the text.
         length: tokens in a segment.
-        batch_size: streams, and rows, of a batch.
-        seed: of where the epochs begin.
-        batches_per_update: micro-batches of an update.
+        batch_size: number of streams, and of rows, of a batch.
+        seed: seed of the offsets.
+        batches_per_update: number of micro-batches of an update.
 
     Raises:
         InputError: the text is shorter than one update.
@@ -68,12 +68,12 @@ class Streams(Order):
 
 
 class TextStreams:
-    """Segments of a text, whose rows go on from batch to batch.
+    """Segments of a text; the rows of a batch continue those of the previous batch.
 
     Args:
         text: a split, uint8, (number of bytes,).
         length: bytes in a segment.
-        place: of the text's first byte, see `STARTS`.
+        place: position of the text's first byte, see `STARTS`.
     """
 
     def __init__(self, text: Tensor, *, length: int, place: int = 0) -> None:
@@ -82,15 +82,15 @@ class TextStreams:
         self._place = place
 
     def batch(self, starts: Tensor, length: int | None = None, known: int = 0) -> Batch:
-        """Return the segments of the text whose first targets stand at some places.
+        """Return the segments of the text with first targets at some positions.
 
         Args:
-            starts: int64, (batch,).
-            length: bytes in a segment; None is that of all.
-            known: so many targets at the beginning of each segment are not asked for.
+            starts: positions of the first targets, int64, (batch,).
+            length: bytes in a segment; None is the default length.
+            known: number of targets at the beginning of each segment to ignore.
         """
         positions = starts[:, None] + torch.arange(-1, length or self._length)
-        # The first byte of the text has none before it.
+        # The first byte of the text has no predecessor.
         segments = self._text[positions.clamp(min=0)].long()
         segments.masked_fill_(positions < 0, FIRST)
         targets = segments[:, 1:].clone()
@@ -122,17 +122,17 @@ class TextStreams:
         )
 
     def evaluation(self, *, batch_size: int, max_tokens: int | None = None) -> EvaluationBatches:
-        """Return the batches of an evaluation, in which each byte is predicted once.
+        """Return the batches of an evaluation, in which each byte is a target once.
 
-        The text is divided into `batch_size` streams of equal length, fewer where they would be
-        shorter than a segment, and each batch has the next segment of all; the last one may be
-        shorter. What remains at the end of the text, fewer bytes than there are streams, is asked
-        for in whole segments of one row, of the first of which not all is asked for again.
+        The text is divided into `batch_size` streams of equal length, or fewer if they would be
+        shorter than a segment, and each batch has the next segment of every stream; the last one
+        may be shorter. The remainder at the end of the text, fewer bytes than streams, is evaluated
+        in whole segments of one row; targets that were evaluated before are ignored.
 
         Args:
-            batch_size: streams at most.
-            max_tokens: read about so many bytes only, from the beginning of every stream; None
-                reads all.
+            batch_size: maximal number of streams.
+            max_tokens: approximate number of bytes, from the beginning of every stream; None is
+                all.
         """
         total, length = self._text.numel(), self._length
         num_streams = max(1, min(batch_size, total // length))
@@ -150,12 +150,12 @@ class TextStreams:
 
 
 class CharacterData(RowData[CharacterSettings]):
-    """Streams of bytes, in which each one is predicted from those before it.
+    """Batches of byte streams; the target of each byte is the next one.
 
     Args:
         encoded: the text.
         config: lengths, sizes and number of steps.
-        seed: of where the epochs begin in the text.
+        seed: seed of the offsets of epochs in the text.
 
     Raises:
         InputError: the train split is shorter than one update.
@@ -172,5 +172,5 @@ class CharacterData(RowData[CharacterSettings]):
         super().__init__(config, streams, seed)
 
     def from_loss(self, loss: float) -> dict[str, float]:
-        """Return the bits per character, which is a byte, of a loss in nats."""
+        """Return bits per character (a byte) from a loss in nats."""
         return {"bits_per_character": loss / math.log(2)}

@@ -1,4 +1,4 @@
-"""Transformer-XL (Dai et al. 2019), whose norms come from a factory."""
+"""Transformer-XL (Dai et al. 2019) with norms from a factory."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -19,11 +19,11 @@ from powernorm_lab.models.placements import layer_places
 from powernorm_lab.models.positions import sinusoidal_positions
 from powernorm_lab.models.stream_memory import StreamMemory
 
-# Attention by content and by distance, over a segment and what was kept before it.
+# Attention by content and by distance, over a segment and the memory before it.
 
 
 BIAS_STD = 0.02
-"""Of the initial u and v, as of all weights of the released code."""
+"""Standard deviation of the initial u and v, as for all weights in the released code."""
 
 
 class RelativeAttention(nn.Module):
@@ -33,18 +33,18 @@ class RelativeAttention(nn.Module):
 
     `[(q_i + u) · k_j + (q_i + v) · W_R r_{i-j}] / √d`,
 
-    with learned u and v, which here belong to each layer, and the sinusoidal encoding r of the
+    with learned u and v, here separate for each layer, and the sinusoidal encoding r of the
     distance. No linear map has a bias.
 
     Args:
-        num_features: size of the features, divisible by `num_heads`.
+        num_features: number of features, divisible by `num_heads`.
         num_heads: number of heads.
-        dropout: of the attention weights, in training.
-        scales_heads: whether each head has a learned scale, before the out-projection.
+        dropout: dropout of the attention weights, in training.
+        scales_heads: whether each head has a learned scale before the output projection.
 
     Shape:
         - x: (batch, length, features)
-        - context: (batch, memory + length, features), what was kept and then x
+        - context: (batch, memory + length, features), the memory followed by x
         - distances: (memory + length, features), encodings of the distances from the longest to 0
         - output: (batch, length, features)
 
@@ -110,24 +110,23 @@ class RelativeAttention(nn.Module):
         return mixed
 
     def _heads(self, x: Tensor) -> Tensor:
-        """(batch, length, features) → (batch, heads, length, features of a head)."""
+        """Reshape (batch, length, features) to (batch, heads, length, features of a head)."""
         heads: Tensor = x.unflatten(-1, (self.num_heads, -1))
         return heads.transpose(1, 2)
 
 
 def shifted(by_distance: Tensor) -> Tensor:
-    """Turn scores by distance into scores by key, without a loop (Dai et al. 2019, appendix B).
+    """Convert scores by distance to scores by key, without a loop (Dai et al. 2019, appendix B).
 
-    Each query has its keys at other distances than its neighbor: row i moves by length - 1 - i
-    to the left. One zero in front of each row, and the rows read with a length that is one less,
-    do that; what comes in from the right belongs to later keys.
+    Row i has to be shifted by length - 1 - i to the left, since the distances of the keys differ
+    between queries. Prepending a zero to each row and reshaping to rows that are one element
+    shorter does that; elements shifted in from the right belong to later keys.
 
     Args:
-        by_distance: (…, length, keys), the distance falls from keys - 1 to 0 along the last
-            dimension.
+        by_distance: (…, length, keys), with distances from keys - 1 to 0 along the last dimension.
 
     Returns:
-        (…, length, keys), by the place of the key; entries of keys after the query mean nothing.
+        (…, length, keys), by position of the key; entries of keys after the query are arbitrary.
 
     >>> shifted(torch.tensor([[2, 1, 0], [5, 4, 3]]))
     tensor([[1, 0, 0],
@@ -140,7 +139,7 @@ def shifted(by_distance: Tensor) -> Tensor:
 
 
 def _later_positions(length: int, keys: int, device: torch.device) -> Tensor:
-    """Return which keys stand after each query, bool, (length, keys); the last key is its own."""
+    """Return the mask of keys after each query, bool, (length, keys); queries are the last keys."""
     ones = torch.ones(length, keys, dtype=torch.bool, device=device)
     return ones.triu(diagonal=keys - length + 1)
 
@@ -153,8 +152,8 @@ def distance_encodings(
     Args:
         keys: number of distances.
         num_features: size of each encoding.
-        max_distance: those beyond it are taken for it; None has no limit.
-        device: of the result.
+        max_distance: maximal distance, to which longer ones are clamped; None has no limit.
+        device: device of the result.
     """
     distances = torch.arange(keys - 1, -1, -1, device=device)
     if max_distance is not None:
@@ -163,18 +162,18 @@ def distance_encodings(
 
 
 class RelativeLayer(SubLayers):
-    """The layer of a Transformer around a `RelativeAttention`, which also looks at a memory."""
+    """A Transformer layer with a `RelativeAttention` over a memory and the segment."""
 
     def forward(
         self, x: Tensor, seen: Tensor | None, distances: Tensor, padding_mask: Tensor | None = None
     ) -> tuple[Tensor, Tensor]:
-        """Return the layer's output and what its attention looked at.
+        """Return the layer's output and the context of its attention.
 
         Args:
             x: (batch, length, features).
-            seen: what the attention looked at before, (batch, memory, features); where a norm is
-                before the attention, what was behind it, so that no position is normalized, or
-                counted by batch statistics, a second time.
+            seen: memory of the attention, (batch, memory, features). With a norm before the
+                attention it holds normalized positions, so that no position is normalized, or
+                counted in batch statistics, a second time.
             distances: encodings, (memory + length, features).
             padding_mask: bool, (batch, length), True = padding.
         """
@@ -189,35 +188,36 @@ class RelativeLayer(SubLayers):
 
 
 class TransformerXL(nn.Module):
-    """Predicts each token from those before it, also from before its segment.
+    """Predicts each token from those before it, including tokens before its segment.
 
-    Embedding of tokens, scaled by √features, causal layers with relative positions, logits through
-    the transposed embedding and a bias. With most placements one more norm follows the last layer.
-    Each layer's attention also sees the last `memory_length` positions before the segment, as they
-    were in the batch before, without a gradient into them. In eval no output depends on a later
-    token, whatever the norm.
+    The model embeds tokens (scaled by √features), applies causal layers with relative positions,
+    and computes logits with the transposed embedding and a bias. With most placements another norm
+    follows the last layer. Each layer's attention also attends to the last `memory_length`
+    positions before the segment, as computed in the previous batch, without gradients. In
+    evaluation no output depends on a later token, for any norm.
 
-    A batch with `starts` uses and leaves a memory (`StreamMemory`), one in training and another in
-    evaluation, neither of which is a weight or a buffer; without `starts` there is none.
+    A batch with `starts` uses and updates a memory (`StreamMemory`); training and evaluation have
+    separate memories, which are neither weights nor buffers. Without `starts` no memory is used.
 
     Args:
         vocabulary_size: number of tokens.
-        norm: makes every norm of the model, or of its lowest layers.
-        shape: of its layers; its dropout is also that of the encodings of distances and before the
-            logits.
+        norm: builds every norm of the model, or of its lowest layers.
+        shape: shape of the layers; its dropout also applies to the encodings of distances and
+            before the logits.
         memory_length: positions of the memory in training.
         evaluation_memory_length: the same in evaluation; None is `memory_length`.
-        num_lanes: batches with rows of their own that take turns, such as the micro-batches of an
-            update, which measurements read in evaluation as well.
-        max_distance: longer distances count as this one; None has no limit. Of use where the
-            evaluation has a longer memory than the training, which has never seen such distances.
-        seed: of the initial weights, which are the same for every norm.
-        upper_norm: makes the norms above the lowest layers.
+        num_lanes: number of interleaved sequences of batches, such as the micro-batches of an
+            update, which measurements read in evaluation, too.
+        max_distance: maximal distance, to which longer ones are clamped; None has no limit. It is
+            useful if the memory is longer in evaluation than in training, where such distances do
+            not occur.
+        seed: seed of the initial weights, which are the same for every norm.
+        upper_norm: builds the norms above the lowest layers.
 
     Shape:
         - tokens: int64, (batch, length)
-        - starts: int64, (batch,), where in the text each row begins
-        - padding_mask: bool, (batch, length), True = padding, which stands at the end
+        - starts: int64, (batch,), position of each row in the text
+        - padding_mask: bool, (batch, length), True = padding, at the end of rows
         - output: logits, (batch, length, vocabulary_size)
 
     Raises:
@@ -278,7 +278,7 @@ class TransformerXL(nn.Module):
     def features(
         self, tokens: Tensor, starts: Tensor | None = None, padding_mask: Tensor | None = None
     ) -> Tensor:
-        """Return what the logits are made from, (batch, length, features)."""
+        """Return the features before the output layer, (batch, length, features)."""
         memory = self._training_memory if self.training else self._evaluation_memory
         seen = None if starts is None else memory.recall(starts)
         x: Tensor = self.embedding(tokens) * self.embedding_scale
@@ -287,7 +287,7 @@ class TransformerXL(nn.Module):
         x = self.dropout(x)
         x, contexts = self._through_layers(x, seen, padding_mask)
         if starts is not None:
-            # What is padded at its end cannot be gone on from.
+            # A batch with padding at its end cannot be continued.
             memory.keep(tokens.shape[1], contexts if padding_mask is None else None)
         if self.final_norm is not None:
             x = self.final_norm(x, padding_mask)
@@ -299,7 +299,7 @@ class TransformerXL(nn.Module):
         return self._training_memory.state()
 
     def load_memory_state(self, state: Sequence[Mapping[str, Any]]) -> None:
-        """Go on from what `memory_state` returned."""
+        """Restore the memory that `memory_state` returned."""
         self._training_memory.load_state(state)
 
     def _through_layers(

@@ -1,4 +1,4 @@
-"""Settings of the language modeling of bytes."""
+"""Settings of the task of language modeling over bytes."""
 
 from typing import ClassVar
 
@@ -15,10 +15,10 @@ class TransformerXLShape(DetailedTransformerSettings):
     """The shape of a Transformer-XL."""
 
     memory_length: NotNegative | None = None
-    """Positions before a segment that the attention still sees, in training; none is as many as a
-    segment has."""
+    """Number of positions before a segment that are attended to in training; none is the length of
+    a segment."""
     evaluation_memory_length: NotNegative | None = None
-    """The same in evaluation; none is as in training."""
+    """The same number in evaluation; none is as in training."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,4 +1,4 @@
-"""Language modeling of characters: Transformer-XL over a stream of bytes."""
+"""The task of language modeling over bytes with a Transformer-XL."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -22,29 +22,29 @@ from powernorm_lab.training.task import BuiltinTask, Sizes
 
 
 class CharacterTask(BuiltinTask[EncodedBytes, CharacterSettings]):
-    """Predict each byte of a text from all before it."""
+    """Language modeling over bytes."""
 
     name = "lm-char"
     units = "bytes"
     metrics = ("valid_bits_per_character", "test_bits_per_character")
 
     def encode(self, config: CharacterSettings) -> EncodedBytes:
-        """Read the text."""
+        """Read the text of `data.path`."""
         return load_bytes(config.data.path)
 
     def encode_by(self, source: str, config: CharacterSettings) -> EncodedBytes:
-        """Read `source`: all texts have the same bytes."""
+        """Read `source`; the vocabulary of bytes is always the same."""
         del config
         return load_bytes(source)
 
     def data(
         self, encoded: EncodedBytes, config: CharacterSettings, seed: int
     ) -> RunData[CharacterSettings]:
-        """Return streams of the text."""
+        """Return the batches of byte streams."""
         return CharacterData(encoded, config, seed)
 
     def baselines(self, encoded: EncodedBytes, config: CharacterSettings) -> list[Baseline]:
-        """Return unigram, bigram and trigram."""
+        """Return the scores of unigram, bigram and trigram models."""
         del config
         return [
             Baseline(name=name, metrics=metrics) for name, metrics in byte_metrics(encoded).items()
@@ -61,24 +61,24 @@ class CharacterTask(BuiltinTask[EncodedBytes, CharacterSettings]):
         }
 
     def summary(self, encoded: EncodedBytes) -> DataPrepared:
-        """Return the same in short."""
+        """Return the event that describes the data."""
         return DataPrepared(encoded.name, encoded.splits["train"].numel(), "bytes", VOCABULARY_SIZE)
 
     def sizes(self, encoded: EncodedBytes) -> Sizes:
-        """Return the number of bytes that there are."""
+        """Return the number of distinct bytes."""
         del encoded
         return (VOCABULARY_SIZE,)
 
     def sizes_of_weights(self, weights: Mapping[str, Tensor]) -> Sizes:
-        """Return the same of a model."""
+        """Return the number of ids from the weights of a model."""
         return (len(weights["embedding.weight"]),)
 
     def build(self, config: CharacterSettings, norm: str, sizes: Sizes, seed: int) -> TaskModel:
-        """Return the model of a run; equal seeds give equal weights to all norms."""
+        """Return the model of a run; models of equal seeds have equal weights for all norms."""
         return _build_transformer_xl(config, norm, sizes[-1], seed)
 
     def example_inputs(self, config: CharacterSettings, sizes: Sizes) -> tuple[Tensor, ...]:
-        """Return bytes of a segment's length, (2, length)."""
+        """Return random bytes, (2, length)."""
         generator = torch.Generator().manual_seed(0)
         shape = (2, config.data.sequence_length)
         return (torch.randint(sizes[-1], shape, generator=generator),)
@@ -87,7 +87,7 @@ class CharacterTask(BuiltinTask[EncodedBytes, CharacterSettings]):
         """Check the settings and the norm's options.
 
         Raises:
-            InputError: one of them does not fit.
+            InputError: a setting or option does not fit.
         """
         super().check(config, norm)
         norm_options(config, norm, config.model.norm_widths)
@@ -96,19 +96,19 @@ class CharacterTask(BuiltinTask[EncodedBytes, CharacterSettings]):
 def _build_transformer_xl(
     config: CharacterSettings, norm: str, vocabulary_size: int, seed: int
 ) -> TransformerXL:
-    """Build the model of one run; equal seeds give equal weights to all norms.
+    """Build the model of one run; models of equal seeds have equal weights for all norms.
 
-    Without `model.memory_length` the memory is as long as a segment. Distances beyond those of the
-    training, which a longer memory in evaluation brings, count as the longest of the training.
+    Without `model.memory_length` the memory is as long as a segment. Longer distances than in
+    training, which occur with a longer memory in evaluation, are clamped to the longest one.
 
     Args:
-        config: has the model's shape.
+        config: configuration with the model's shape.
         norm: short name.
         vocabulary_size: number of tokens.
-        seed: of the initial weights.
+        seed: seed of the initial weights.
 
     Raises:
-        InputError: unknown norm, or options that do not fit it or the model.
+        InputError: the norm is unknown, or its options do not fit it or the model.
     """
     shape, length = config.model, config.data.sequence_length
     memory_length = length if shape.memory_length is None else shape.memory_length

@@ -1,17 +1,17 @@
 """Texts as bytes, in three splits: enwik8, text8, any file, or an embedded corpus.
 
-`load_bytes` takes
+`load_bytes` reads
 
 - one file, such as the official `enwik8` or `text8`: its first 90 % are train, the next 5 % valid
   and the rest test, which for 100,000,000 bytes is the split of the literature.
-- a folder with `train.txt`, `valid.txt` and `test.txt`, taken as they are, byte for byte. Where
-  Transformer-XL's preparation has left `train.txt.raw` and so on beside them, these are read: its
-  `.txt` files hold the bytes as numbers.
+- a folder with `train.txt`, `valid.txt` and `test.txt`, byte for byte. If it also has
+  `train.txt.raw` and so on from Transformer-XL's preparation, these are read instead: the `.txt`
+  files of that preparation hold the bytes as numbers.
 - a folder with a file `enwik8` or `text8`.
-- the name of an embedded corpus; its documents, in UTF-8, each end with a newline.
+- the name of an embedded corpus; each document, in UTF-8, ends with a newline.
 
-A model of bytes has all 256 of them, whatever occurs: nothing can be unknown, and the vocabulary
-depends on no text.
+The vocabulary always has all 256 bytes, so that it is independent of the text and no byte is
+unknown.
 """
 
 import hashlib
@@ -32,11 +32,11 @@ from powernorm_lab.data.readers import USER_LICENSE
 
 VOCABULARY_SIZE: Final = 256
 OFFICIAL_SIZES: Final[Mapping[str, int]] = {"enwik8": 100_000_000, "text8": 100_000_000}
-"""Bytes of the files that are called so."""
+"""Numbers of bytes of files with these names."""
 MINIMUM: Final = 1000
-"""Bytes of a file that is split."""
+"""Minimal number of bytes of a file to split."""
 _PACKED: Final = (".zip", ".gz", ".xz", ".bz2", ".7z", ".zst")
-# One way only to part what it matches: else damaged files of digits would take for ever.
+# An unambiguous pattern: otherwise backtracking over damaged files of digits would take forever.
 _NUMBERS: Final = re.compile(rb"(?:\d{1,3}[ \n]+)+\d{0,3}")
 _LOOKED_AT: Final = 200
 
@@ -61,7 +61,7 @@ class EncodedBytes:
         return digest.hexdigest()
 
     def start_of(self, split: Split) -> int:
-        """Return where a split begins if all of them are laid one after the other."""
+        """Return the position of a split in the concatenation of all splits."""
         before = SPLITS[: SPLITS.index(split)]
         return sum(self.splits[earlier].numel() for earlier in before)
 
@@ -70,8 +70,8 @@ def load_bytes(source: str | None) -> EncodedBytes:
     """Return the text that a configuration names.
 
     Args:
-        source: name of an embedded corpus, or the path of the user's file or folder (write `./rt`
-            for a file that is called like a corpus); None is the State of the Union addresses.
+        source: name of an embedded corpus, or path of the user's file or folder (use `./rt` for a
+            file with the name of a corpus); None is the State of the Union addresses.
 
     Raises:
         InputError: as `read_bytes`.
@@ -85,8 +85,8 @@ def read_bytes(path: Path) -> EncodedBytes:
     """Read the user's text.
 
     Raises:
-        InputError: the path cannot be read, is too short or incomplete, packed, or holds numbers;
-            the message names the file and what was expected.
+        InputError: the file cannot be read, is too short, incomplete or packed, or holds numbers;
+            the message names the file and the expected contents.
     """
     if path.is_dir():
         return _read_folder(path)
@@ -120,7 +120,7 @@ def _read_folder(folder: Path) -> EncodedBytes:
     for split in SPLITS:
         if split not in found:
             names = " and ".join(path.name for path in found.values())
-            raise InputError(f"{folder} has {names} but no {split}.txt: put it beside the others")
+            raise InputError(f"{folder} has {names} but no {split}.txt: put it next to the others")
     splits = {split: _read_split(path) for split, path in found.items()}
     return EncodedBytes(folder.resolve().name, str(folder), USER_LICENSE, splits)
 
@@ -136,11 +136,11 @@ def _read_split(path: Path) -> Tensor:
     content = _read(path)
     if not content:
         raise InputError(f"{path} is empty: expected text")
-    # Only what Transformer-XL's preparation writes looks so for a whole line.
+    # Only files of Transformer-XL's preparation begin with so many numbers.
     if _NUMBERS.fullmatch(content[:_LOOKED_AT]):
         raise InputError(
             f"{path}, line 1: bytes written as numbers ({content[:12].decode()!r}); put the "
-            f"{path.name}.raw of the same preparation beside it, or give the text itself"
+            f"{path.name}.raw of the same preparation next to it, or give the text itself"
         )
     return _tensor(content)
 
@@ -153,7 +153,7 @@ def _read_whole(path: Path) -> EncodedBytes:
     if expected is not None and len(content) != expected:
         raise InputError(
             f"{path} has {len(content):,} bytes and should have {expected:,}: fetch it again, or "
-            "give the file another name if it is meant to be so"
+            "rename the file if this is intended"
         )
     if len(content) < MINIMUM:
         raise InputError(
@@ -172,7 +172,7 @@ def _read_whole(path: Path) -> EncodedBytes:
 
 def _read(path: Path) -> bytearray:
     try:
-        # A tensor wants memory that it may write to.
+        # A bytearray, because a tensor needs writable memory.
         content = bytearray(path.stat().st_size)
         with path.open("rb", buffering=0) as file:
             view, size = memoryview(content), 0

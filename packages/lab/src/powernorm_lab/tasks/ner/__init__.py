@@ -1,1 +1,1 @@
-"""Named entities: readers of the official files, tag schemes, word vectors, batches."""
+"""The task of named-entity recognition."""

@@ -1,4 +1,4 @@
-"""Tagged sentences as the batches of a run: every word is asked for its tag."""
+"""Batches of tagged sentences; the target of each word is its tag."""
 
 from collections.abc import Mapping, Sequence
 from itertools import chain
@@ -23,8 +23,8 @@ class TaggedRows(PaddedRows):
     """The sentences of a split with the tag of each word.
 
     Args:
-        sentences: the split.
-        has_characters: whether batches hold the words' characters.
+        sentences: encoded sentences of the split.
+        has_characters: whether batches hold the characters of words.
         has_bigrams: whether batches hold bigrams.
     """
 
@@ -39,11 +39,11 @@ class TaggedRows(PaddedRows):
         self._has_bigrams = has_bigrams
 
     def order(self, *, batch_size: int, seed: int) -> Order:
-        """Return the order of a training: sentences of about the same length together."""
+        """Return the order of sentences in training, with similar lengths in a batch."""
         return ShuffledByLength(self.lengths, batch_size=batch_size, seed=seed, unit=self.unit)
 
     def batch(self, rows: Tensor) -> Batch:
-        """Return rows by number, padded to the longest."""
+        """Return a batch of rows by number, padded to the longest."""
         places, padding = self.places(rows)
         num_words = int(self.lengths[rows].sum())
         named = {
@@ -61,7 +61,7 @@ class TaggedRows(PaddedRows):
             targets=self._sentences.tags[places].long().masked_fill(padding, IGNORED),
             num_tokens=num_words,
             num_targets=num_words,
-            # The minimized loss is a mean over sentences, the one that is logged over words.
+            # The minimized loss is a mean over sentences, the logged loss over words.
             loss_targets=float(rows.numel()),
             logged_targets=float(num_words),
         )
@@ -74,16 +74,16 @@ class TaggedRows(PaddedRows):
 
 
 class EntityData(RowData[EntitySettings]):
-    """Padded sentences, in which the tag of every word is asked for.
+    """Batches of padded sentences with tags.
 
     Args:
-        encoded: the sentences over their words and tags.
+        encoded: the encoded sentences.
         config: lengths, sizes and number of steps.
-        seed: of the order of the sentences.
+        seed: seed of the order of the sentences.
 
     Raises:
-        InputError: the train split has fewer sentences than a batch, or vectors are of another
-            size than the model's embeddings.
+        InputError: the train split has fewer sentences than a batch, or vectors and the model's
+            embeddings differ in size.
     """
 
     def __init__(self, encoded: EncodedEntities, config: EntitySettings, seed: int) -> None:
@@ -105,21 +105,21 @@ class EntityData(RowData[EntitySettings]):
         """Return F1, precision and recall of the entities of a split, in percent."""
         del brief
         if not isinstance(model, EntityTagger):
-            raise TypeError(f"expected a tagger, got {type(model).__name__}")
+            raise TypeError(f"expected an EntityTagger, got {type(model).__name__}")
         names = self._encoded.tags
         rows: list[list[str]] = []
         for batch in self.evaluation(split):
             moved = batch.to(device)
             decoded = model.decode(model(**moved.inputs()), moved.named[MASK])
             rows += [[names[tag] for tag in tags] for tags in decoded]
-        # Where a sentence was cut, its gold entities are still whole.
+        # The gold entities of a divided sentence are whole.
         gold = (sentence.spans for sentence in self._encoded.corpus.sentences[split])
         whole = _put_together(rows, self._encoded.splits[split])
         return span_scores(gold, (spans_of(tags, "iob") for tags in whole))
 
 
 def _put_together(rows: Sequence[Sequence[str]], sentences: EncodedSentences) -> list[list[str]]:
-    """Return the tags of each sentence out of those of its rows."""
+    """Return the tags of each sentence from the tags of its rows."""
     numbers: list[int] = sentences.rows_per_sentence.tolist()
     left = iter(rows)
     return [list(chain.from_iterable(next(left) for _ in range(number))) for number in numbers]
@@ -137,6 +137,6 @@ def _check_size(file: str | None, vectors: Mapping[int, Tensor], wanted: int, ke
     size = next((vector.numel() for vector in vectors.values()), wanted)
     if size != wanted:
         raise InputError(
-            f"{file} has vectors of {size} numbers, the model's embeddings have {wanted}: set "
+            f"{file} has vectors of {size} numbers, but the model's embeddings have {wanted}: set "
             f"{key}={size}"
         )

@@ -1,11 +1,11 @@
-"""Files with a word a line, its tag in the last column, and empty lines between sentences.
+"""Reader of files with a word on each line, its tag last, and empty lines between sentences.
 
-CoNLL-2003 (word, part of speech, chunk and tag between spaces; lines `-DOCSTART-` between
-documents), and files of two columns as those of Resume, MSRA and Weibo (a character and its tag).
-Columns stand between tabs or, in a file without tabs, between spaces. The scheme of the tags is
-found out from the file (`tag_schemes`): with ends of entities where one of M, E, L, S or U occurs,
-else IOB2 if all tags fit it, else IOB1, the scheme of the original release of CoNLL-2003, in which
-an entity begins with I. Tags that fit none are an error.
+These are CoNLL-2003 (word, part of speech, chunk and tag; lines `-DOCSTART-` between documents),
+and files with two columns such as those of Resume, MSRA and Weibo (a character and its tag).
+Columns are separated by tabs or, in a file without tabs, by spaces. The scheme of the tags is
+detected (`tag_schemes`): one with ends of entities if M, E, L, S or U occurs, else IOB2 if all tags
+fit it, else IOB1, the scheme of the original release of CoNLL-2003, in which an entity begins with
+I. Tags that fit no scheme are an error.
 """
 
 from collections.abc import Callable
@@ -24,7 +24,8 @@ from powernorm_lab.tasks.ner.tag_schemes import (
 
 DOCUMENT_START: Final = "-DOCSTART-"
 _BLANKS: Final = " \t"
-"""Not `str.isspace`: an ideographic space is a character of a Chinese text."""
+"""White space of the format; not `str.isspace`, because a Chinese text may hold ideographic spaces
+as characters."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +51,10 @@ def parse_columns(text: str, source: str, scheme: Scheme | None = None) -> list[
     Args:
         text: content of the file, with "\n" at the ends of lines.
         source: name of the file, for messages.
-        scheme: of the tags; None finds it out.
+        scheme: scheme of the tags; None detects it.
 
     Raises:
-        InputError: a line is damaged; the message names file, line and column and says what was
-            expected.
+        InputError: a line is damaged; the message names file, line, column and the expected value.
     """
     blocks = _blocks(text, source)
     reason = f"the file is read as {scheme}"
@@ -105,7 +105,7 @@ def _check_columns(columns: list[str], expected: int, where: str) -> None:
     if len(columns) != expected:
         raise InputError(
             f"{where} has {len(columns)} columns: expected {expected}, a word first and its tag "
-            "last, with tabs or spaces between them"
+            "last, separated by tabs or spaces"
         )
     if not TAG.fullmatch(columns[-1]):
         raise InputError(
@@ -115,7 +115,7 @@ def _check_columns(columns: list[str], expected: int, where: str) -> None:
 
 
 def _scheme(blocks: list[_Block], source: str) -> tuple[Scheme, str]:
-    """Return the scheme of a file and why it is taken to be that."""
+    """Return the scheme of a file, and the reason for choosing it."""
     for block in blocks:
         for line in block:
             if line.tag[0] in BOUNDARY_LETTERS:
@@ -125,7 +125,7 @@ def _scheme(blocks: list[_Block], source: str) -> tuple[Scheme, str]:
                 return "bioes", reason
     damage = _first_damage(blocks, "iob2", source)
     if damage is None or _first_damage(blocks, "iob1", source) is not None:
-        return "iob2", "the file is read as IOB2, as its tags do not all fit IOB1"
+        return "iob2", "the file is read as IOB2, because not all of its tags fit IOB1"
     return "iob1", "the file is read as IOB1"
 
 

@@ -29,7 +29,7 @@ _FILES: Final = SplitFiles(
     "data sets",
     optional=("valid",),
 )
-"""`eng.testa`, `train.char.bmes`, `msra_train.txt`, `dev.conll`, …"""
+"""Names such as `eng.testa`, `train.char.bmes`, `msra_train.txt` and `dev.conll`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +54,14 @@ def load_entities(source: str | None) -> EntityCorpus:
     """Return the sentences that a configuration names.
 
     - `hironsan`: 500 Japanese sentences of `powernorm-data`
-    - `conll2003`, `msra`: English and Chinese news, once they were fetched
-    - a folder with the official files, or the path of the train file among them. Without a valid
-      split every tenth sentence of the train split is that.
+    - `conll2003`, `msra`: English and Chinese news, after they were fetched
+    - a folder with the official files, or the path of its train file. Without a valid split, every
+      tenth sentence of the train split is used for validation.
     - any other file; of every ten sentences the ninth is valid and the tenth test
 
     Args:
-        source: one of these; None is `hironsan`. (Write `./msra` for a path that is called like a
-            data set.)
+        source: one of these; None is `hironsan`. (Use `./msra` for a path with the name of a data
+            set.)
 
     Raises:
         InputError: there is no such file, a file is damaged, or the data set was not fetched.
@@ -93,7 +93,7 @@ def _read(path: Path) -> EntityCorpus:
     if not path.exists():
         raise InputError(
             f"{path} does not exist: give a folder with {_FILES.expected}, one file with a word "
-            f"and its tag a line, or the name of a data set ({', '.join(NAMES)})"
+            f"and its tag on each line, or the name of a data set ({', '.join(NAMES)})"
         )
     prefix = _FILES.train_name(path)
     if prefix is not None and _others(path.parent, prefix):
@@ -103,7 +103,7 @@ def _read(path: Path) -> EntityCorpus:
 
 
 def _others(folder: Path, name: str) -> bool:
-    """Return whether other splits stand beside the train file."""
+    """Return whether the folder of a train file has other splits."""
     matches = (_FILES.pattern.fullmatch(path.name) for path in folder.iterdir())
     return any(m and (m["name"] or "") == name and m["split"] != "train" for m in matches)
 

@@ -1,4 +1,4 @@
-"""Sentences with entities as numbers: ids of words, characters, bigrams, and of the tags."""
+"""Encoded sentences with entities: ids of words, characters, bigrams and tags."""
 
 import hashlib
 from collections import Counter
@@ -21,56 +21,56 @@ from powernorm_lab.tasks.ner.vectors import read_vectors
 
 PADDING_ID: Final = 0
 UNKNOWN_ID: Final = 1
-"""Of a word, a character or a bigram that the vocabulary has not."""
+"""Id of words, characters and bigrams that are not in the vocabulary."""
 NUM_MARKS: Final = 2
 LEAST_COUNT: Final = 2
-"""What occurs less often in the train split is unknown there, too, so that the unknown is learned;
-but a word with a vector is always known."""
+"""Minimal number of occurrences in the train split for the vocabulary. Rarer items are unknown in
+the train split, too, so that the unknown id is trained; words with a vector are always known."""
 WORD_LENGTH: Final = 20
-"""Characters of a word that are looked at."""
+"""Maximal number of characters of a word that are encoded."""
 END: Final = "<eos>"
-"""Stands after the last character of a sentence in its bigram."""
+"""Second part of the bigram of the last character of a sentence."""
 _MOST_LONGER: Final = 0.1
-"""Share of the training words that may be longer than a character where there are bigrams."""
+"""Maximal fraction of training words that are longer than a character, for bigrams."""
 _FORMAT: Final = 1
 
 
 @dataclass(frozen=True)
 class EncodedSentences:
-    """A split, cut into rows; a sentence longer than the longest row makes several."""
+    """A split, divided into rows; a sentence longer than the maximal row becomes several rows."""
 
     words: Tensor
-    """int32, (number of words,): ids."""
+    """int32, (number of words,): ids of words."""
     characters: Tensor
     """int32, (number of words, characters of the longest), `PADDING_ID` after a word's end."""
     bigrams: Tensor
-    """int32, (number of words,): ids of each word with the next one of its sentence; (0,) where
-    there are no bigrams."""
+    """int32, (number of words,): ids of each word with the next one of its sentence; (0,) without
+    bigrams."""
     tags: Tensor
     """int32, (number of words,): ids by `tag_names`; a row begins and ends outside of entities, so
-    one that lies across a cut is two here."""
+    that an entity in two rows becomes two entities."""
     lengths: Tensor
-    """int64, (number of rows,): words of each row."""
+    """int64, (number of rows,): number of words of each row."""
     rows_per_sentence: Tensor
-    """int64, (number of sentences,)."""
+    """int64, (number of sentences,): number of rows of each sentence."""
 
 
 @dataclass(frozen=True)
 class EntityVocabulary:
-    """Known words, characters, bigrams and kinds of entities with their ids."""
+    """The ids of words, characters and bigrams, and the kinds of entities."""
 
     words: Mapping[str, int]
-    """In the order of their ids, from `NUM_MARKS` on."""
+    """Ids of words, increasing from `NUM_MARKS`."""
     characters: Mapping[str, int]
-    """In the same way."""
+    """Ids of characters, increasing from `NUM_MARKS`."""
     bigrams: Mapping[str, int] | None
-    """In the same way; None where none were asked for."""
+    """Ids of bigrams, increasing from `NUM_MARKS`; None if they are not used."""
     kinds: tuple[str, ...]
-    """Of entities, in the order of the tags (`tag_names`)."""
+    """Kinds of entities, in the order of the tags (`tag_names`)."""
     vectors: Mapping[int, Tensor]
-    """Vector of some words by id, float32; empty where none were asked for."""
+    """Vectors of words by id, float32; empty if they are not used."""
     bigram_vectors: Mapping[int, Tensor]
-    """The same of bigrams."""
+    """Vectors of bigrams by id, float32; empty if they are not used."""
 
     @property
     def num_words(self) -> int:
@@ -84,7 +84,7 @@ class EntityVocabulary:
 
     @property
     def num_bigrams(self) -> int:
-        """Return the number of ids of bigrams; 0 where none were asked for."""
+        """Return the number of ids of bigrams; 0 if they are not used."""
         return 0 if self.bigrams is None else NUM_MARKS + len(self.bigrams)
 
     @property
@@ -95,7 +95,7 @@ class EntityVocabulary:
 
 @dataclass(frozen=True)
 class EncodedEntities(EntityVocabulary):
-    """Sentences with entities over their words, characters and tags."""
+    """Encoded sentences with entities."""
 
     corpus: EntityCorpus
     splits: Mapping[Split, EncodedSentences]
@@ -113,27 +113,28 @@ def encode_entities(
     bigram_vectors: Path | None = None,
     by: EntityCorpus | None = None,
 ) -> EncodedEntities:
-    """Number the words, in lower case, the characters, as they are, bigrams, and the tags.
+    """Encode words in lower case, characters, bigrams and tags.
 
-    The words are the most frequent ones of the train split, and all words of all splits that have
-    a vector; the others are one unknown word. The bigram of a word is it and the next one of its
-    sentence, in lower case and written together (`END` after the last); known are those that the
-    train split has twice and those with a vector. The kinds of entities are those of all splits.
+    The vocabulary has the most frequent words of the train split, and all words of all splits that
+    have a vector; all other words are unknown. The bigram of a word is the concatenation of this
+    and the next word of the sentence (`END` for the last one), in lower case; bigrams that occur
+    twice in the train split or have a vector are known. The kinds of entities are those of all
+    splits.
 
     Args:
         corpus: the sentences.
-        vocabulary_size: number of words, padding and the unknown word included, those with a vector
-            left out.
-        max_length: words in a row at most.
+        vocabulary_size: number of words, including padding and the unknown word, without the words
+            added for their vectors.
+        max_length: maximal number of words in a row.
         vectors: text file of word vectors.
-        has_bigrams: number bigrams, too.
+        has_bigrams: whether to encode bigrams.
         bigram_vectors: text file of vectors of bigrams.
-        by: corpus whose words, characters and kinds are taken, which a model was trained with; None
+        by: corpus that defines words, characters and kinds, such as that of a trained model; None
             is `corpus`.
 
     Raises:
-        InputError: a file of vectors is damaged; or there is a kind of entities that `by` has not,
-            or none at all; or bigrams are asked for and the words are not characters.
+        InputError: a file of vectors is damaged, `by` lacks a kind of entities or has none, or
+            bigrams are used and the words are not characters.
     """
     own = by or corpus
     ids = _ids(own, vocabulary_size, vectors)
@@ -147,7 +148,7 @@ def encode_entities(
 
 
 def thinned(corpus: EntityCorpus, max_examples: int | None) -> EntityCorpus:
-    """Return a corpus of which only so many training sentences are left, evenly spaced."""
+    """Return a corpus with only `max_examples` evenly spaced training sentences; None is all."""
     train = corpus.sentences["train"]
     if max_examples is None or max_examples >= len(train):
         return corpus
@@ -191,7 +192,7 @@ def _with_bigrams(
 
 
 def bigrams_of(sentence: TaggedSentence) -> list[str]:
-    """Return each word of a sentence with the next one, in lower case and written together."""
+    """Return each word of a sentence concatenated with the next one, in lower case."""
     words = [word.lower() for word in sentence.words]
     return [first + second for first, second in zip(words, [*words[1:], END], strict=True)]
 
@@ -202,13 +203,13 @@ def _check_characters(corpus: EntityCorpus) -> None:
     if len(longer) > _MOST_LONGER * len(words):
         raise InputError(
             f"{corpus.source} has words such as {longer[0][:40]!r}, and bigrams are of neighboring "
-            "characters: set model.bigram_features=none, or take data whose words are characters, "
-            "as train.char.bmes of Resume"
+            "characters: set model.bigram_features=none, or use data whose words are characters, "
+            "such as train.char.bmes of Resume"
         )
 
 
 def _ranked(items: Iterable[str]) -> list[str]:
-    """Return what occurs often enough, the most frequent first, the equally frequent by name."""
+    """Return the items with at least `LEAST_COUNT` occurrences, sorted by frequency, then name."""
     counts = Counter(items)
     kept = [item for item, count in counts.items() if count >= LEAST_COUNT]
     return sorted(kept, key=lambda item: (-counts[item], item))
@@ -226,7 +227,9 @@ def _forms(corpus: EntityCorpus) -> set[str]:
 
 def _check_kinds(corpus: EntityCorpus, own: EntityCorpus) -> None:
     if not own.kinds:
-        raise InputError(f"{own.source} has no entities: every tag is O; expected some")
+        raise InputError(
+            f"{own.source} has no entities: every tag is O; expected at least one entity"
+        )
     for kind in corpus.kinds:
         if kind not in own.kinds:
             raise InputError(
@@ -262,7 +265,7 @@ def _encoded(
 
 
 def _within(sentence: TaggedSentence, start: int, end: int) -> list[Span]:
-    """Return the entities of a part of a sentence, cut where it is."""
+    """Return the entities of a part of a sentence, truncated at its ends."""
     return [
         Span(span.kind, max(span.start, start) - start, min(span.end, end) - start)
         for span in sentence.spans
@@ -272,7 +275,7 @@ def _within(sentence: TaggedSentence, start: int, end: int) -> list[Span]:
 
 def _characters(sentences: Sequence[TaggedSentence], ids: Mapping[str, int]) -> Tensor:
     forms = [word[:WORD_LENGTH] for sentence in sentences for word in sentence.words]
-    # Every different word once: texts have ten times as many words as different ones.
+    # Every distinct word once: texts have about ten times as many words as distinct ones.
     numbers = {form: number for number, form in enumerate(dict.fromkeys(forms))}
     longest = max(map(len, numbers), default=1)
     padding = [PADDING_ID] * longest

@@ -18,30 +18,30 @@ from powernorm_lab.models.normed import HeadScale, NormFactory
 from powernorm_lab.models.placements import layer_places
 from powernorm_lab.tasks.ner.tag_sequences import TagSequences
 
-# The attention of TENER (Yan et al. 2019), which knows direction and distance.
+# The attention of TENER (Yan et al. 2019), which depends on direction and distance.
 
 
 class DirectionalAttention(nn.Module):
-    """Self-attention whose weights depend on how far, and on which side, a position lies.
+    """Self-attention whose weights depend on distance and direction of positions.
 
-    With the query Q_t, the value V_j and the key K_j, which is x_j itself cut into heads, position
-    t attends to position j of a sentence by (eq. 10-13 of the paper)
+    With the query Q_t, the value V_j, and x_j itself, split into heads, as the key K_j, position t
+    attends to position j of a sentence by (eq. 10-13 of the paper)
 
     `A_tj = Q_t K_jᵀ + Q_t R_{t-j}ᵀ + u K_jᵀ + v R_{t-j}ᵀ`, `softmax_j(A_tj) V_j`
 
-    without the usual division by √d, which would make the weights less sharp. R (`offset_codes`)
-    is odd in its sines, so that left and right differ; u and v are learned for each head. As in
-    the program of its authors the heads stand side by side, with no further map after them.
+    without the usual division by √d, which would make the weights less sharp. The sines of R
+    (`offset_codes`) are odd, so that left and right differ; u and v are learned for each head. As
+    in the authors' code, the heads are concatenated without an output projection.
 
     Args:
-        num_features: size of the features, divisible by `num_heads`.
+        num_features: number of features, divisible by `num_heads`.
         num_heads: number of heads.
-        dropout: of the attention weights, in training.
+        dropout: dropout of the attention weights, in training.
         scales_heads: whether each head has a learned scale.
 
     Shape:
         - x: (batch, length, features)
-        - padding_mask: (batch, length), True = padding, which nothing attends to
+        - padding_mask: (batch, length), True = padding, which is not attended to
         - output: (batch, length, features)
 
     Raises:
@@ -60,7 +60,7 @@ class DirectionalAttention(nn.Module):
         if num_features % (2 * num_heads):
             raise InputError(
                 f"num_heads={num_heads} does not divide num_features={num_features} into heads of "
-                "an even size, of which half are sines and half cosines: choose another"
+                "an even size, for equal numbers of sines and cosines: choose another"
             )
         self.num_heads = num_heads
         self.head_features = num_features // num_heads
@@ -74,7 +74,7 @@ class DirectionalAttention(nn.Module):
         self.head_scale = HeadScale(num_heads) if scales_heads else None
 
     def branch_weights(self) -> list[Tensor]:
-        """Return the weight of the values, for DeepNorm; there is no output map."""
+        """Return the weight of the values, for DeepNorm; there is no output projection."""
         return [self.value.weight]
 
     def draw_weights(self, generator: torch.Generator) -> None:
@@ -83,7 +83,7 @@ class DirectionalAttention(nn.Module):
             nn.init.xavier_normal_(bias.data.squeeze(1), generator=generator)
 
     def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
-        """Attend to all positions of `x` that are no padding."""
+        """Attend to all positions of `x` except padding."""
         query, keys, values = self._heads(self.query(x)), self._heads(x), self._heads(self.value(x))
         codes = offset_codes(x.shape[1], self.head_features, device=x.device).to(query.dtype)
         scores = (query + self.content_bias) @ keys.transpose(-1, -2)
@@ -95,23 +95,23 @@ class DirectionalAttention(nn.Module):
         return side_by_side if self.head_scale is None else self.head_scale(side_by_side)
 
     def _heads(self, x: Tensor) -> Tensor:
-        """(batch, length, features) → (batch, heads, length, features of a head)."""
+        """Reshape (batch, length, features) to (batch, heads, length, features of a head)."""
         return x.reshape(*x.shape[:-1], self.num_heads, self.head_features).transpose(1, 2)
 
 
 def offset_codes(length: int, num_features: int, *, device: torch.device | None = None) -> Tensor:
-    """Return R of all offsets t - j, from length - 1 down to 1 - length, in float32.
+    """Return R for all offsets t - j, from length - 1 down to 1 - length, in float32.
 
-    Features i and i + C/2 of an offset are the sine and cosine of (t - j) / 10000^(2i / C), which
-    is the paper's code but for the order of its features.
+    Features i and i + C/2 of an offset are the sine and cosine of (t - j) / 10000^(2i / C), as in
+    the paper's code except for the order of features.
 
     Args:
-        length: of a sentence.
+        length: length of a sentence.
         num_features: C, even.
-        device: of the result.
+        device: device of the result.
 
     Returns:
-        (2 · length - 1, num_features); row length - 1 + j - t is that of t - j.
+        (2 · length - 1, num_features); row length - 1 + j - t is that of the offset t - j.
 
     >>> offset_codes(2, 2)
     tensor([[ 0.8415,  0.5403],
@@ -125,7 +125,7 @@ def offset_codes(length: int, num_features: int, *, device: torch.device | None 
 
 
 def by_position(scores: Tensor) -> Tensor:
-    """Turn scores by offset into scores by position.
+    """Convert scores by offset to scores by position.
 
     Args:
         scores: (…, length, 2 · length - 1); column length - 1 + j - t of row t is for position j.
@@ -136,26 +136,26 @@ def by_position(scores: Tensor) -> Tensor:
     length = scores.shape[-2]
     if length == 1:
         return scores
-    # Row t begins t places earlier than the one before it: in rows that are one place shorter, all
-    # begin at the same one.
+    # Each row's window starts one column before that of the previous row. In the flattened scores,
+    # reshaped to rows that are one column shorter, all windows start at the same column.
     flat = scores.flatten(-2)[..., length - 1 : -1]
     return flat.reshape(*scores.shape[:-1], 2 * length - 2)[..., :length]
 
 
 WINDOW = 3
-"""Characters that a filter sees."""
+"""Width of the filters in characters."""
 
 
 class CharacterFeatures(nn.Module):
-    """A convolution over the characters of a word, and the maximum over them (Ma and Hovy 2016).
+    """A convolution over the characters of a word with max pooling (Ma and Hovy 2016).
 
-    The convolution is a linear map of every `WINDOW` neighboring characters, followed by ReLU; the
-    maximum is over a word's own characters, whatever stands after them.
+    The convolution is a linear map of every `WINDOW` neighboring characters, followed by ReLU. The
+    maximum is over the characters of the word, without padding.
 
     Args:
         num_characters: number of ids; 0 is padding.
-        num_features: of a character, and of a word.
-        dropout: of the characters' embeddings, in training.
+        num_features: number of features of a character, and of a word.
+        dropout: dropout of the characters' embeddings, in training.
 
     Shape:
         - characters: int64, (…, characters)
@@ -176,33 +176,34 @@ class CharacterFeatures(nn.Module):
         length = characters.shape[-1]
         windows = [padded.narrow(-2, shift, length) for shift in range(WINDOW)]
         found: Tensor = self.filters(torch.cat(windows, dim=-1)).relu()
-        # No feature is below 0, so zeros in place of what is no character change no maximum.
+        # Features are not negative, so that zeros at padding do not change the maximum.
         return (found * is_there).amax(dim=-2)
 
 
 class EntityTagger(nn.Module):
-    """Says the tag of every word (TENER, Yan et al. 2019).
+    """Tags every word of a sentence (TENER, Yan et al. 2019).
 
-    Embeddings of the words and, where there are any, of bigrams, and features of the words'
-    characters; a linear map to the width of the encoder; its layers; scores of the tags, over which
-    a conditional random field stands. With most placements one more norm follows the last layer.
+    Embeddings of words, optional embeddings of bigrams and optional features of characters are
+    concatenated and projected to the width of the encoder. Its layers are followed by a linear map
+    to scores of tags and a conditional random field. With most placements another norm follows the
+    last layer.
 
     Args:
         num_words: number of ids of words; 0 is padding.
-        tags: the conditional random field, which knows the number of tags.
-        norm: makes every norm of the model, or of its lowest layers.
-        shape: of its layers.
+        tags: conditional random field over the tags.
+        norm: builds every norm of the model, or of its lowest layers.
+        shape: shape of the layers.
         embedding_features: size of a word's embedding; None is that of the layers.
-        embedding_dropout: of the embeddings of words and bigrams, in training; None is that of the
-            layers.
-        output_dropout: before the scores, in training.
+        embedding_dropout: dropout of the embeddings of words and bigrams, in training; None is that
+            of the layers.
+        output_dropout: dropout before the scores, in training.
         num_characters: number of ids of characters; 0 is padding.
-        character_features: made of a word's characters; 0 leaves them out.
-        character_dropout: of characters, in training; None is `embedding_dropout`.
+        character_features: number of features from a word's characters; 0 for none.
+        character_dropout: dropout of characters, in training; None is `embedding_dropout`.
         num_bigrams: number of ids of bigrams; 0 is padding.
-        bigram_features: size of a bigram's embedding; 0 leaves them out.
-        seed: of the initial weights, which are the same for every norm.
-        upper_norm: makes the norms above the lowest layers.
+        bigram_features: size of a bigram's embedding; 0 for none.
+        seed: seed of the initial weights, which are the same for every norm.
+        upper_norm: builds the norms above the lowest layers.
 
     Shape:
         - tokens: int64, (batch, length): ids of words
@@ -281,7 +282,7 @@ class EntityTagger(nn.Module):
         padding_mask: Tensor | None = None,
         bigrams: Tensor | None = None,
     ) -> Tensor:
-        """Return the scores of the tags of every word, as `nll` and `decode` take them."""
+        """Return the scores of the tags of every word, for `nll` and `decode`."""
         features = self.features(tokens, characters, padding_mask, bigrams)
         scores: Tensor = self.head(self.output_dropout(features))
         return scores
@@ -293,7 +294,7 @@ class EntityTagger(nn.Module):
         padding_mask: Tensor | None = None,
         bigrams: Tensor | None = None,
     ) -> Tensor:
-        """Return what the scores are made from, (batch, length, num_features)."""
+        """Return the features before the output layer, (batch, length, num_features)."""
         embedded: Tensor = self.embedding(tokens)
         if self.bigrams is not None and bigrams is not None:
             embedded = torch.cat((embedded, self.bigrams(bigrams)), dim=-1)
@@ -313,11 +314,11 @@ class EntityTagger(nn.Module):
         """Return the summed negative log-likelihood of the tags of all sentences, 0-d.
 
         Args:
-            outputs: scores of `forward`.
+            outputs: output of `forward`.
             targets: int64, (batch, length): ids of tags; -100 at padding, at the end of a row.
         """
         return self.tags.nll(outputs, targets)
 
     def decode(self, outputs: Tensor, padding_mask: Tensor | None = None) -> list[list[int]]:
-        """Return the most probable ids of tags of every sentence, padding left out."""
+        """Return the most probable ids of tags of every sentence, without padding."""
         return self.tags.decode(outputs, padding_mask)

@@ -1,4 +1,4 @@
-"""Precision, recall and F1 of entities, and what a tagger has to beat: frequencies of the tags."""
+"""Precision, recall and F1 of entities, and baselines from the frequencies of tags."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -18,12 +18,12 @@ def span_scores(
 ) -> dict[str, float]:
     """Return `f1`, `precision` and `recall` over the entities of all sentences, 0 to 100.
 
-    An entity that was found counts where its first word, its last word and its kind are those of
-    one of the sentence, as in conlleval. What would be 0 / 0 is 0.
+    A predicted entity is correct if a gold entity of the sentence has the same first word, last
+    word and kind, as in conlleval. 0 / 0 is defined as 0.
 
     Args:
-        gold: entities of each sentence.
-        found: the same, as many.
+        gold: gold entities of each sentence.
+        found: predicted entities of each sentence.
     """
     num_right = num_gold = num_found = 0
     for wanted, got in zip(gold, found, strict=True):
@@ -39,11 +39,11 @@ _SCORED: Sequence[Split] = ("valid", "test")
 
 
 def entity_baselines(encoded: EncodedEntities) -> list[Baseline]:
-    """Return loss and perplexity per word, and F1, precision and recall, of valid and test.
+    """Return loss and perplexity per word, F1, precision and recall of the valid and test splits.
 
-    - `unigram`: the frequencies of the tags in the train split. The most frequent one is `O`, so it
+    - `unigram`: frequencies of tags in the train split. The most frequent tag is `O`, so that it
       finds no entity.
-    - `word`: the most frequent tag of each word, whatever stands beside it.
+    - `word`: the most frequent tag of each word, without context.
     """
     train = encoded.splits["train"]
     words, tags, num_tags = train.words.long(), train.tags.long(), len(encoded.tags)

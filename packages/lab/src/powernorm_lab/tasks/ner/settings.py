@@ -1,4 +1,4 @@
-"""Settings of named-entity recognition."""
+"""Settings of the task of named-entity recognition."""
 
 from typing import Annotated, ClassVar
 
@@ -14,35 +14,35 @@ from powernorm_lab.tasks.text_settings import SequenceDataSettings
 
 @section("data")
 class EntityDataSettings(SequenceDataSettings):
-    """The tagged sentences and how they are cut into batches."""
+    """Settings of tagged sentences and their batches."""
 
     vocabulary_size: Annotated[int, Field(ge=3, lt=2**63)] = 2000
-    """Number of words, two marks included."""
+    """Number of words, including two marks."""
     max_examples: Positive | None = None
-    """Only about so many training sentences, evenly spaced; none is all."""
+    """Number of evenly spaced training sentences to use; none is all."""
     vectors: str | None = None
-    """Text file of word vectors (GloVe) that the embeddings begin with."""
+    """Text file of word vectors (GloVe) that initialize the embeddings."""
     bigram_vectors: str | None = None
-    """The same of bigrams, two characters written together, where the words are characters."""
+    """Text file of vectors of bigrams, if the words are characters."""
 
 
 @section("model")
 class EntityTaggerShape(DetailedTransformerSettings):
-    """The shape of a tagger of names (TENER, Yan et al. 2019)."""
+    """The shape of an entity tagger (TENER, Yan et al. 2019)."""
 
     embedding_features: Positive | None = None
-    """Size of embeddings where it is not num_features."""
+    """Size of embeddings; none is num_features."""
     embedding_dropout: FractionBelowOne | None = None
-    """Of the embeddings; none is `dropout`."""
+    """Dropout of the embeddings; none is `dropout`."""
     output_dropout: FractionBelowOne | None = None
-    """Before the output; none is none."""
+    """Dropout before the output; none is no dropout."""
     bigram_features: Positive | None = None
-    """Size of the embeddings of bigrams, a character with the one after it, where the words are
-    characters; none is none."""
+    """Size of the embeddings of bigrams (a character with the next one), if the words are
+    characters; none uses no bigrams."""
     character_features: Positive | None = None
-    """Features made of a word's characters; none is none."""
+    """Number of features from a word's characters; none uses no characters."""
     character_dropout: FractionBelowOne | None = None
-    """Of what is made of a word's characters; none is as of the embeddings."""
+    """Dropout of the characters' embeddings; none is `embedding_dropout`."""
 
     def __post_init__(self) -> None:
         super().__post_init__()

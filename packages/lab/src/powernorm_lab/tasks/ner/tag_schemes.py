@@ -1,4 +1,4 @@
-"""Entities as spans of words and as one tag a word, in the schemes that files use.
+"""Entities as spans of words and as one tag for each word, in several schemes.
 
 A tag is `O`, outside of all entities, or a letter, a hyphen and the kind of the entity.
 
@@ -8,11 +8,11 @@ A tag is `O`, outside of all entities, or a letter, a hyphen and the kind of the
 | `bmes` | B | M | E | S |
 | `iob2` | B | I | I | B |
 | `iob1` | I; B right after another entity of the same kind | I | I | as the first |
-| `iob` | B, or I where nothing of its kind goes on | I | I | as the first |
+| `iob` | B, or I unless it continues an entity of its kind | I | I | as the first |
 
-In reading, `bioes` and `bmes` are one scheme, and BILOU (L for E, U for S) is the same with other
-letters. `iob` is how the CoNLL evaluation reads what does not fit the others; it is written as
-`iob2`.
+In reading, `bioes` and `bmes` are the same scheme, and BILOU (L for E, U for S) is the same with
+other letters. `iob` is how the CoNLL evaluation reads tags that do not fit the other schemes; it is
+written as `iob2`.
 """
 
 import re
@@ -23,11 +23,11 @@ Scheme = Literal["bioes", "bmes", "iob2", "iob1", "iob"]
 
 OUTSIDE: Final = "O"
 TAG: Final = re.compile(r"O|[BIMELSU]-\S+")
-"""Every tag of every scheme."""
+"""Pattern of the tags of all schemes."""
 BOUNDARY_LETTERS: Final = frozenset("MELSU")
-"""Those that only the schemes with ends of entities have."""
+"""Letters of the schemes with ends of entities only."""
 LETTERS: Final = ("B", "I", "E", "S")
-"""Of the scheme that taggers are trained in, in the order of the tags of a kind."""
+"""Letters of the scheme of training, in the order of the tags of a kind."""
 _READ_AS: Final = {"M": "I", "L": "E", "U": "S"}
 _WRITTEN: Final[dict[Scheme, tuple[str, str, str, str]]] = {
     "bioes": ("B", "I", "E", "S"),
@@ -39,7 +39,7 @@ _WRITTEN: Final[dict[Scheme, tuple[str, str, str, str]]] = {
 
 
 class Span(NamedTuple):
-    """An entity: the words from `start` to before `end`, counted from 0."""
+    """An entity: the words from `start` up to and excluding `end`, from 0."""
 
     kind: str
     start: int
@@ -47,12 +47,12 @@ class Span(NamedTuple):
 
 
 class IllegalTagError(ValueError):
-    """A tag that cannot stand where it stands.
+    """A tag that is illegal at its position.
 
     Args:
-        position: of the tag in its sentence, counted from 0; the sentence's length where the end
-            of the sentence is what does not fit.
-        expected: what could stand there.
+        position: position of the tag in its sentence, from 0; the sentence's length if its end is
+            illegal.
+        expected: description of legal tags.
     """
 
     def __init__(self, position: int, expected: str) -> None:
@@ -62,18 +62,18 @@ class IllegalTagError(ValueError):
 
 
 class Transitions(NamedTuple):
-    """Which tags may follow which, by the order of `tag_names`."""
+    """Legal transitions between tags, in the order of `tag_names`."""
 
     starts: tuple[bool, ...]
-    """Whether a sentence may begin with a tag."""
+    """Whether a sentence may begin with each tag."""
     follows: tuple[tuple[bool, ...], ...]
-    """Whether after the tag of the row that of the column may stand."""
+    """Whether the tag of the column may follow that of the row."""
     ends: tuple[bool, ...]
-    """Whether a sentence may end with a tag."""
+    """Whether a sentence may end with each tag."""
 
 
 def tag_names(kinds: Iterable[str]) -> list[str]:
-    """Return the tags of the scheme that taggers are trained in: `O`, then B, I, E, S of each kind.
+    """Return the tags of the scheme of training: `O`, then B, I, E, S of each kind.
 
     >>> tag_names(["LOC"])
     ['O', 'B-LOC', 'I-LOC', 'E-LOC', 'S-LOC']
@@ -82,19 +82,19 @@ def tag_names(kinds: Iterable[str]) -> list[str]:
 
 
 def legal_transitions(num_tags: int) -> Transitions:
-    """Return which of the tags of `tag_names` may follow which.
+    """Return the legal transitions between the tags of `tag_names`.
 
     Args:
         num_tags: 1 + 4 · number of kinds.
     """
     is_inner = [_letter(tag) in ("B", "I") for tag in range(num_tags)]
-    goes_on = [_letter(tag) in ("I", "E") for tag in range(num_tags)]
+    continues = [_letter(tag) in ("I", "E") for tag in range(num_tags)]
     return Transitions(
-        starts=tuple(not inside for inside in goes_on),
+        starts=tuple(not inside for inside in continues),
         follows=tuple(
             tuple(
-                is_inner[before] == goes_on[tag]
-                and (not goes_on[tag] or _kind(before) == _kind(tag))
+                is_inner[before] == continues[tag]
+                and (not continues[tag] or _kind(before) == _kind(tag))
                 for tag in range(num_tags)
             )
             for before in range(num_tags)
@@ -112,12 +112,12 @@ def _kind(tag: int) -> int:
 
 
 def tags_of(spans: Iterable[Span], length: int, scheme: Scheme = "bioes") -> list[str]:
-    """Write entities as tags.
+    """Convert entities to tags.
 
     Args:
-        spans: they do not overlap.
-        length: of the sentence, in words.
-        scheme: of the tags.
+        spans: entities, which do not overlap.
+        length: number of words of the sentence.
+        scheme: scheme of the tags.
 
     >>> tags_of([Span("LOC", 1, 3), Span("PER", 3, 4)], 5)
     ['O', 'B-LOC', 'E-LOC', 'S-PER', 'O']
@@ -140,18 +140,18 @@ def tags_of(spans: Iterable[Span], length: int, scheme: Scheme = "bioes") -> lis
 
 
 def spans_of(tags: Sequence[str], scheme: Scheme = "bioes") -> list[Span]:
-    """Read entities from tags.
+    """Convert tags to entities.
 
-    A sentence of the schemes with ends may begin inside an entity: some files cut long sentences
-    and leave the rest of an entity at the start of a piece. That rest is an entity, too.
+    A sentence of the schemes with ends may begin inside an entity, because some files split long
+    sentences within entities. The rest at the beginning is then an entity, too.
 
-    `iob` takes tags of all schemes in any order, as conlleval does: a word belongs to the entity of
-    the word before it where that one is its first or an inner word and this one is an inner or the
-    last word of the same kind. Any other tag but `O` begins an entity.
+    `iob` takes tags of all schemes in any order, as conlleval does: a word continues the entity of
+    the previous word if that word is the first or an inner word of an entity and this word is an
+    inner or the last word of the same kind. Any other tag except `O` begins an entity.
 
     Args:
-        tags: of a sentence, each of the form `TAG`.
-        scheme: of the tags.
+        tags: tags of a sentence, which match `TAG`.
+        scheme: scheme of the tags.
 
     Raises:
         IllegalTagError: a tag cannot follow the one before it; never with `iob`.
@@ -176,13 +176,13 @@ def spans_of(tags: Sequence[str], scheme: Scheme = "bioes") -> list[Span]:
 def _expected(
     scheme: Scheme, letter: str, kind: str, open_kind: str | None, *, is_first: bool
 ) -> str | None:
-    """Return what could stand in place of a tag that cannot stand there."""
-    goes_on = letter in ("I", "E") and open_kind == kind
+    """Return a description of legal tags if a tag is illegal, else None."""
+    continues = letter in ("I", "E") and open_kind == kind
     if scheme == "iob1" and letter == "B" and open_kind != kind:
         return f"I-{kind}, as no entity of that kind ends before it"
-    if scheme == "iob2" and letter == "I" and not goes_on:
+    if scheme == "iob2" and letter == "I" and not continues:
         return f"B-{kind}, as no entity of that kind is open"
-    if scheme in ("bioes", "bmes") and not goes_on:
+    if scheme in ("bioes", "bmes") and not continues:
         if open_kind is not None:
             inside = "the middle (I, M) or the end (E, L) of the entity of kind"
             return f"{inside} {open_kind} that is open"
@@ -192,5 +192,5 @@ def _expected(
 
 
 def _parts(tag: str) -> tuple[str, str]:
-    """Return letter and kind, the letter as `bioes` has it."""
+    """Return letter and kind of a tag, with the letter of `bioes`."""
     return _READ_AS.get(tag[0], tag[0]), tag[2:]

@@ -9,20 +9,20 @@ from torch import Tensor, nn
 from powernorm_lab.data.batch import IGNORED
 
 FORBIDDEN: Final = -10_000.0
-"""Score of a transition that cannot be: its probability is 0 in every precision, and so is its
-gradient, so that it stays."""
+"""Score of a forbidden transition: its probability is 0 in every precision, and so is its gradient,
+so that training does not change it."""
 
 
 class TagSequences(nn.Module):
-    """Which sequence of tags a sentence has, from scores of every tag at every word.
+    """A linear-chain CRF over the tags of a sentence, from scores of every tag at every word.
 
-    The probability is over the sequences that the scheme of the tags allows, in training and in
-    decoding alike (TENER forbids the others in decoding alone).
+    Only sequences that the tagging scheme allows have a probability, in training and in decoding
+    (TENER forbids the others in decoding only).
 
     Args:
-        starts: whether a sentence may begin with a tag.
-        follows: whether after the tag of the row that of the column may stand.
-        ends: whether a sentence may end with a tag.
+        starts: whether a sentence may begin with each tag.
+        follows: whether the tag of the column may follow that of the row.
+        ends: whether a sentence may end with each tag.
     """
 
     def __init__(
@@ -32,7 +32,7 @@ class TagSequences(nn.Module):
         self.start_transitions = nn.Parameter(torch.empty(len(starts)))
         """Score of each tag at the beginning of a sentence."""
         self.end_transitions = nn.Parameter(torch.empty(len(ends)))
-        """Score of each tag at the end of one."""
+        """Score of each tag at the end of a sentence."""
         self.transitions = nn.Parameter(torch.empty(len(starts), len(starts)))
         """Score of the tag of the column after that of the row."""
         self._allowed = [torch.tensor(part) for part in (starts, ends, follows)]
@@ -40,7 +40,7 @@ class TagSequences(nn.Module):
 
     @property
     def num_tags(self) -> int:
-        """Number of tags."""
+        """Return the number of tags."""
         return len(self.start_transitions)
 
     def draw_weights(self, generator: torch.Generator) -> None:
@@ -52,7 +52,7 @@ class TagSequences(nn.Module):
                 part.masked_fill_(~allowed.to(part.device), FORBIDDEN)
 
     def nll(self, scores: Tensor, targets: Tensor) -> Tensor:
-        """Return the summed negative log-likelihood of all sentences, 0-d, in float32 at least.
+        """Return the summed negative log-likelihood of all sentences, 0-d, at least float32.
 
         Args:
             scores: (batch, length, tags).
@@ -61,7 +61,7 @@ class TagSequences(nn.Module):
         counted = targets != IGNORED
         rows = counted[:, 0]
         if not bool(rows.any()):
-            # So that every parameter has a gradient in every process.
+            # Every parameter needs a gradient in every process.
             return 0.0 * sum((part.sum() for part in self.parameters()), scores.float().sum())
         with torch.autocast(scores.device.type, enabled=False):
             kept, counted = _precise(scores[rows]), counted[rows]
@@ -69,7 +69,7 @@ class TagSequences(nn.Module):
             return (self._log_partition(kept, counted) - right).sum()
 
     def _score(self, scores: Tensor, tags: Tensor, counted: Tensor) -> Tensor:
-        """Return the score of one sequence of tags a row, (batch,)."""
+        """Return the score of each row's sequence of tags, (batch,)."""
         of_words = scores.gather(2, tags[..., None]).squeeze(2)
         total = self.start_transitions[tags[:, 0]] + of_words[:, 0]
         for position in range(1, tags.shape[1]):
@@ -92,13 +92,13 @@ class TagSequences(nn.Module):
         return (total + self.end_transitions).logsumexp(1)
 
     def decode(self, scores: Tensor, padding_mask: Tensor | None = None) -> list[list[int]]:
-        """Return the most probable tags of every sentence (Viterbi), padding left out.
+        """Return the most probable tags of every sentence (Viterbi), without padding.
 
         Args:
             scores: (batch, length, tags).
             padding_mask: (batch, length), True = padding, at the end of a row.
         """
-        # On the CPU, for the way back is a loop over single numbers.
+        # On the CPU, because backtracking is a loop over single numbers.
         parts = (self.start_transitions, self.transitions, self.end_transitions)
         starts, transitions, ends = (_precise(part.detach()).cpu() for part in parts)
         kept = _precise(scores.detach()).cpu()

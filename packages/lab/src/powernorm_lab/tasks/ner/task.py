@@ -1,4 +1,4 @@
-"""The task `ner`: find names, places, dates and the like in sentences."""
+"""The task `ner`: recognition of named entities such as persons, places and dates."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -28,7 +28,7 @@ _EXAMPLE_CHARACTERS: Final = 8
 
 
 class EntityTask(BuiltinTask[EncodedEntities, EntitySettings]):
-    """Find the entities of a sentence: the tag of every word, with a probability of them all."""
+    """Recognition of named entities by tagging every word."""
 
     name = "ner"
     units = "words"
@@ -36,22 +36,22 @@ class EntityTask(BuiltinTask[EncodedEntities, EntitySettings]):
     examples = "sentences"
 
     def encode(self, config: EntitySettings) -> EncodedEntities:
-        """Read the sentences and number their words, characters, bigrams and tags."""
+        """Read and encode the sentences of `data.path`."""
         return _encoded(_corpus(config.data.path, config.data), None, config)
 
     def encode_by(self, source: str, config: EntitySettings) -> EncodedEntities:
-        """Read `source` with the words, characters and tags of `data.path`."""
+        """Read `source` and encode it with the vocabulary of `data.path`."""
         data = config.data
         return _encoded(_corpus(source, data), _corpus(data.path, data), config)
 
     def data(
         self, encoded: EncodedEntities, config: EntitySettings, seed: int
     ) -> RunData[EntitySettings]:
-        """Return padded sentences with tags."""
+        """Return the batches of tagged sentences."""
         return EntityData(encoded, config, seed)
 
     def baselines(self, encoded: EncodedEntities, config: EntitySettings) -> list[Baseline]:
-        """Return the frequencies of the tags, and the most frequent tag of each word."""
+        """Return the scores of tag frequencies, and of the most frequent tag of each word."""
         del config
         return entity_baselines(encoded)
 
@@ -78,7 +78,7 @@ class EntityTask(BuiltinTask[EncodedEntities, EntitySettings]):
         }
 
     def summary(self, encoded: EncodedEntities) -> DataPrepared:
-        """Return the same in short."""
+        """Return the event that describes the data."""
         num_sentences = len(encoded.corpus.sentences["train"])
         return DataPrepared(encoded.corpus.name, num_sentences, "sentences", encoded.num_words)
 
@@ -88,7 +88,7 @@ class EntityTask(BuiltinTask[EncodedEntities, EntitySettings]):
         return (encoded.num_words, encoded.num_characters, *bigrams, len(encoded.tags))
 
     def sizes_of_weights(self, weights: Mapping[str, Tensor]) -> Sizes:
-        """Return the same of a model; 0 where it has no characters."""
+        """Return these numbers from the weights of a model; 0 for a model without characters."""
         characters = weights.get("characters.embedding.weight")
         bigrams = weights.get("bigrams.weight")
         return (
@@ -99,7 +99,7 @@ class EntityTask(BuiltinTask[EncodedEntities, EntitySettings]):
         )
 
     def build(self, config: EntitySettings, norm: str, sizes: Sizes, seed: int) -> TaskModel:
-        """Return the model of a run; equal seeds give equal weights to all norms."""
+        """Return the model of a run; models of equal seeds have equal weights for all norms."""
         num_words, num_characters, *num_bigrams, num_tags = sizes
         shape = config.model
         return EntityTagger(
@@ -120,7 +120,7 @@ class EntityTask(BuiltinTask[EncodedEntities, EntitySettings]):
         )
 
     def fill(self, model: TaskModel, encoded: EncodedEntities) -> None:
-        """Put the vectors of words and bigrams into the embeddings of a new model."""
+        """Copy the vectors of words and bigrams into the embeddings of a new model."""
         given = {"embedding.weight": encoded.vectors, "bigrams.weight": encoded.bigram_vectors}
         for name, vectors in given.items():
             if vectors:
@@ -130,9 +130,9 @@ class EntityTask(BuiltinTask[EncodedEntities, EntitySettings]):
                     weight[ids] = torch.stack(list(vectors.values()))
 
     def example_inputs(self, config: EntitySettings, sizes: Sizes) -> tuple[Tensor, ...]:
-        """Return ids of words, (2, length), and what else the model has, in the forward's order.
+        """Return random ids of words, (2, length), and other inputs in the order of `forward`.
 
-        What stands before the bigrams there and does not count has a value of no effect.
+        If the model has bigrams, unused inputs before them have values without effect.
         """
         generator = torch.Generator().manual_seed(0)
         shape = (2, config.data.sequence_length)

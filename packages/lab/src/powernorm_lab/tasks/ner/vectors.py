@@ -1,6 +1,6 @@
-"""Word vectors in the text format of GloVe: a word and its numbers a line, between spaces.
+"""Word vectors in GloVe's text format: a word and its numbers on each line, separated by spaces.
 
-A first line of two whole numbers (word2vec's number of words and of features) is passed over.
+A first line of two integers (word2vec's numbers of words and features) is skipped.
 """
 
 import math
@@ -18,18 +18,18 @@ _FORMAT: Final = "a word and its numbers with single spaces between them"
 
 
 def read_vectors(path: Path, words: Set[str]) -> dict[str, Tensor]:
-    """Return the vectors of the words that a file has.
+    """Return the vectors of those words that a file has.
 
-    A word that the file has in other letter case only (`EU` for `eu`) gets the first such vector.
-    Only the numbers of these words are read; every line's number of columns is checked.
+    A word that the file has only in another case (`EU` for `eu`) gets the first such vector. Only
+    the numbers of these words are parsed; the number of columns of every line is checked.
 
     Args:
-        path: of the file, UTF-8.
-        words: which are wanted, in lower case.
+        path: path of the file, UTF-8.
+        words: words to look up, in lower case.
 
     Returns:
-        float32, (features,) each, of length 1 (as Yan et al. 2019 scale them; a vector of zeros
-        stays).
+        Vectors by word, float32, (features,), scaled to norm 1 as in Yan et al. 2019; zero vectors
+        stay zero.
 
     Raises:
         InputError: the file cannot be read or is empty, a line is damaged, or it has none of the
@@ -74,7 +74,7 @@ def _lines(path: Path) -> Iterator[tuple[int, str]]:
                 if not line:
                     raise InputError(f"{path}, line {number} is empty: expected a word's vector")
                 if "\t" in line:
-                    # Else a number would pass as the end of a word, here or in the lines below.
+                    # Otherwise a number could be read as the end of a word, here or in later lines.
                     raise InputError(
                         f"{path}, line {number} has a tab: expected {_FORMAT}; put one space in "
                         "place of each tab"
@@ -95,7 +95,7 @@ def _is_header(line: str) -> bool:
 
 
 def _num_features(line: str, where: str) -> int:
-    """Return how many numbers end the first line; a word may have spaces of its own."""
+    """Return the number of numbers at the end of the first line; the word may contain spaces."""
     columns = line.split(" ")
     number = 0
     while number < len(columns) - 1 and _is_number(columns[-1 - number]):
@@ -110,8 +110,8 @@ def _num_features(line: str, where: str) -> int:
 def _columns(line: str, num_features: int, where: str) -> tuple[str, list[str]]:
     columns = line.rsplit(" ", num_features)
     if columns[0].strip(" ") and columns[0].endswith(" "):
-        raise InputError(f"{where} has two spaces together: expected {_FORMAT}")
-    # Some published words hold spaces, so more columns are an error only where they are numbers.
+        raise InputError(f"{where} has two consecutive spaces: expected {_FORMAT}")
+    # Some published words contain spaces, so that more columns are an error only if numeric.
     _, space, last = columns[0].rpartition(" ")
     if len(columns) != num_features + 1 or (space and _is_number(last)):
         raise InputError(

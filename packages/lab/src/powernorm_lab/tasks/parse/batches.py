@@ -1,4 +1,4 @@
-"""Transitions as the batches of a run: each row is a state, its target the oracle's transition."""
+"""Batches of transitions: each row is a state, with the oracle's transition as its target."""
 
 from collections.abc import Callable, Mapping
 from typing import Final
@@ -24,8 +24,8 @@ class TransitionRows(Rows):
     """The gold transitions of a split.
 
     Args:
-        gold: of the split, sentence after sentence.
-        max_examples: only about so many transitions, evenly spaced; None is all.
+        gold: gold transitions of the split, sentence by sentence.
+        max_examples: number of evenly spaced transitions to use; None is all.
     """
 
     unit = "transitions"
@@ -36,7 +36,7 @@ class TransitionRows(Rows):
         super().__init__(torch.ones_like(self._chosen))
 
     def batch(self, rows: Tensor) -> Batch:
-        """Return transitions by number."""
+        """Return a batch of transitions by number."""
         chosen = self._chosen[rows]
         targets = self._gold.targets[chosen]
         return Batch(
@@ -48,12 +48,12 @@ class TransitionRows(Rows):
 
 
 class ParsingData(RowData[ParsingSettings]):
-    """Transitions of the trees that transitions can build; scores are of all trees.
+    """Batches of the gold transitions; scores are over all trees.
 
     Args:
-        encoded: the treebank.
+        encoded: the encoded treebank.
         config: sizes and number of steps.
-        seed: of the order of the transitions.
+        seed: seed of the order of the transitions.
 
     Raises:
         InputError: the train split has fewer transitions than a batch.
@@ -83,5 +83,5 @@ def parse_split(
     model: Callable[[Tensor], Tensor],
     device: torch.device,
 ) -> Parsed:
-    """Parse the sentences of a split; the model is in evaluation mode."""
+    """Parse the sentences of a split with a model in evaluation mode."""
     return parse(encoded.trees[split], model, encoded.inventory, device)

@@ -1,4 +1,4 @@
-"""The configurations of many sentences, which advance in lock-step as tensors."""
+"""Parser configurations of a batch of sentences as tensors."""
 
 from dataclasses import dataclass, fields, replace
 from typing import Final
@@ -22,39 +22,40 @@ _LEFTMOST, _SECOND_LEFTMOST, _RIGHTMOST, _SECOND_RIGHTMOST = range(4)
 
 @dataclass(frozen=True)
 class Configurations:
-    """Stack, buffer and arcs of a batch of sentences; changed in place by `apply`.
+    """Stack, buffer and arcs of a batch of sentences; `apply` changes them in place.
 
-    Nodes are numbered within their sentence: 0 is the root, the last column of each row is no node.
+    Nodes are numbered within their sentence: 0 is the root; the last column of each row is not a
+    node.
     """
 
     tokens: Tensor
     """Word and tag of every node, int64, (batch, nodes, 2)."""
     lengths: Tensor
-    """Words of the sentences, int64, (batch,)."""
+    """Number of words of each sentence, int64, (batch,)."""
     stack: Tensor
-    """Nodes, the bottom first, int64, (batch, nodes)."""
+    """Nodes on the stack, the bottom first, int64, (batch, nodes)."""
     depth: Tensor
-    """Nodes on the stack, int64, (batch,)."""
+    """Number of nodes on the stack, int64, (batch,)."""
     front: Tensor
     """First node of the buffer, int64, (batch,)."""
     heads: Tensor
-    """Of the arcs so far, int64, (batch, nodes)."""
+    """Head of each node that has an arc, int64, (batch, nodes)."""
     labels: Tensor
-    """Of the same, int64, (batch, nodes); `NO_ID` where there is no arc."""
+    """Label of each node's arc, int64, (batch, nodes); `NO_ID` without an arc."""
     children: Tensor
-    """Leftmost and second leftmost child on the left, rightmost and second rightmost on the right,
-    int64, (batch, nodes, 4)."""
+    """Leftmost and second leftmost left child, rightmost and second rightmost right child of each
+    node, int64, (batch, nodes, 4)."""
 
     @classmethod
     def start(
         cls, trees: Trees, rows: Tensor, device: torch.device | None = None
     ) -> "Configurations":
-        """Return the sentences before their first transition.
+        """Return the initial configurations of sentences.
 
         Args:
-            trees: have the words and tags; their arcs are not looked at.
+            trees: words and tags of the sentences; arcs are ignored.
             rows: numbers of the sentences, int64, (batch,).
-            device: of the tensors.
+            device: device of the tensors.
         """
         columns = [
             trees.nodes(values, rows, root=ROOT_ID, none=NO_ID)
@@ -75,36 +76,36 @@ class Configurations:
         )
 
     def first(self, number: int) -> "Configurations":
-        """Return the first sentences of the batch, over the same memory."""
+        """Return the first sentences of the batch as views."""
         return replace(
             self, **{item.name: getattr(self, item.name)[:number] for item in fields(self)}
         )
 
     def top(self, place: int) -> Tensor:
-        """Return the node on the stack, 1 is the topmost; no node where it is not so deep."""
+        """Return the node at a place of the stack, 1 for the topmost; no node below its bottom."""
         found = self._gathered(self.stack, (self.depth - place).clamp(min=0))
         return found.where(self.depth >= place, self._none)
 
     def coming(self, place: int) -> Tensor:
-        """Return the node in the buffer, 1 is the next; no node where it is not so long."""
+        """Return the node at a place of the buffer, 1 for the next; no node beyond its end."""
         node = self.front + (place - 1)
         return node.where(node <= self.lengths, self._none)
 
     def is_legal(self) -> Tensor:
-        """Return which kinds of transitions are possible, bool, (batch, 3).
+        """Return the legal kinds of transitions, bool, (batch, 3).
 
-        The root takes its one dependent last, so that what comes out is one tree with one root.
+        The root gets its only dependent last, so that the result is a tree with a single root.
         """
         is_empty = self.front > self.lengths
         is_deep = self.depth >= 3
         return torch.stack([~is_empty, is_deep, is_deep | (is_empty & (self.depth == 2))], dim=1)
 
     def apply(self, kinds: Tensor, labels: Tensor) -> None:
-        """Move every sentence on by one transition.
+        """Apply one transition to every sentence.
 
         Args:
-            kinds: `SHIFT`, `LEFT` or `RIGHT`, int64, (batch,); possible ones.
-            labels: of the arcs that they make, int64, (batch,).
+            kinds: `SHIFT`, `LEFT` or `RIGHT`, int64, (batch,); must be legal.
+            labels: labels of the new arcs, int64, (batch,).
         """
         first, second = self.top(1), self.top(2)
         is_shift, is_left = kinds == SHIFT, kinds == LEFT
@@ -127,17 +128,17 @@ class Configurations:
         head, child, side = heads[rows], children[rows], sides[rows]
         self.heads[rows, child] = head
         self.labels[rows, child] = labels[rows]
-        # A head takes its dependents from the inside to the outside, so the newest is outermost.
+        # A head gets its dependents from the inside out, so that the newest is the outermost.
         self.children[rows, head, side + 1] = self.children[rows, head, side]
         self.children[rows, head, side] = child
 
     def features(self) -> Tensor:
-        """Return what the next transition is chosen by (Chen and Manning 2014, section 3.1).
+        """Return the features for the next transition (Chen and Manning 2014, section 3.1).
 
-        Words and tags of the three topmost nodes of the stack, the next three of the buffer, and of
-        each of the two topmost of the stack: leftmost and rightmost child, the second of both,
-        leftmost child of the leftmost and rightmost of the rightmost; and the labels of these
-        twelve children.
+        These are words and tags of the three topmost nodes of the stack, of the next three of the
+        buffer, and for each of the two topmost nodes of the stack: leftmost and rightmost child,
+        second leftmost and second rightmost child, leftmost child of the leftmost and rightmost
+        child of the rightmost child; and the labels of these twelve children.
 
         Returns:
             int64, (batch, 48): 18 words, 18 tags, 12 labels.

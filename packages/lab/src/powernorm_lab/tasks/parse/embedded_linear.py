@@ -1,4 +1,4 @@
-"""A linear map of many embeddings put together."""
+"""A linear layer over concatenated embeddings."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -9,22 +9,22 @@ from torch import Tensor, nn
 
 
 class IdColumns(NamedTuple):
-    """Neighboring columns of the input whose ids are of one kind."""
+    """Adjacent columns of the input with ids of the same kind."""
 
     num_ids: int
     num_columns: int
 
 
 class EmbeddedLinear(nn.Module):
-    """`W [e(id_1); …; e(id_n)] + b`, where each kind of ids has a table of embeddings.
+    """`W [e(id_1); …; e(id_n)] + b`, with an embedding table for each kind of ids.
 
-    In training this is computed by what it is equal to, Σ_i (W_i e)(id_i) + b with W_i the block of
-    W for place i, wherever a table has fewer rows than the batch: W_i times the whole table once,
-    and then a sum of rows. That is half of the work of a step where tags and labels are many of the
-    ids. In evaluation it is the plain map, which can be exported and folded.
+    In training, a table with fewer rows than the batch is multiplied by its block of W first: with
+    W_i the block for place i, the result equals Σ_i (W_i e)(id_i) + b, a sum of rows. This halves
+    the work of a step if many of the ids are tags and labels. In evaluation the layer computes the
+    plain formula, which can be exported and folded.
 
     Args:
-        places: the columns of the input, in their order.
+        places: the columns of the input, in order.
         embedding_features: size of each embedding.
         out_features: size of the output.
 
@@ -42,7 +42,7 @@ class EmbeddedLinear(nn.Module):
         self.linear = nn.Linear(sum(self._num_columns) * embedding_features, out_features)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """Return the map of the rows' embeddings."""
+        """Return the output for each row of ids."""
         columns = ids.split(self._num_columns, dim=1)
         if not self.training:
             embedded = [table(part) for table, part in zip(self.tables, columns, strict=True)]
@@ -59,12 +59,12 @@ class EmbeddedLinear(nn.Module):
 
     @staticmethod
     def _part(table: Tensor, ids: Tensor, block: Tensor) -> Tensor:
-        """Return the share of one kind of ids.
+        """Return the summand of one kind of ids.
 
         Args:
             table: (num_ids, embedding_features).
             ids: (rows, columns).
-            block: of the weight, (out_features, columns · embedding_features).
+            block: block of the weight, (out_features, columns · embedding_features).
         """
         (num_ids, features), columns = table.shape, ids.shape[1]
         if num_ids >= len(ids):

@@ -1,4 +1,4 @@
-"""A treebank over the ids of a vocabulary, with its gold transitions."""
+"""Encoded treebanks with gold transitions."""
 
 import hashlib
 from collections import Counter
@@ -17,36 +17,36 @@ from powernorm_lab.tasks.parse.gold import GoldTransitions, gold_transitions
 from powernorm_lab.tasks.parse.inventory import Inventory
 from powernorm_lab.tasks.parse.trees import NUM_LABEL_MARKS, NUM_MARKS, UNKNOWN_ID, Trees
 
-# The ids of words, tags and labels, and which column the tags are read from.
+# Ids of words, tags and labels, and the column of tags.
 
 
 UNIVERSAL_PUNCTUATION: Final = frozenset({"PUNCT", "."})
-"""The full stop is the one tag for it in the universal tags that came before (Petrov et al. 2012),
-which treebanks in CoNLL-X have."""
+"""Universal tags of punctuation; `.` is that of the older universal tags (Petrov et al. 2012) in
+CoNLL-X treebanks."""
 PENN_PUNCTUATION: Final = frozenset({"``", "''", ":", ",", "."})
-"""What Chen and Manning (2014) leave out of their scores."""
+"""Tags that Chen and Manning (2014) exclude from scores."""
 _UNIVERSAL: Final = frozenset({"NOUN", "VERB", "PUNCT"})
 
 
 @dataclass(frozen=True)
 class TreebankVocabulary:
-    """The ids of a train split, and how its tags are read."""
+    """The ids of words, tags and labels of a train split."""
 
     words: Mapping[str, int]
-    """In lower case; the most frequent ones."""
+    """Ids of the most frequent words, in lower case."""
     tags: Mapping[str, int]
     labels: Mapping[str, int]
     is_universal: bool
-    """Whether the tags are those of Universal Dependencies, from column UPOS, and not the
-    treebank's own, from column XPOS (POSTAG of CoNLL-X) where it has them."""
+    """Whether tags are read from column UPOS (Universal Dependencies); otherwise from column XPOS
+    (POSTAG of CoNLL-X) if it has them."""
 
     @classmethod
     def of(cls, sentences: Iterable[Sentence], size: int) -> "TreebankVocabulary":
-        """Number the words, tags and labels of a train split.
+        """Build the vocabulary of a train split.
 
         Args:
-            sentences: of the train split.
-            size: number of words, with the marks for none, unknown and root.
+            sentences: sentences of the train split.
+            size: number of words, including the marks for none, unknown and root.
 
         Raises:
             InputError: a word has no tag.
@@ -54,7 +54,7 @@ class TreebankVocabulary:
         words = [word for sentence in sentences for word in sentence.words]
         is_universal = any(word.tag in _UNIVERSAL for word in words)
         counts = Counter(word.form.lower() for word in words)
-        # Equally frequent words in the order of the alphabet: ids do not depend on the text's.
+        # Equally frequent words in alphabetical order: ids do not depend on the order of sentences.
         ranked = sorted(counts, key=lambda word: (-counts[word], word))[: size - NUM_MARKS]
         tags = {_tag(word, is_universal=is_universal) for word in words}
         return cls(
@@ -71,7 +71,7 @@ class TreebankVocabulary:
 
     @property
     def sizes(self) -> tuple[int, int, int]:
-        """Return the numbers of ids of words, tags and labels, marks included."""
+        """Return the numbers of ids of words, tags and labels, including marks."""
         return (
             len(self.words) + NUM_MARKS,
             len(self.tags) + NUM_MARKS,
@@ -79,7 +79,7 @@ class TreebankVocabulary:
         )
 
     def number(self, sentences: Iterable[Sentence]) -> Trees:
-        """Return sentences as numbers.
+        """Encode sentences as ids.
 
         Raises:
             InputError: a word has no tag; the message names file and line.
@@ -120,39 +120,39 @@ _FORMAT: Final = 1
 
 @dataclass(frozen=True)
 class EncodedTreebank:
-    """Trees as numbers."""
+    """A treebank as ids, with gold transitions."""
 
     name: str
     source: str
     license: str
     vocabulary: TreebankVocabulary
     trees: Mapping[Split, Trees]
-    """All sentences; scores are computed on them."""
+    """All sentences, on which scores are computed."""
     gold: Mapping[Split, GoldTransitions]
-    """Of the trees that transitions can build, sentence after sentence."""
+    """Gold transitions of those trees that transitions can build, sentence by sentence."""
     fingerprint: str
     """Hash of everything that determines the ids."""
 
     @property
     def inventory(self) -> Inventory:
-        """Return the transitions that there are."""
+        """Return the classes of transitions."""
         return Inventory(len(self.vocabulary.labels))
 
 
 def encode_trees(
     treebank: Treebank, vocabulary_size: int, other: Treebank | None = None
 ) -> EncodedTreebank:
-    """Number a treebank and derive its gold transitions.
+    """Encode a treebank and derive its gold transitions.
 
     Args:
         treebank: the sentences.
-        vocabulary_size: number of words, with the marks for none, unknown and root.
-        other: whose train split gives the ids, such as the treebank that a model was trained with;
-            None is `treebank`.
+        vocabulary_size: number of words, including the marks for none, unknown and root.
+        other: treebank whose train split defines the ids, such as that of a trained model; None is
+            `treebank`.
 
     Raises:
-        InputError: a split has no sentences, no tree that transitions can build, or nothing but
-            punctuation; or a sentence has no tags or is no tree.
+        InputError: a split has no sentences, no tree that transitions can build, or only
+            punctuation; or a sentence has no tags or is not a tree.
     """
     _check_treebank(treebank)
     vocabulary = TreebankVocabulary.of((other or treebank).sentences["train"], vocabulary_size)
@@ -178,11 +178,11 @@ def _check_split(encoded: EncodedTreebank, split: Split) -> None:
         reasons = ", ".join(f"{number} {reason}" for reason, number in gold.left_out.items())
         raise InputError(
             f"no tree of the {split} split of {encoded.source} can be built by transitions: it has "
-            f"{reasons}: give one with projective trees and a single root"
+            f"{reasons}; give a treebank with projective trees and single roots"
         )
     if not encoded.trees[split].is_scored.any():
         raise InputError(
-            f"the {split} split of {encoded.source} has nothing but punctuation: give sentences"
+            f"the {split} split of {encoded.source} has only punctuation: give sentences"
         )
 
 
@@ -198,11 +198,11 @@ def _fingerprint(trees: Mapping[Split, Trees], vocabulary: TreebankVocabulary) -
 def _check_treebank(treebank: Treebank) -> None:
     """Check that a treebank has trees in each split.
 
-    Several words of a sentence may hang from the root, as some treebanks have it, and arcs may
+    Several words of a sentence may have the root as their head, as in some treebanks, and arcs may
     cross.
 
     Raises:
-        InputError: a split is empty; or a word has no head or no relation, or is its own ancestor;
+        InputError: a split is empty, or a word has no head or no relation, or is its own ancestor;
             the message names file and line.
     """
     for split in SPLITS:
@@ -224,8 +224,8 @@ def _check_annotation(sentence: Sentence) -> None:
 
 def _check_acyclic(sentence: Sentence) -> None:
     heads = [0, *(word.head or 0 for word in sentence.words)]
-    # The walk up to the root that reached a node first. What an earlier walk met leads to the root,
-    # what this one meets again is a circle.
+    # For each node the start of the first walk to the root that reached it. Nodes of earlier walks
+    # lead to the root; a node that the same walk reaches again is part of a cycle.
     reached = [0] + [-1] * len(sentence.words)
     for start in range(1, len(heads)):
         node = start

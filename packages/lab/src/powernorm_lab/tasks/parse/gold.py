@@ -1,4 +1,4 @@
-"""The gold transitions of trees as examples to learn from."""
+"""Gold transitions of trees, derived by a static oracle."""
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -17,32 +17,32 @@ from powernorm_lab.tasks.parse.configurations import (
 from powernorm_lab.tasks.parse.inventory import Inventory
 from powernorm_lab.tasks.parse.trees import NO_ID, Trees
 
-# The transitions that build a given tree.
+# Derivations: the transitions that build given trees.
 
 
 PORTION = 2048
-"""Sentences that advance together."""
+"""Number of sentences that advance together."""
 _ROOTS_HEAD, _NO_HEAD = -1, -2
 
 
 @dataclass(frozen=True)
 class Derivations:
-    """The transitions of all sentences one after the other, 2 n for a sentence of n words."""
+    """The concatenated transitions of all sentences, 2 n for a sentence of n words."""
 
     kinds: Tensor
     """int8, (2 · num_words,)."""
     labels: Tensor
-    """int32, (2 · num_words,): of the arcs; `NO_ID` of SHIFT."""
+    """int32, (2 · num_words,): labels of the arcs; `NO_ID` for SHIFT."""
     is_found: Tensor
-    """bool, (num_sentences,): False where arcs cross, and no transitions build the tree."""
+    """bool, (num_sentences,): False if arcs cross, so that no transitions build the tree."""
     lengths: Tensor
-    """Transitions of each sentence, int64, (num_sentences,)."""
+    """Number of transitions of each sentence, int64, (num_sentences,)."""
 
     def part(self, rows: Tensor) -> "Derivations":
-        """Return those of some sentences.
+        """Return the derivations of some sentences.
 
         Args:
-            rows: their numbers, rising, int64.
+            rows: numbers of the sentences, increasing, int64.
         """
         is_kept = torch.zeros_like(self.is_found).index_fill_(0, rows, True)
         steps = is_kept.repeat_interleave(self.lengths)
@@ -54,8 +54,8 @@ class Derivations:
 def derive(trees: Trees) -> Derivations:
     """Return the transitions that build each tree, by the static oracle.
 
-    LEFT wherever the tree has that arc, else RIGHT wherever it has that one and the dependent has
-    all its own dependents, else SHIFT: of all derivations of a tree the one with the shortest
+    It chooses LEFT if the tree has this arc, else RIGHT if the tree has this arc and the dependent
+    has all of its dependents, else SHIFT. Of all derivations of a tree, this one has the shortest
     stacks.
     """
     num_transitions = 2 * trees.heads.numel()
@@ -76,8 +76,8 @@ def gold_states(trees: Trees, derivations: Derivations, dtype: torch.dtype) -> T
 
     Args:
         trees: the sentences.
-        derivations: theirs.
-        dtype: of the result; must hold the largest id.
+        derivations: derivations of the sentences.
+        dtype: dtype of the result; must hold the largest id.
 
     Returns:
         (2 · num_words, 48).
@@ -93,7 +93,7 @@ def gold_states(trees: Trees, derivations: Derivations, dtype: torch.dtype) -> T
 
 
 def _steps(trees: Trees, rows: Tensor) -> Iterator[Tensor]:
-    """Yield at each step where the transitions of the sentences are that are not finished."""
+    """Yield for each step the positions of the transitions of unfinished sentences."""
     ends = 2 * trees.lengths[rows]
     first = 2 * trees.starts[rows]
     for step in range(int(ends[0])):
@@ -121,7 +121,7 @@ class _Oracle:
         return counted.scatter_add_(1, self._heads.clamp(min=0), ones)
 
     def advance(self, number: int) -> tuple[Tensor, Tensor]:
-        """Move the first `number` sentences on and return kinds and labels, int64, (number,)."""
+        """Advance the first `number` sentences; return kinds and labels, int64, (number,)."""
         now = self._whole.first(number)
         heads, missing = self._heads[:number], self._missing[:number]
         first, second = now.top(1), now.top(2)
@@ -130,7 +130,7 @@ class _Oracle:
         is_right &= missing.gather(1, first[:, None]).squeeze(1) == 0
         is_shift = now.front <= now.lengths
         kinds = torch.where(is_left, LEFT, torch.where(is_right | ~is_shift, RIGHT, SHIFT))
-        # Where nothing fits, any transition leads on: such a tree is not found.
+        # If no transition fits, continue with any: the tree is marked as not found.
         self.is_stuck[:number] |= ~(is_left | is_right | is_shift)
         is_arc = kinds != SHIFT
         child, head = second.where(is_left, first), first.where(is_left, second)
@@ -142,20 +142,20 @@ class _Oracle:
 
 @dataclass(frozen=True)
 class GoldTransitions:
-    """What the oracle does, and what it sees when it does it.
+    """States and transitions of the oracle.
 
-    Trees with crossing arcs cannot be built by transitions, and those with several roots not by the
-    ones that the parser allows itself: they are left out.
+    Trees with crossing arcs cannot be built by transitions, and trees with several roots not by
+    legal ones. Both are left out.
     """
 
     states: Tensor
-    """int16 or int32, (num_transitions, 48): the features before each transition."""
+    """int16 or int32, (num_transitions, 48): features before each transition."""
     targets: Tensor
-    """int64, (num_transitions,): ids of transitions, `IGNORED` for a label that is unknown."""
+    """int64, (num_transitions,): ids of transitions, `IGNORED` for unknown labels."""
     num_crossing: int
-    """Sentences that are left out for crossing arcs."""
+    """Number of sentences left out for crossing arcs."""
     num_several_roots: int
-    """And those that are left out for several roots alone."""
+    """Number of sentences left out only for several roots."""
 
     def __len__(self) -> int:
         """Return the number of transitions."""
@@ -163,7 +163,7 @@ class GoldTransitions:
 
     @property
     def left_out(self) -> Mapping[str, int]:
-        """Return the sentences without gold transitions, by reason."""
+        """Return the numbers of sentences without gold transitions, by reason."""
         return MappingProxyType(
             {
                 "trees with crossing arcs": self.num_crossing,
@@ -175,11 +175,11 @@ class GoldTransitions:
 def gold_transitions(trees: Trees, inventory: Inventory) -> GoldTransitions:
     """Derive the gold transitions of trees.
 
-    Nothing is cached: it takes less time than reading the files.
+    They are not cached, because this takes less time than reading the files.
 
     Args:
         trees: the sentences.
-        inventory: the transitions that there are.
+        inventory: the classes of transitions.
     """
     derivations = derive(trees)
     has_one_root = trees.num_roots() == 1
@@ -194,6 +194,6 @@ def gold_transitions(trees: Trees, inventory: Inventory) -> GoldTransitions:
 
 
 def _smallest_dtype(trees: Trees) -> torch.dtype:
-    """Return what holds every id: the states of a large treebank are hundreds of megabytes."""
+    """Return a dtype for all ids; the states of a large treebank take hundreds of megabytes."""
     largest = max(int(ids.max()) for ids in (trees.words, trees.tags, trees.labels))
     return torch.int16 if largest <= torch.iinfo(torch.int16).max else torch.int32

@@ -12,7 +12,7 @@ from powernorm_lab.tasks.parse.trees import NO_ID, NUM_LABEL_MARKS
 
 @dataclass(frozen=True, slots=True)
 class Inventory:
-    """SHIFT is 0, then LEFT with each label, then RIGHT with each.
+    """The classes of transitions: 0 is SHIFT, then LEFT with each label, then RIGHT with each.
 
     >>> inventory = Inventory(num_labels=2)
     >>> inventory.kinds.tolist(), inventory.labels.tolist()
@@ -20,7 +20,7 @@ class Inventory:
     """
 
     num_labels: int
-    """Labels of the treebank, marks not counted."""
+    """Number of labels of the treebank, without marks."""
 
     def __len__(self) -> int:
         """Return the number of transitions."""
@@ -34,12 +34,12 @@ class Inventory:
 
     @property
     def labels(self) -> Tensor:
-        """Return the label's id of each transition, int64; `NO_ID` of SHIFT."""
+        """Return the id of each transition's label, int64; `NO_ID` for SHIFT."""
         ids = torch.arange(self.num_labels) + NUM_LABEL_MARKS
         return torch.cat([torch.tensor([NO_ID]), *[ids] * (NUM_KINDS - 1)])
 
     def ids(self, kinds: Tensor, labels: Tensor) -> Tensor:
-        """Return the transitions of kinds and labels, int64; `IGNORED` where a label is unknown."""
+        """Return the ids of transitions by kind and label, int64; `IGNORED` for unknown labels."""
         kinds, places = kinds.long(), labels.long() - NUM_LABEL_MARKS
         ids = 1 + (kinds - LEFT) * self.num_labels + places
         ids = ids.masked_fill_(places < 0, IGNORED)

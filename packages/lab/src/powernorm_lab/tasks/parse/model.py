@@ -16,11 +16,11 @@ class HiddenLayer(nn.Module):
     """Linear, norm, activation, dropout.
 
     Args:
-        linear: maps to `num_features`.
+        linear: module that maps to `num_features` features.
         num_features: size of the output.
-        norm: makes the norm.
+        norm: builds the norm.
         activation: the non-linearity.
-        dropout: after it, in training.
+        dropout: dropout after the activation, in training.
     """
 
     def __init__(
@@ -45,22 +45,22 @@ class HiddenLayer(nn.Module):
 
 
 class TransitionParser(nn.Module):
-    """Scores the transitions of a parser by the words, tags and labels that it looks at.
+    """Scores the transitions of a parser from the words, tags and labels of its state.
 
-    Embeddings of all of them side by side, hidden layers with the norm before the activation (Xu et
-    al. 2019, section 2.2), and one more linear map to the transitions, which has neither.
+    It has concatenated embeddings, hidden layers with the norm before the activation (Xu et al.
+    2019, section 2.2), and a linear output layer without norm and activation.
 
     Args:
-        places: the columns of a state: how many words, tags and labels, of how many ids.
+        places: the columns of a state: numbers of words, tags and labels, and of their ids.
         num_transitions: number of classes.
-        norm: makes every norm.
+        norm: builds every norm.
         num_features: size of the hidden layers.
         num_layers: number of hidden layers.
         embedding_features: size of each embedding.
-        activation: of the hidden layers; `cube` is that of Chen and Manning.
-        dropout: after each activation, in training.
-        seed: of the initial weights, which are the same for every norm.
-        initialization: of the linear maps.
+        activation: activation of the hidden layers; `cube` is that of Chen and Manning.
+        dropout: dropout after each activation, in training.
+        seed: seed of the initial weights, which are the same for every norm.
+        initialization: initialization of the linear maps.
 
     Shape:
         - states: int64, (rows, columns)
@@ -99,6 +99,6 @@ class TransitionParser(nn.Module):
         return logits
 
     def features(self, states: Tensor) -> Tensor:
-        """Return what the logits are made from, (rows, features)."""
+        """Return the features before the output layer, (rows, features)."""
         features: Tensor = self.layers(states)
         return features

@@ -1,4 +1,4 @@
-"""Greedy parsing of many sentences at once, and how many of their words get the right head."""
+"""Greedy parsing of many sentences together, and attachment scores."""
 
 from collections.abc import Callable, Mapping
 from typing import Final, NamedTuple
@@ -12,11 +12,11 @@ from powernorm_lab.tasks.parse.inventory import Inventory
 from powernorm_lab.tasks.parse.trees import Trees
 
 PORTION: Final = 1024
-"""Sentences that advance together."""
+"""Number of sentences that advance together."""
 
 
 class Parsed(NamedTuple):
-    """The trees of all sentences, one after the other."""
+    """The concatenated trees of all sentences."""
 
     heads: Tensor
     """int64, (num_words,), as in `Trees`."""
@@ -32,17 +32,17 @@ def parse(
     device: torch.device | None = None,
     portion: int = PORTION,
 ) -> Parsed:
-    """Build a tree for each sentence by the best-scored possible transition at every step.
+    """Build a tree for each sentence by the best-scored legal transition at every step.
 
-    All sentences of a portion advance together, and each has one score a step: what comes out is
-    always a tree with one root and no crossing arcs, after 2 n transitions.
+    All sentences of a portion advance together. After 2 n transitions the result is always a tree
+    with a single root and no crossing arcs.
 
     Args:
-        trees: have the words and tags; their arcs are not looked at.
-        score: gives (batch, num_transitions) for features, int64, (batch, 48).
-        inventory: the transitions that there are.
-        device: of the features.
-        portion: sentences that advance together.
+        trees: words and tags of the sentences; arcs are ignored.
+        score: returns scores, (batch, num_transitions), for features, int64, (batch, 48).
+        inventory: the classes of transitions.
+        device: device of the features.
+        portion: number of sentences that advance together.
     """
     heads, labels = torch.empty_like(trees.heads), torch.empty_like(trees.labels)
     for rows in trees.portions(portion):
@@ -60,7 +60,7 @@ def _advance(
     score: Callable[[Tensor], Tensor],
     inventory: Inventory,
 ) -> None:
-    """Parse sentences to the end, the longest first; `ends` are their numbers of transitions."""
+    """Parse sentences, sorted by decreasing length; `ends` are their numbers of transitions."""
     device = whole.depth.device
     kinds, labels = inventory.kinds.to(device), inventory.labels.to(device)
     number = len(ends)
@@ -77,14 +77,13 @@ def _advance(
 
 
 def attachment_scores(gold: Trees, parsed: Parsed) -> dict[str, float]:
-    """Return the percentages of words that hang where they should.
+    """Return the percentages of correctly attached words, over all words of all sentences.
 
-    Punctuation does not count: by Penn Treebank's tags that is what Chen and Manning (2014) leave
-    out, by Universal Dependencies' the tag PUNCT. The percentage is over all words of all
-    sentences together.
+    Punctuation does not count: with Penn Treebank's tags the tags that Chen and Manning (2014)
+    exclude, with Universal Dependencies' tags PUNCT.
 
     Returns:
-        `uas`, the head is right; `las`, the head and the label are.
+        `uas`: the head is correct; `las`: head and label are correct.
     """
     counted = gold.is_scored
     is_attached = (gold.heads == parsed.heads)[counted]
@@ -97,10 +96,10 @@ def attachment_scores(gold: Trees, parsed: Parsed) -> dict[str, float]:
 
 
 def neighbor_scores(trees: Mapping[Split, Trees]) -> dict[str, float]:
-    """Return the `uas` of attaching every word to its neighbor, `valid_uas` and `test_uas`.
+    """Return the `uas` of attaching every word to its neighbor, as `valid_uas` and `test_uas`.
 
-    The neighbor before it (the first word hangs from the root) or after it (the last one does),
-    whichever is right more often in the train split.
+    The neighbor is the previous word (the root for the first word) or the next word (the root for
+    the last one), depending on which has the higher score in the train split.
     """
     found = {
         is_before: {

@@ -1,4 +1,4 @@
-"""Settings of dependency parsing."""
+"""Settings of the parsing task."""
 
 from typing import Annotated, ClassVar
 
@@ -15,12 +15,12 @@ from powernorm_lab.settings.training import ClassifierTrainingSettings
 
 @section("data")
 class ParsingDataSettings(BatchedDataSettings):
-    """The treebank and how its transitions are cut into batches."""
+    """Settings of the treebank and the batches of its transitions."""
 
     vocabulary_size: Annotated[int, Field(ge=4, lt=2**63)] = 2000
-    """Number of words, three marks included."""
+    """Number of words, including three marks."""
     max_examples: Positive | None = None
-    """Only about so many training transitions, evenly spaced; none is all."""
+    """Number of evenly spaced training transitions to use; none is all."""
 
 
 @section("model")
@@ -28,21 +28,21 @@ class ParserShape(ModelSettings):
     """The shape of a transition-based parser (Chen and Manning 2014)."""
 
     num_features: Positive = 128
-    """Features of a hidden layer."""
+    """Size of a hidden layer."""
     num_layers: Positive = 2
-    """Hidden layers."""
+    """Number of hidden layers."""
     dropout: FractionBelowOne = 0.0
-    """After every hidden layer."""
+    """Dropout after every hidden layer."""
     activation: Activation = "gelu"
-    """Of the hidden layers."""
+    """Activation of the hidden layers."""
     embedding_features: Positive | None = None
-    """Size of embeddings where it is not num_features."""
+    """Size of embeddings; none is num_features."""
     initialization: Initialization = "xavier"
-    """How linear maps begin; Xu et al. 2019 recommend `kaiming` for AdaNorm."""
+    """Initialization of linear maps; Xu et al. 2019 recommend `kaiming` for AdaNorm."""
 
     @property
     def norm_widths(self) -> tuple[int, ...]:
-        """Return the one number of features that the model has norms of."""
+        """Return the number of features of all norms, as a tuple."""
         return (self.num_features,)
 
 

@@ -1,4 +1,4 @@
-"""The task of dependency parsing: a feed-forward network chooses the transitions of a parser."""
+"""The task of dependency parsing with a feed-forward network that chooses transitions."""
 
 import math
 import time
@@ -29,12 +29,12 @@ from powernorm_lab.training.norms import norm_factory
 from powernorm_lab.training.task import BuiltinTask, Sizes
 
 COLUMNS: Final = (NUM_WORDS, NUM_TAGS, NUM_LABELS)
-"""Of a state, in the order of the model's tables."""
+"""Numbers of columns of a state, in the order of the model's tables."""
 _TABLE: Final = "layers.0.linear.tables.{}.weight"
 
 
 class ParsingTask(BuiltinTask[EncodedTreebank, ParsingSettings]):
-    """Find the head of every word."""
+    """Dependency parsing by transitions."""
 
     name = "parse"
     units = "words"
@@ -42,22 +42,22 @@ class ParsingTask(BuiltinTask[EncodedTreebank, ParsingSettings]):
     examples = "transitions"
 
     def encode(self, config: ParsingSettings) -> EncodedTreebank:
-        """Read the treebank, number it and derive the transitions."""
+        """Read and encode the treebank of `data.path`, and derive its transitions."""
         return encode_trees(load_treebank(config.data.path), config.data.vocabulary_size)
 
     def encode_by(self, source: str, config: ParsingSettings) -> EncodedTreebank:
-        """Read `source` with the words, tags and labels of `data.path`."""
+        """Read `source` and encode it with the words, tags and labels of `data.path`."""
         own = load_treebank(config.data.path)
         return encode_trees(load_treebank(source), config.data.vocabulary_size, own)
 
     def data(
         self, encoded: EncodedTreebank, config: ParsingSettings, seed: int
     ) -> RunData[ParsingSettings]:
-        """Return batches of transitions."""
+        """Return the batches of transitions."""
         return ParsingData(encoded, config, seed)
 
     def baselines(self, encoded: EncodedTreebank, config: ParsingSettings) -> list[Baseline]:
-        """Return the transitions' own frequencies, and every word hung from its neighbor."""
+        """Return the scores of transition frequencies, and of attaching words to neighbors."""
         del config
         attached: dict[str, float | None] = {**neighbor_scores(encoded.trees)}
         return [
@@ -88,7 +88,7 @@ class ParsingTask(BuiltinTask[EncodedTreebank, ParsingSettings]):
         }
 
     def summary(self, encoded: EncodedTreebank) -> DataPrepared:
-        """Return the same in short."""
+        """Return the event that describes the data."""
         gold = encoded.gold["train"]
         left_out = {reason: number for reason, number in gold.left_out.items() if number}
         size = encoded.vocabulary.sizes[0]
@@ -99,12 +99,12 @@ class ParsingTask(BuiltinTask[EncodedTreebank, ParsingSettings]):
         return (*encoded.vocabulary.sizes, len(encoded.inventory))
 
     def sizes_of_weights(self, weights: Mapping[str, Tensor]) -> Sizes:
-        """Return the same of a model."""
+        """Return the numbers of ids and transitions from the weights of a model."""
         tables = (len(weights[_TABLE.format(index)]) for index in range(len(COLUMNS)))
         return (*tables, len(weights["head.weight"]))
 
     def build(self, config: ParsingSettings, norm: str, sizes: Sizes, seed: int) -> TaskModel:
-        """Return the model of a run; equal seeds give equal weights to all norms."""
+        """Return the model of a run; models of equal seeds have equal weights for all norms."""
         shape = config.model
         return TransitionParser(
             [IdColumns(*place) for place in zip(sizes[:-1], COLUMNS, strict=True)],
@@ -120,7 +120,7 @@ class ParsingTask(BuiltinTask[EncodedTreebank, ParsingSettings]):
         )
 
     def example_inputs(self, config: ParsingSettings, sizes: Sizes) -> tuple[Tensor, ...]:
-        """Return states, (2, 48)."""
+        """Return two random states, (2, 48)."""
         del config
         generator = torch.Generator().manual_seed(0)
         parts = [
@@ -136,9 +136,9 @@ class ParsingTask(BuiltinTask[EncodedTreebank, ParsingSettings]):
         config: ParsingSettings,
         device: torch.device,
     ) -> Scores:
-        """Return how fast the test split is parsed; the scores of trees are the data's."""
+        """Return the throughput of parsing; `ParsingData.scores` computes the attachment scores."""
         del config
-        # A GPU is done when the clock is read: the trees are on the CPU.
+        # No synchronization is needed: the resulting trees are on the CPU.
         begin = time.perf_counter()
         parse_split(encoded, "test", model, device)
         seconds = time.perf_counter() - begin

@@ -1,4 +1,4 @@
-"""The trees of a treebank as numbers."""
+"""Trees of a treebank as tensors of ids."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
@@ -8,33 +8,33 @@ import torch
 from torch import Tensor
 
 NO_ID: Final = 0
-"""Of a word, tag or label where there is none: beyond an end, or of a child that is not there."""
+"""Id of a missing word, tag or label: beyond the end of a sentence, or of a missing child."""
 UNKNOWN_ID: Final = 1
-"""Of what the train split does not have, or too seldom."""
+"""Id of words, tags and labels that are not in the vocabulary."""
 ROOT_ID: Final = 2
-"""Word and tag of the node above each sentence, which is its node 0."""
+"""Word id and tag id of the root, node 0 of each sentence."""
 NUM_MARKS: Final = 3
-"""Ids below those of words and tags."""
+"""Number of ids before those of words and tags."""
 NUM_LABEL_MARKS: Final = 2
-"""Ids below those of labels; nothing is the label of the root's arc but the treebank's own."""
+"""Number of ids before those of labels; the root's arc has a label of the treebank."""
 
 
 @dataclass(frozen=True)
 class Trees:
-    """Sentences one after the other, with their gold trees."""
+    """Concatenated sentences with their gold trees."""
 
     words: Tensor
     """int64, (num_words,)."""
     tags: Tensor
     """int64, (num_words,)."""
     heads: Tensor
-    """int64, (num_words,): number of the head in its sentence, counted from 1; 0 is the root."""
+    """int64, (num_words,): number of the head in its sentence, from 1; 0 is the root."""
     labels: Tensor
     """int64, (num_words,): relation to the head."""
     is_scored: Tensor
     """bool, (num_words,): whether the word counts in scores; punctuation does not."""
     lengths: Tensor
-    """int64, (num_sentences,): words of each sentence, at least one."""
+    """int64, (num_sentences,): number of words of each sentence, at least 1."""
 
     def __len__(self) -> int:
         """Return the number of sentences."""
@@ -42,7 +42,7 @@ class Trees:
 
     @property
     def starts(self) -> Tensor:
-        """Return where each sentence begins, int64, (num_sentences,)."""
+        """Return the position of each sentence's first word, int64, (num_sentences,)."""
         return self.lengths.cumsum(0) - self.lengths
 
     def values(self) -> Iterator[Tensor]:
@@ -53,7 +53,7 @@ class Trees:
         """Return some of the sentences.
 
         Args:
-            rows: their numbers, rising, int64.
+            rows: numbers of the sentences, increasing, int64.
         """
         is_kept = torch.zeros(len(self), dtype=torch.bool).index_fill_(0, rows, True)
         words = is_kept.repeat_interleave(self.lengths)
@@ -67,21 +67,21 @@ class Trees:
         )
 
     def portions(self, size: int) -> Iterator[Tensor]:
-        """Yield the numbers of the sentences, `size` at a time at most, the longest first."""
+        """Yield the numbers of the sentences, at most `size` at a time, the longest first."""
         if len(self):
             yield from self.lengths.argsort(descending=True, stable=True).split(size)
 
     def nodes(self, values: Tensor, rows: Tensor, *, root: int, none: int) -> Tensor:
-        """Lay sentences out as rows of nodes: the root, the words, and nothing after them.
+        """Arrange values of sentences as rows of nodes: the root, the words, then `none`.
 
         Args:
-            values: of the words, (num_words,).
+            values: values of the words, (num_words,).
             rows: numbers of sentences, int64, (batch,).
             root: value of the root.
-            none: value of what is no node.
+            none: value of positions that are not nodes.
 
         Returns:
-            (batch, length of the longest + 2); the last column is nothing for every sentence.
+            (batch, length of the longest + 2); the last column is `none` for every sentence.
         """
         lengths = self.lengths[rows]
         positions = torch.arange(int(lengths.max()) + 2) - 1
@@ -92,14 +92,14 @@ class Trees:
         return laid
 
     def places(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Return which nodes of laid-out sentences are words, and where those stand in the text.
+        """Return the mask of words among the nodes of `nodes`, and the positions of these words.
 
         Args:
             rows: numbers of sentences, int64, (batch,).
 
         Returns:
-            bool, (batch, length of the longest + 2), and int64, (words of these sentences,), in the
-            order of the nodes.
+            Mask, bool, (batch, length of the longest + 2), and positions in the text, int64, (words
+            of these sentences,), in the order of the nodes.
         """
         everywhere = torch.arange(self.heads.numel())
         laid = self.nodes(everywhere, rows, root=-1, none=-1)
@@ -107,6 +107,6 @@ class Trees:
         return is_word, laid[is_word]
 
     def num_roots(self) -> Tensor:
-        """Return the words of each sentence that have no head, int64, (num_sentences,)."""
+        """Return the number of words without a head in each sentence, int64, (num_sentences,)."""
         sentence = torch.arange(len(self)).repeat_interleave(self.lengths)
         return torch.bincount(sentence[self.heads == 0], minlength=len(self))

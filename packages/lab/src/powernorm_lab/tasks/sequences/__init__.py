@@ -1,1 +1,1 @@
-"""Classify series of variable length: settings, files, batches, models, recipes."""
+"""The task of classifying series of variable length."""

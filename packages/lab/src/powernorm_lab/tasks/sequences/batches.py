@@ -1,4 +1,4 @@
-"""Padded series, each with its class, as the batches of a run, and what padding does to answers."""
+"""Batches of padded series with classes, and the sensitivity of predictions to padding."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Final
@@ -28,7 +28,7 @@ class SeriesRows(PaddedRows):
 
     Args:
         part: the series.
-        by_length: whether series of like length make a training batch.
+        by_length: whether training batches have series of similar length.
     """
 
     unit = "series"
@@ -39,7 +39,7 @@ class SeriesRows(PaddedRows):
         self._by_length = by_length
 
     def batch(self, rows: Tensor) -> Batch:
-        """Return series by number, padded to the longest."""
+        """Return a batch of series by number, padded to the longest."""
         places, padding = self.places(rows)
         return Batch(
             named={
@@ -53,19 +53,19 @@ class SeriesRows(PaddedRows):
         )
 
     def order(self, *, batch_size: int, seed: int) -> Order:
-        """Return the order of a training."""
+        """Return the order of series in training."""
         if not self._by_length:
             return super().order(batch_size=batch_size, seed=seed)
         return ShuffledByLength(self.lengths, batch_size=batch_size, seed=seed, unit=self.unit)
 
 
 class SequenceData(RowData[SequenceSettings]):
-    """Padded series, each with its class.
+    """Batches of padded series with classes.
 
     Args:
-        series: the set.
-        config: size of batches, number of steps.
-        seed: of the order of the series.
+        series: the series of all splits.
+        config: size of batches and number of steps.
+        seed: seed of the order of the series.
 
     Raises:
         InputError: the train split has fewer series than a batch.
@@ -81,11 +81,11 @@ class SequenceData(RowData[SequenceSettings]):
     def scores(
         self, split: EvaluatedSplit, model: nn.Module, device: torch.device, *, brief: bool = False
     ) -> Mapping[str, float]:
-        """Return accuracy, F1 and calibration error, and how far padding changes the answers.
+        """Return accuracy, F1, calibration error, and the sensitivity of predictions to padding.
 
-        All series are read in three ways: in batches in the order of the file, in batches of like
-        length, and alone. The sensitivity to padding is the share of answers that differ from those
-        alone, and the largest difference of a logit.
+        All series are evaluated in three ways: in batches in the order of the file, in batches of
+        similar length, and alone. The sensitivity is the percentage of predictions that differ from
+        those alone, and the largest difference of a logit.
         """
         part, size = self._series.splits[split], self._evaluation_batch_size
         rows = SeriesRows(part)
@@ -117,7 +117,7 @@ class SequenceData(RowData[SequenceSettings]):
 def _logits(
     model: nn.Module, rows: SeriesRows, parts: Iterable[Tensor], device: torch.device
 ) -> Tensor:
-    """Return the logits of all series, float32 on the CPU, read in the given batches."""
+    """Return the logits of all series, float32 on the CPU, computed in the given batches."""
     found = [(part, model(**rows.batch(part).to(device).inputs()).float().cpu()) for part in parts]
     logits = torch.empty(len(rows), found[0][1].shape[1])
     for part, values in found:
@@ -126,7 +126,7 @@ def _logits(
 
 
 def _without_padding(lengths: Tensor, size: int) -> Iterator[Tensor]:
-    """Yield batches of series of one length: the same as each alone, and faster."""
+    """Yield batches of series of equal length, equivalent to each alone but faster."""
     for length in lengths.unique():
         yield from torch.nonzero(lengths == length)[:, 0].split(size)
 

@@ -1,4 +1,4 @@
-"""Networks that tell the class of a series: a Conformer, a Transformer over patches or frames."""
+"""Networks that classify series: a Conformer, or a Transformer over patches or frames."""
 
 import math
 from typing import Final
@@ -17,25 +17,25 @@ from powernorm_lab.models.positions import sinusoidal_positions
 from powernorm_lab.tasks.sequences.settings import SequenceArchitecture
 
 POSITION_SCALE: Final = 0.1
-"""The size of sinusoids beside frames, so that the model begins by looking at the frames."""
+"""Scale of the sinusoidal positions, small compared with the frames."""
 
 
 class ConformerLayer(nn.Module):
-    """A layer of a Conformer (Gulati et al. 2020): half a feed-forward, attention, convolution.
+    """A layer of a Conformer (Gulati et al. 2020): half-step feed-forward, attention, convolution.
 
-    The norm that is compared is that of the convolution module; the others are LayerNorms. With a
-    mask the convolution reads zeros at padding: otherwise the last frames of a series would see
-    what is padded to it.
+    The compared norm is that of the convolution module; the others are LayerNorms. With a mask the
+    convolution reads zeros at padding; otherwise the last frames of a series would depend on its
+    padding.
 
     Args:
-        shape: of the layers.
-        norm: makes the norm of the convolution module.
-        kernel_size: frames that the convolution sees, odd.
+        shape: shape of the layers.
+        norm: builds the norm of the convolution module.
+        kernel_size: kernel size of the convolution in frames, odd.
 
     Shape:
         - x: (batch, frames, features)
-        - padding_mask: bool, (batch, frames), True = padding; of the attention
-        - norm_mask: the same, of the convolution module; None counts padding as frames
+        - padding_mask: bool, (batch, frames), True = padding; for the attention
+        - norm_mask: the same for the convolution module; None treats padding as frames
         - output: as x
     """
 
@@ -85,25 +85,25 @@ def _feed_forward(shape: TransformerShape) -> nn.Sequential:
 
 
 class SequenceClassifier(nn.Module):
-    """Gives the logits of the classes of a series, from the mean over its frames or patches.
+    """Classifies a series by the mean over its frames or patches.
 
     Args:
-        num_features: of a frame.
+        num_features: number of features of a frame.
         num_classes: number of classes.
-        norm: makes the norms that are compared.
-        shape: of the layers.
+        norm: builds the compared norms.
+        shape: shape of the layers.
         architecture: `conformer`, `patch` or `encoder`.
-        kernel_size: frames that a convolution of the Conformer sees.
-        patch_length: frames in a patch; the last one of a series is filled up with zeros.
-        mask_padding: whether norms and convolutions of the Conformer leave out padding; attention
-            and mean always do.
-        seed: of the initial weights, which are the same for every norm.
-        upper_norm: makes the norms above the lowest layers.
-        qk_norm: makes the norms of queries and keys, where the shape has them.
+        kernel_size: kernel size of the Conformer's convolutions in frames.
+        patch_length: frames in a patch; the last patch of a series is padded with zeros.
+        mask_padding: whether norms and convolutions of the Conformer ignore padding; attention and
+            mean always do.
+        seed: seed of the initial weights, which are the same for every norm.
+        upper_norm: builds the norms above the lowest layers.
+        qk_norm: builds the norms of queries and keys, if the shape has them.
 
     Shape:
         - series: (batch, frames, num_features)
-        - padding_mask: bool, (batch, frames), True = padding, behind the frames
+        - padding_mask: bool, (batch, frames), True = padding, after the frames
         - output: logits, (batch, num_classes)
     """
 
@@ -144,7 +144,7 @@ class SequenceClassifier(nn.Module):
         self.head = nn.Linear(width, num_classes)
         generator = initialize(self, seed, shape.initialization)
         for module in self.modules():
-            if isinstance(module, nn.Conv1d):  # as torch begins it, but from the seed
+            if isinstance(module, nn.Conv1d):  # torch's initialization, from the seed
                 bound = 1 / math.sqrt(module.weight[0].numel())
                 nn.init.uniform_(module.weight, -bound, bound, generator=generator)
                 assert module.bias is not None
@@ -162,11 +162,11 @@ class SequenceClassifier(nn.Module):
         return logits
 
     def features(self, series: Tensor, padding_mask: Tensor | None = None) -> Tensor:
-        """Return what the mean is taken of, (batch, frames or patches, features)."""
+        """Return the features before the mean, (batch, frames or patches, features)."""
         return self._states(series, padding_mask)[0]
 
     def _states(self, series: Tensor, mask: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """Return the output of the layers and its padding."""
+        """Return the output of the layers and its padding mask."""
         if mask is not None:
             series = series.masked_fill(mask[..., None], 0)
             mask = mask[:, :: self.patch_length]

@@ -1,8 +1,8 @@
-"""Series with a class each, from files: `.ts` of the UEA and UCR archives, CSV and Parquet.
+"""Readers of series with classes: `.ts` files of the UEA and UCR archives, CSV and Parquet.
 
-A table is in long form, a row a frame: a column `id` that says which series, a column `label`, the
-same in all rows of a series, perhaps a column `step` that orders the frames of a series (without
-it, the order of the rows does), and every other column is a feature.
+A table is in long form, with a row for each frame: a column `id` of the series, a column `label`
+with the same value in all rows of a series, and an optional column `step` with the order of frames
+(by default the order of rows). All other columns are features.
 """
 
 import lzma
@@ -28,9 +28,9 @@ from powernorm_lab.data.split_files import SplitFiles
 
 DEFAULT: Final = "japanese-vowels"
 ID, STEP, LABEL = "id", "step", "label"
-"""Columns of a table that are no features."""
+"""Columns of a table that are not features."""
 VALID_PERIOD: Final = 5
-"""Without a valid split every fifth training series of a class is valid."""
+"""Without a valid split, every fifth training series of a class is used for validation."""
 _FILES: Final = SplitFiles(
     pattern=re.compile(
         r"(?:(?P<name>.+)_)?(?P<split>train|valid|dev|test)\.(?:ts|ts\.xz|csv|parquet)",
@@ -43,7 +43,7 @@ _FILES: Final = SplitFiles(
 
 
 class Series(NamedTuple):
-    """A series and what it is of."""
+    """A series and its class."""
 
     label: str
     frames: Tensor
@@ -52,19 +52,19 @@ class Series(NamedTuple):
 
 @dataclass(frozen=True)
 class SeriesSplit:
-    """Series one behind another."""
+    """The concatenated series of a split."""
 
     frames: Tensor
-    """float32, (frames of all, features)."""
+    """float32, (frames of all series, features)."""
     lengths: Tensor
-    """int64, (series,): frames of each, at least 1."""
+    """int64, (series,): numbers of frames, at least 1."""
     labels: Tensor
-    """int64, (series,): numbers of their classes."""
+    """int64, (series,): numbers of the classes."""
 
 
 @dataclass(frozen=True)
 class SeriesSet:
-    """A set of series in three splits, each feature of mean 0 and variance 1 in the train split."""
+    """Series in three splits, standardized by mean and variance of the train split."""
 
     name: str
     source: str
@@ -72,7 +72,7 @@ class SeriesSet:
     classes: tuple[str, ...]
     mean: Tensor
     std: Tensor
-    """float32, (features,): of the frames as they were read."""
+    """`mean` and `std` of the original frames, float32, (features,)."""
     splits: Mapping[Split, SeriesSplit]
 
     @property
@@ -82,7 +82,7 @@ class SeriesSet:
 
     @property
     def fingerprint(self) -> str:
-        """Return a hash of everything that batches are made of."""
+        """Return a hash of all data of the batches."""
         parts = [self.splits[split] for split in SPLITS]
         return cache_key(
             task="sequences",
@@ -98,11 +98,11 @@ def load_series(source: str | None, like: SeriesSet | None = None) -> SeriesSet:
     """Return the series that a configuration names.
 
     Args:
-        source: a folder, the train file of a set in it, or `japanese-vowels`, which None is.
-        like: has the classes and the scale of a model; None takes those of the train split.
+        source: a folder, the train file of a set, or `japanese-vowels`, the default.
+        like: series with the classes and the scale of a model; None uses those of the train split.
 
     Raises:
-        InputError: there are no such series, a file is damaged, or they do not fit `like`.
+        InputError: there are no such series, a file is damaged, or the series do not fit `like`.
     """
     if source in (None, DEFAULT):
         entry = data_set(DEFAULT)
@@ -133,10 +133,10 @@ def _read(path: Path) -> list[Series]:
 
 
 def _from_ts(text: str, path: Path) -> Iterator[Series]:
-    """Yield the series of a file: features divided by `:`, frames by `,`, the class last.
+    """Yield the series of a `.ts` file: features separated by `:`, frames by `,`, the class last.
 
     Raises:
-        InputError: a line is something else; names it.
+        InputError: a line has another format; the message names it.
     """
     for number, line in enumerate(text.splitlines(), 1):
         where = f"{path}, line {number}"
@@ -144,7 +144,7 @@ def _from_ts(text: str, path: Path) -> Iterator[Series]:
         if key == "@timestamps" and value.strip() == "true":
             raise InputError(f"{where}: frames with time stamps are not read: remove the stamps")
         if key in ("@classlabel", "@targetlabel") and value.startswith("false"):
-            raise InputError(f"{where}: the series have no classes, which this task is about")
+            raise InputError(f"{where}: the series have no classes, which this task needs")
         if not line.strip() or line[0] in "#@%":
             continue
         *features, label = line.split(":")
@@ -152,8 +152,8 @@ def _from_ts(text: str, path: Path) -> Iterator[Series]:
         if not columns or len({len(column) for column in columns}) > 1:
             sizes = ", ".join(str(len(column)) for column in columns) or "no"
             raise InputError(
-                f"{where}: features of {sizes} frames: expected features of equal length divided "
-                "by ':', and the class behind the last ':'"
+                f"{where}: features of {sizes} frames: expected features of equal length separated "
+                "by ':', and the class after the last ':'"
             )
         yield Series(label.strip(), torch.tensor(columns).T)
 
@@ -166,7 +166,7 @@ def _numbers(feature: str, where: str) -> list[float]:
     return [float(cell) for cell in cells]
 
 
-_FILLED: Final = "fill missing frames before, or leave the series out"
+_FILLED: Final = "fill missing frames first, or leave the series out"
 
 
 def _is_number(cell: str) -> bool:
@@ -180,7 +180,7 @@ def _from_table(path: Path) -> Iterator[Series]:
     """Yield the series of a table in long form, in the order of their first rows.
 
     Raises:
-        InputError: a column is missing or no number, or a series has several classes.
+        InputError: a column is missing or not numeric, or a series has several classes.
     """
     with needed_for(f"reading {path.name}"):
         import pandas as pd
@@ -195,7 +195,7 @@ def _from_table(path: Path) -> Iterator[Series]:
     if missing or not features:
         raise InputError(
             f"{path} has the columns {', '.join(map(str, table.columns))[:200]}: expected {ID}, "
-            f"{LABEL}, perhaps {STEP}, and a column for each feature, with a row for each frame"
+            f"{LABEL}, optionally {STEP}, and a column for each feature, with a row for each frame"
         )
     for name in table.columns:
         cells = table[name]
@@ -205,7 +205,7 @@ def _from_table(path: Path) -> Iterator[Series]:
             lost = ~numbers.abs().lt(math.inf)
         if lost.any():
             row = int(lost.to_numpy().argmax())
-            # Line 1 of a CSV file has the names.
+            # Line 1 of a CSV file is the header.
             where = f"line {row + 2}" if path.suffix.lower() == ".csv" else f"row {row + 1}"
             kind = "missing" if cells.isna().iloc[row] else "no finite number"
             cell = str(cells.iloc[row])[:40]
@@ -214,7 +214,7 @@ def _from_table(path: Path) -> Iterator[Series]:
         if rows[LABEL].nunique(dropna=False) != 1:
             raise InputError(
                 f"{path}: the series {key!r} has several classes in column {LABEL!r}: give all of "
-                "its rows the same"
+                "its rows the same class"
             )
         ordered = rows.sort_values(STEP, kind="stable") if STEP in table.columns else rows
         frames = torch.tensor(ordered[features].to_numpy(dtype="float32"))
@@ -224,10 +224,10 @@ def _from_table(path: Path) -> Iterator[Series]:
 def _joined(
     name: str, source: str, license: str, read: Mapping[Split, list[Series]], like: SeriesSet | None
 ) -> SeriesSet:
-    """Return the splits on one scale, with a valid split.
+    """Return the standardized splits, including a valid split.
 
     Raises:
-        InputError: a split is empty, series have other features, or a class is not in train.
+        InputError: a split is empty, numbers of features differ, or a class is not in train.
     """
     parts = dict(read)
     if "valid" not in parts:
@@ -242,7 +242,7 @@ def _joined(
     frames = torch.cat([series.frames for series in parts["train"]])
     if like is None:
         classes = tuple(sorted({series.label for series in parts["train"]}, key=_class_order))
-        # A feature that is always the same becomes 0.
+        # A constant feature becomes 0.
         mean, std = frames.mean(0), frames.std(0, correction=0).clamp(min=1e-6)
     else:
         classes, mean, std = like.classes, like.mean, like.std
@@ -251,7 +251,7 @@ def _joined(
     if other or frames.shape[1] != len(mean):
         what = f"the class {min(other)!r}" if other else f"{frames.shape[1]} features"
         raise InputError(
-            f"{source} has {what}: expected {len(mean)} features and the classes of the training, "
+            f"{source} has {what}: expected {len(mean)} features and the classes of training, "
             f"{', '.join(classes)[:200]}"
         )
     splits = {split: _stacked(parts[split], known, mean, std) for split in SPLITS}
@@ -259,12 +259,12 @@ def _joined(
 
 
 def _class_order(label: str) -> tuple[float, str]:
-    """Sort classes that are numbers as numbers."""
+    """Return the sort key of a class, with numbers in numeric order."""
     return (float(label), "") if _is_number(label) else (float("inf"), label)
 
 
 def _set_aside(series: Sequence[Series]) -> tuple[list[Series], list[Series]]:
-    """Divide the train split: every fifth series of a class becomes valid."""
+    """Split off every fifth series of a class for validation."""
     parts: tuple[list[Series], list[Series]] = ([], [])
     counts: dict[str, int] = defaultdict(int)
     for one in series:

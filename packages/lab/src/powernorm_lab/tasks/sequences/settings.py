@@ -1,4 +1,4 @@
-"""Settings of the classification of series of variable length."""
+"""Settings of the task `sequences`."""
 
 from collections.abc import Mapping
 from types import MappingProxyType
@@ -23,31 +23,31 @@ _MEANT_FOR: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         ),
     }
 )
-"""Settings of the model that not every architecture has a place for."""
+"""Settings of the model that apply to some architectures only, with these architectures."""
 
 
 @section("data")
 class SeriesDataSettings(BatchedDataSettings):
-    """The series and how they are cut into batches."""
+    """Settings of series and their batches."""
 
     by_length: bool = False
-    """Whether series of like length make a training batch, so that little is padded."""
+    """Whether training batches have series of similar length, to reduce padding."""
 
 
 @section("model")
 class SequenceModelSettings(TransformerSettings):
-    """Which network, and its shape."""
+    """Architecture and shape of the network."""
 
     architecture: SequenceArchitecture = "conformer"
-    """A Conformer, whose norm that is compared is the one of the convolution modules; a
-    Transformer over patches of frames, as PatchTST; or a Transformer over frames."""
+    """`conformer`: a Conformer, which compares the norms of its convolution modules; `patch`: a
+    Transformer over patches of frames, as PatchTST; `encoder`: a Transformer over frames."""
     kernel_size: Positive = 7
-    """Frames that a convolution of the Conformer sees; odd."""
+    """Kernel size of the Conformer's convolutions in frames; odd."""
     patch_length: Positive = 4
-    """Frames in a patch."""
+    """Number of frames in a patch."""
     mask_padding: bool = True
-    """Whether the Conformer's norms that are compared and its convolutions leave out padding; where
-    they do not, as in most code, answers depend on what a series is padded to."""
+    """Whether the Conformer's compared norms and its convolutions ignore padding; if they do not,
+    as in most code, predictions depend on the padding."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -60,7 +60,7 @@ class SequenceModelSettings(TransformerSettings):
                 raise refuse(
                     f"model.{name}",
                     getattr(self, name),
-                    f"means nothing to model.architecture={self.architecture}: leave it out, or "
+                    f"does not apply to model.architecture={self.architecture}: leave it out, or "
                     f"choose {' or '.join(architectures)}",
                 )
 

@@ -1,4 +1,4 @@
-"""Classification of series of variable length: speech, sensors, time series."""
+"""The task of classifying series of variable length, such as speech or sensor data."""
 
 import math
 from collections.abc import Mapping
@@ -22,7 +22,7 @@ from powernorm_lab.training.task import BuiltinTask, Sizes
 
 
 class SequenceTask(BuiltinTask[SeriesSet, SequenceSettings]):
-    """Tell the class of a series; the best checkpoint is that of the highest valid accuracy."""
+    """Classification of series of variable length."""
 
     name = "sequences"
     units = "classes"
@@ -33,24 +33,24 @@ class SequenceTask(BuiltinTask[SeriesSet, SequenceSettings]):
     examples = "series"
 
     def encode(self, config: SequenceSettings) -> SeriesSet:
-        """Read the series and bring their features to one scale."""
+        """Read and standardize the series of `data.path`."""
         return load_series(config.data.path)
 
     def encode_by(self, source: str, config: SequenceSettings) -> SeriesSet:
-        """Read `source` with the classes and the scale of `data.path`."""
+        """Read `source`, with the classes and the scale of `data.path`."""
         return load_series(source, self.encode(config))
 
     def data(
         self, encoded: SeriesSet, config: SequenceSettings, seed: int
     ) -> RunData[SequenceSettings]:
-        """Return padded series with their classes."""
+        """Return the batches of padded series."""
         return SequenceData(encoded, config, seed)
 
     def baselines(self, encoded: SeriesSet, config: SequenceSettings) -> list[Baseline]:
-        """Return how frequent the classes are; its accuracy always names the most frequent one."""
+        """Return the scores of class frequencies; the accuracy is of the most frequent class."""
         del config
         counts = torch.bincount(encoded.splits["train"].labels, minlength=len(encoded.classes))
-        # One more of each, so that a class that the train split lacks is not impossible.
+        # Add-one smoothing: a class that is missing in the train split is not impossible.
         shares = (counts + 1).double() / (counts + 1).sum()
         metrics: dict[str, float | None] = {}
         for split in EVALUATED_SPLITS:
@@ -83,7 +83,7 @@ class SequenceTask(BuiltinTask[SeriesSet, SequenceSettings]):
         }
 
     def summary(self, encoded: SeriesSet) -> DataPrepared:
-        """Return the same in short."""
+        """Return the event that describes the data."""
         num_train = len(encoded.splits["train"].lengths)
         return DataPrepared(encoded.name, num_train, "series", len(encoded.classes))
 
@@ -92,11 +92,11 @@ class SequenceTask(BuiltinTask[SeriesSet, SequenceSettings]):
         return encoded.num_features, len(encoded.classes)
 
     def sizes_of_weights(self, weights: Mapping[str, Tensor]) -> Sizes:
-        """Return the same of a model."""
+        """Return the numbers of features and classes from the weights of a model."""
         return weights["up.weight"].shape[1], len(weights["head.weight"])
 
     def build(self, config: SequenceSettings, norm: str, sizes: Sizes, seed: int) -> TaskModel:
-        """Return the model of a run; equal seeds give equal weights to all norms."""
+        """Return the model of a run; models of equal seeds have equal weights for all norms."""
         shape = config.model
         num_features, num_classes = sizes
         return SequenceClassifier(
@@ -114,7 +114,7 @@ class SequenceTask(BuiltinTask[SeriesSet, SequenceSettings]):
         )
 
     def example_inputs(self, config: SequenceSettings, sizes: Sizes) -> tuple[Tensor, ...]:
-        """Return two series, (2, frames, features)."""
+        """Return two random series, (2, frames, features)."""
         del config
         generator = torch.Generator().manual_seed(0)
         return (torch.randn(2, 16, sizes[0], generator=generator),)

@@ -1,1 +1,1 @@
-"""Translation."""
+"""The translation task."""

@@ -1,4 +1,4 @@
-"""Sentence pairs as the batches of a run, as many at a time as a budget of tokens allows."""
+"""Batches of sentence pairs within a budget of tokens."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -19,9 +19,9 @@ from powernorm_lab.tasks.translation.translating import translate_split
 from powernorm_lab.training.batches import RunData
 
 NUM_SCORED: Final = 500
-"""Pairs of a split that a validation translates, evenly spaced."""
+"""Number of evenly spaced pairs that a validation translates."""
 _PAIR_SEED: Final = 1 << 20
-"""Keeps the generator of the pairs apart from that of the batches."""
+"""Offset of the seed of the pairs, so that it differs from that of the batches."""
 
 
 def training_pairs(
@@ -31,15 +31,15 @@ def training_pairs(
     seed: int,
     batches_per_update: int,
 ) -> TrainingBatches:
-    """Return the batches of a training run: pairs of like length, each in one batch an epoch.
+    """Return the batches of a training run, with pairs of similar length in a batch.
 
-    Every epoch shuffles the batches, and which of equally long pairs are together.
+    Every epoch shuffles the batches, and the pairs of equal lengths.
 
     Args:
-        split: to train on.
-        batch_tokens: positions of the longer side of a batch at most, padding included, over all
-            processes.
-        seed: of the shuffling.
+        split: split to train on.
+        batch_tokens: maximal number of positions of the longer side of a batch, including padding,
+            over all processes.
+        seed: seed of the shuffling.
         batches_per_update: micro-batches over which the gradient is summed.
 
     Raises:
@@ -65,13 +65,13 @@ def training_pairs(
 def evaluation_pairs(
     split: EncodedPairSplit, *, batch_tokens: int, max_tokens: int | None = None
 ) -> EvaluationBatches:
-    """Return the batches of an evaluation, in which each pair is once, short pairs first.
+    """Return the batches of an evaluation, sorted by length.
 
     Args:
-        split: to evaluate on.
-        batch_tokens: positions of the longer side of a batch at most, padding included; a pair
-            that is longer makes a batch of its own.
-        max_tokens: read only so many pairs, evenly spaced, that they have about so many targets.
+        split: split to evaluate.
+        batch_tokens: maximal number of positions of the longer side of a batch, including padding;
+            a longer pair is a batch by itself.
+        max_tokens: approximate number of targets, in evenly spaced pairs; None is all.
     """
     chosen = spaced_by_tokens(split.target.lengths, max_tokens)
     groups = LengthGroups(
@@ -84,10 +84,10 @@ def evaluation_pairs(
 
 
 def pair_batch(split: EncodedPairSplit, rows: Tensor) -> Batch:
-    """Return pairs by number: the source, the translation one position late, and what to say.
+    """Return a batch of pairs by number: source, shifted translation, and targets.
 
-    The model reads each source with its end mark and, of each translation, the end mark first; its
-    targets are the translation and then the end mark. A side without padding has no mask.
+    The model reads each source with its end mark, and each translation with the end mark in front.
+    The targets are the translation followed by the end mark. A side without padding has no mask.
     """
     source, source_mask = split.source.padded(rows)
     targets, target_mask = split.target.padded(rows)
@@ -108,12 +108,12 @@ def pair_batch(split: EncodedPairSplit, rows: Tensor) -> Batch:
 
 
 class TranslationData(RunData[TranslationSettings]):
-    """Sentence pairs, in which each subword of the translation is predicted from those before it.
+    """Batches of sentence pairs; the targets are the subwords of the translation.
 
     Args:
-        encoded: the pairs over their subwords.
-        config: budget of tokens, number of steps.
-        seed: of the order.
+        encoded: the encoded pairs.
+        config: budget of tokens and number of steps.
+        seed: seed of the order.
 
     Raises:
         InputError: a pair is longer than a batch.
@@ -130,7 +130,7 @@ class TranslationData(RunData[TranslationSettings]):
         self._encoded = encoded
 
     def evaluation(self, split: Split, max_tokens: int | None = None) -> EvaluationBatches:
-        """Return the batches of a split, whole or about `max_tokens` of it."""
+        """Return the batches of a split, all or about `max_tokens` targets."""
         return evaluation_pairs(
             self._encoded.splits[split],
             batch_tokens=self._config.data.batch_tokens,
@@ -140,13 +140,13 @@ class TranslationData(RunData[TranslationSettings]):
     def scores(
         self, split: EvaluatedSplit, model: nn.Module, device: torch.device, *, brief: bool = False
     ) -> Mapping[str, float]:
-        """Return BLEU in its forms and chrF of a split's translations; in brief, only BLEU.
+        """Return chrF and the forms of BLEU of a split's translations; only BLEU if `brief`.
 
         Args:
-            split: that is translated.
-            model: translates.
-            device: of the model.
-            brief: translate about `NUM_SCORED` pairs greedily.
+            split: split to translate.
+            model: translation model.
+            device: device of the model.
+            brief: translate only about `NUM_SCORED` pairs, greedily.
         """
         config, encoded = self._config, self._encoded
         if not brief:

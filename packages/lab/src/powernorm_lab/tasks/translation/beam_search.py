@@ -1,4 +1,4 @@
-"""Beam search for the best translations of a batch of sentences."""
+"""Beam search for translations of a batch of sentences."""
 
 from dataclasses import dataclass
 from typing import Final, NamedTuple, TypeVar, get_args
@@ -13,7 +13,7 @@ from powernorm_lab.tasks.translation.decoding_state import DecodingState
 from powernorm_lab.tasks.translation.model import TranslationModel
 from powernorm_lab.tasks.translation.settings import LengthNormalization
 
-# The hypotheses of a beam search: those that grow, and the best of those that have ended.
+# Hypotheses of a beam search: live ones, and the best of the ended ones.
 
 
 class Candidates(NamedTuple):
@@ -21,18 +21,18 @@ class Candidates(NamedTuple):
 
     log_probabilities: Tensor
     origins: Tensor
-    """Which hypothesis is continued."""
+    """Numbers of the continued hypotheses."""
     tokens: Tensor
-    """By what."""
+    """Next tokens."""
 
 
 def best_candidates(logits: Tensor, live: Tensor, closing: Tensor) -> Candidates:
     """Return twice as many continuations as there are hypotheses, so that enough do not end.
 
     Args:
-        logits: of the next token, (batch, beam, vocabulary).
+        logits: logits of the next token, (batch, beam, vocabulary).
         live: log-probabilities of the hypotheses, (batch, beam).
-        closing: sentences whose hypotheses have to end now, (batch,).
+        closing: mask of sentences whose hypotheses must end now, (batch,).
     """
     beam_size, vocabulary_size = logits.shape[1:]
     values, tokens = _top_logits(logits, min(2 * beam_size, vocabulary_size))
@@ -42,7 +42,7 @@ def best_candidates(logits: Tensor, live: Tensor, closing: Tensor) -> Candidates
     values = torch.where(closed, ending, values)
     tokens = tokens.masked_fill(closed, END_ID)
     scores = values + (live - logits.logsumexp(-1))[..., None]
-    # A model that has diverged gives NaN: such a hypothesis is as good as impossible.
+    # A diverged model returns NaN: treat such a hypothesis as impossible.
     scores = scores.masked_fill(scores.isnan(), -torch.inf).flatten(1)
     best = scores.topk(min(2 * beam_size, scores.shape[1]))
     origins = best.indices // values.shape[-1]
@@ -56,13 +56,13 @@ def _top_logits(logits: Tensor, number: int) -> tuple[Tensor, Tensor]:
 
 
 class LiveHypotheses:
-    """The hypotheses that grow, a beam for each sentence.
+    """The live hypotheses, a beam for each sentence.
 
     Args:
-        limits: most tokens of a sentence's translation, without the end mark, (batch,).
-        beam_size: hypotheses of a sentence. They are all empty at first, and all but one count as
-            impossible, for equal ones are one.
-        dtype: of log-probabilities.
+        limits: maximal number of tokens of each translation, without the end mark, (batch,).
+        beam_size: hypotheses of a sentence. At first all are empty; all but one have probability
+            0, since they are equal.
+        dtype: dtype of log-probabilities.
     """
 
     def __init__(self, limits: Tensor, beam_size: int, dtype: torch.dtype) -> None:
@@ -76,7 +76,7 @@ class LiveHypotheses:
         self.tokens = torch.empty(batch, beam_size, 0, dtype=torch.int64, device=device)
 
     def continue_with(self, candidates: Candidates) -> Tensor:
-        """Grow by the best candidates that do not end; return which hypotheses these continue."""
+        """Continue with the best candidates that do not end; return the hypotheses continued."""
         growing = candidates.log_probabilities.masked_fill(candidates.tokens == END_ID, -torch.inf)
         self.log_probabilities, best = growing.topk(self.tokens.shape[1])
         origins = candidates.origins.gather(1, best)
@@ -85,11 +85,11 @@ class LiveHypotheses:
         return origins
 
     def give_up(self, sentences: Tensor) -> None:
-        """Continue none of these sentences, (batch,) bool."""
+        """Give the hypotheses of these sentences probability 0, (batch,) bool."""
         self.log_probabilities = self.log_probabilities.masked_fill(sentences[:, None], -torch.inf)
 
     def select(self, rows: Tensor) -> None:
-        """Keep these sentences only."""
+        """Keep only these sentences."""
         self.limits = self.limits.index_select(0, rows)
         self.sentences = self.sentences.index_select(0, rows)
         self.log_probabilities = self.log_probabilities.index_select(0, rows)
@@ -97,14 +97,14 @@ class LiveHypotheses:
 
 
 class EndedHypotheses:
-    """The best hypotheses that have ended, a beam for each sentence, best first.
+    """The best ended hypotheses, a beam for each sentence, best first.
 
     Args:
         batch: number of sentences.
-        beam_size: hypotheses of a sentence; those that are missing have a score of -inf.
-        longest: most tokens of a translation.
-        dtype: of scores.
-        device: of all.
+        beam_size: hypotheses of a sentence; missing ones have a score of -inf.
+        longest: maximal number of tokens of a translation.
+        dtype: dtype of scores.
+        device: device of all tensors.
     """
 
     def __init__(
@@ -119,15 +119,15 @@ class EndedHypotheses:
     def add(
         self, live: LiveHypotheses, candidates: Candidates, divisor: float
     ) -> tuple[Tensor, Tensor]:
-        """Take up the candidates that end and are among the best of a beam.
+        """Add the candidates that end and are among the best `beam_size` ones.
 
         Args:
-            live: before they continue.
-            candidates: of them.
-            divisor: of log-probabilities, for scores.
+            live: live hypotheses, before they continue.
+            candidates: candidates of the live hypotheses.
+            divisor: divisor of log-probabilities, for scores.
 
         Returns:
-            Of each live sentence the scores so far, (batch, beam), and how many have ended.
+            For each live sentence the scores of ended hypotheses, (batch, beam), and their number.
         """
         beam_size = self.scores.shape[1]
         log_probabilities, origins, tokens = (part[:, :beam_size] for part in candidates)
@@ -153,32 +153,32 @@ def rows_of(tokens: Tensor, rows: Tensor) -> Tensor:
 Length = TypeVar("Length", float, Tensor)
 
 _IDLE: Final = 8
-"""One in so many sentences may be done before the others move together: moving copies all keys
-and values, waiting computes what nobody needs."""
+"""Done sentences are removed when they are 1 in this many: removing copies all keys and values, and
+keeping them computes unused hypotheses."""
 
 
 @dataclass(frozen=True, slots=True)
 class BeamSearch:
-    """How translations are searched.
+    """Settings of a beam search.
 
-    The score of a hypothesis of n tokens, its end mark included, is its log-probability divided by
-    n^α (`power`) or ((5 + n) / 6)^α (`wu2016`; Wu et al. 2016, eq. 14). At each step the beam's
-    best continuations that do not end go on; those that end and are among the best `beam_size` of
-    all continuations are kept. A sentence is done when `beam_size` have ended, or sooner when no
-    live one can reach the score of the last that is wanted. With a beam of 1 this is greedy
-    decoding; with one as wide as there are translations it finds the best of all.
+    The score of a hypothesis of n tokens, including its end mark, is its log-probability divided by
+    n^α (`power`) or ((5 + n) / 6)^α (`wu2016`; Wu et al. 2016, eq. 14). At each step the beam
+    continues with the best continuations that do not end; ended ones among the best `beam_size` of
+    all continuations are kept. A sentence is done when `beam_size` hypotheses have ended, or when
+    no live one can exceed the score of the last of the `num_best`. A beam of 1 is greedy decoding;
+    a beam as large as the number of translations is an exhaustive search.
 
     Args:
         beam_size: hypotheses of a sentence at each step.
-        length_normalization: which divisor.
+        length_normalization: kind of divisor.
         length_penalty: α, 0 or more.
         max_length_factor: a translation has at most factor · (tokens of its source) + offset
-            tokens, end marks not counted. One that gets there is ended.
-        max_length_offset: see there.
-        num_best: how many translations of each sentence are wanted, at most `beam_size`.
+            tokens, without end marks, and ends at this length.
+        max_length_offset: offset in the same formula.
+        num_best: number of translations to return for each sentence, at most `beam_size`.
 
     Raises:
-        InputError: a number is out of its range.
+        InputError: a number is out of range.
     """
 
     beam_size: int = 5
@@ -193,8 +193,8 @@ class BeamSearch:
             raise InputError(f"beam_size={self.beam_size} must be 1 or more")
         if not 1 <= self.num_best <= self.beam_size:
             raise InputError(
-                f"num_best={self.num_best} must be from 1 to beam_size={self.beam_size}: take a "
-                "wider beam for more translations"
+                f"num_best={self.num_best} must be from 1 to beam_size={self.beam_size}: use a "
+                "larger beam for more translations"
             )
         if self.length_normalization not in get_args(LengthNormalization):
             raise InputError(
@@ -206,14 +206,14 @@ class BeamSearch:
                 raise InputError(f"{name}={getattr(self, name)} must be 0 or more")
 
     def divisor(self, length: Length) -> Length:
-        """What the log-probability of so many tokens, the end mark included, is divided by."""
+        """Return the divisor of the log-probability of `length` tokens, including the end mark."""
         if self.length_normalization == "wu2016":
             length = (length + 5) / 6
         divisor: Length = length**self.length_penalty
         return divisor
 
     def limit(self, source_length: int) -> int:
-        """Most tokens of the translation of a source, both without their end marks."""
+        """Return the maximal length of the translation of a source, both without end marks."""
         return int(self.max_length_factor * source_length + self.max_length_offset)
 
 
@@ -221,9 +221,9 @@ class Hypothesis(NamedTuple):
     """A translation."""
 
     tokens: tuple[int, ...]
-    """Without the end mark."""
+    """Tokens without the end mark."""
     log_probability: float
-    """The end mark's included."""
+    """Log-probability, including that of the end mark."""
     score: float
 
 
@@ -236,18 +236,18 @@ def beam_search(
 ) -> list[list[Hypothesis]]:
     """Return the best translations of each sentence, the best first.
 
-    The model evaluates meanwhile, and is in the mode that it was in afterwards. Sentences do not
-    influence each other.
+    The model is in evaluation mode during the search; its mode is restored afterwards. Sentences do
+    not influence each other.
 
     Args:
-        model: on the device of `source`.
+        model: model on the device of `source`.
         source: int64, (batch, length).
         source_padding_mask: bool, (batch, length), True = padding.
-        search: how; None is `BeamSearch()`.
+        search: settings; None is `BeamSearch()`.
 
     Returns:
-        `num_best` a sentence, fewer where fewer exist, and at least one: where no continuation has
-        a probability (a model that has diverged), the empty translation with scores of -inf.
+        For each sentence `num_best` translations, fewer if fewer exist, and at least one: the empty
+        translation with scores of -inf if no continuation is possible (a diverged model).
     """
     search = search or BeamSearch()
     with evaluating(model):
@@ -307,7 +307,7 @@ def _search(
 def _bound(live: LiveHypotheses, search: BeamSearch) -> Tensor:
     """Return a score that no live hypothesis can exceed, (batch,).
 
-    Log-probabilities only fall, and are divided by most at the greatest length.
+    Log-probabilities only decrease, and the divisor is largest at the maximal length.
     """
     best = live.log_probabilities.amax(1)
     return best / search.divisor((live.limits + 1).to(best.dtype))

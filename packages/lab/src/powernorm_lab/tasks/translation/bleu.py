@@ -1,4 +1,4 @@
-"""Corpus scores of translations by sacrebleu, with their signatures."""
+"""Corpus scores of translations by sacrebleu, with signatures."""
 
 import re
 from collections.abc import Sequence
@@ -12,20 +12,20 @@ from powernorm_lab.tasks.translation.moses import MOSES, moses_rules
 from powernorm_lab.training.evaluation import Scores
 
 _DASH: Final = re.compile(r"(?<!\S)@-@(?!\S)|(\S)-(\S)")
-"""Moses' own split dash, which stays; else a dash within a token."""
+"""A dash that Moses has split, which is kept; else a dash within a token."""
 
 
 class Translated(Protocol):
-    """What is known of the text that was translated."""
+    """Properties of a translated corpus."""
 
     @property
     def target_language(self) -> str:
-        """Return its code."""
+        """Return the code of the target language."""
         ...
 
     @property
     def tokenized(self) -> bool:
-        """Return whether its lines are tokens with spaces between them."""
+        """Return whether the lines are tokenized, with spaces between tokens."""
         ...
 
 
@@ -36,24 +36,24 @@ def corpus_scores(
     *,
     splits_compounds: bool = False,
 ) -> Scores:
-    """Return BLEU in the forms that papers use, and chrF.
+    """Return the forms of BLEU that papers report, and chrF.
 
-    - `test_bleu`: detokenized and cased, sacrebleu's own tokens (13a), which are the same for all.
-      Text that came as tokens is put together by Moses' rules first, on both sides.
-    - `test_bleu_tokenised`: over Moses' tokens, cased, as Wang et al. 2022 report it, and Shen et
-      al. 2020 on WMT14; text that came as tokens keeps them.
-    - `test_bleu_lowercase`: the same in lower case, as Shen et al. report it on IWSLT14.
-    - `test_bleu_compound`, where it is asked for: as `test_bleu_tokenised`, with compounds split at
-      their dashes on both sides, as Vaswani et al. 2017 score WMT14 English-German, and Xu et al.
-      2019 after them.
-    - `test_chrf`: of the detokenized text.
+    - `test_bleu`: detokenized and cased, with sacrebleu's tokenizer (13a), which makes scores
+      comparable. Tokenized text is first detokenized by Moses' rules, on both sides.
+    - `test_bleu_tokenised`: over Moses' tokens, cased, as in Wang et al. 2022, and in Shen et al.
+      2020 on WMT14; tokenized text keeps its tokens.
+    - `test_bleu_lowercase`: the same in lower case, as in Shen et al. on IWSLT14.
+    - `test_bleu_compound`, if `splits_compounds`: as `test_bleu_tokenised`, with compounds split at
+      their dashes on both sides, as in Vaswani et al. 2017 on WMT14 English-German, and in Xu et
+      al. 2019.
+    - `test_chrf`: chrF of the detokenized text.
     """
     language = corpus.target_language
     plain = [
         _detokenized(lines, language, corpus.tokenized) for lines in (translations, references)
     ]
     tokens = [_tokenized(lines, language, corpus.tokenized) for lines in (translations, references)]
-    # Without force, sacrebleu prints a warning where lines end in a full stop of its own.
+    # Without force, sacrebleu warns of lines that look tokenized.
     metrics = {
         "test_bleu": (BLEU(force=True), plain),
         "test_bleu_tokenised": (BLEU(tokenize="none", force=True), tokens),
@@ -77,9 +77,9 @@ def corpus_scores(
 def split_compounds(tokens: str) -> str:
     r"""Split the compounds of tokenized text at their dashes, as the script for GNMT's data does.
 
-    That script replaces every `(\S)-(\S)` by `\1 ##AT##-##AT## \2`; matches do not overlap, so of
-    `a-b-c` the first dash alone is split. The dash of a compound that Moses has split already
-    (`@-@`, its option -a), which that script would take to pieces, stays as it is.
+    That script replaces every `(\S)-(\S)` by `\1 ##AT##-##AT## \2`; matches do not overlap, so that
+    only the first dash of `a-b-c` is split. Unlike in that script, a dash that Moses has split
+    already (`@-@`, its option -a) is kept.
 
     >>> split_compounds("a rich-text format , semi @-@ final")
     'a rich ##AT##-##AT## text format , semi @-@ final'
@@ -90,7 +90,7 @@ def split_compounds(tokens: str) -> str:
 def corpus_bleu(
     translations: Sequence[str], references: Sequence[str], corpus: Translated
 ) -> float:
-    """Return the first of `corpus_scores` alone: detokenized and cased, 0 to 100."""
+    """Return `test_bleu` of `corpus_scores`: detokenized and cased, 0 to 100."""
     hypotheses, truths = (
         _detokenized(lines, corpus.target_language, corpus.tokenized)
         for lines in (translations, references)

@@ -1,4 +1,4 @@
-"""Sentences and their translations in three splits, read as they are needed."""
+"""Sentence pairs in three splits, read lazily."""
 
 import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -10,12 +10,12 @@ from powernorm_lab.data.corpus import SPLITS, Split
 from powernorm_lab.data.lines import TextPair, refuse_pieces, require_pieces
 
 EMPTY: Final = "empty"
-"""Why a pair is left out: one of its sides has no words."""
+"""Reason for leaving out a pair with a side without words."""
 
 
 @dataclass(frozen=True)
 class ParallelCorpus:
-    """Sentence pairs in three splits, of which no more than a few are in memory at a time."""
+    """Sentence pairs in three splits, with only a few in memory at a time."""
 
     name: str
     source: str
@@ -23,27 +23,27 @@ class ParallelCorpus:
     source_language: str
     target_language: str
     tokenized: bool
-    """Whether the lines are tokens with spaces between them, as Moses writes them."""
+    """Whether the lines are tokenized, with spaces between tokens, as by Moses."""
     read: Callable[[Split], Iterator[TextPair]]
-    """Goes through a split from its beginning; what has no words is still there."""
+    """Yields all pairs of a split, including those without words."""
     hash_content: Callable[[], str] | None = None
-    """A quicker hash of what `read` gives than that of every pair."""
+    """Returns a hash of the pairs of `read`, faster than by hashing every pair."""
     is_split: bool = False
-    """Whether the words are cut into pieces already, as `Hau@@ s`."""
+    """Whether the words are split into subwords already, as `Hau@@ s`."""
     num_dropped: dict[Split, Mapping[str, int]] = field(default_factory=dict, compare=False)
-    """Pairs that were left out, by reason; of each split once it was read to its end."""
+    """Numbers of left-out pairs by reason, for each split that was read to its end."""
 
     @property
     def languages(self) -> str:
-        """Return source and target, as `de-en`."""
+        """Return source and target language, as `de-en`."""
         return f"{self.source_language}-{self.target_language}"
 
     def pairs(self, split: Split) -> Iterator[TextPair]:
-        """Go through the pairs of a split; those with a side without words are left out.
+        """Yield the pairs of a split, except those with a side without words.
 
         Raises:
-            InputError: the data are damaged, no pair is left, or words are cut into pieces where
-                they should not be, or the other way round.
+            InputError: the data are damaged, no pair is left, or words are split into subwords
+                contrary to `is_split`.
         """
         num_kept = num_empty = 0
         check = require_pieces if self.is_split else refuse_pieces
@@ -61,7 +61,7 @@ class ParallelCorpus:
             )
 
     def fingerprint(self) -> str:
-        """Return a hash of the text of all splits, of its direction and of how it is read."""
+        """Return a hash of the text of all splits, the languages and `tokenized`."""
         content = self._hash_pairs() if self.hash_content is None else self.hash_content()
         parts = f"{self.languages} {self.tokenized} {content}"
         return hashlib.sha256(parts.encode()).hexdigest()
@@ -70,7 +70,7 @@ class ParallelCorpus:
         digest = hashlib.sha256()
         for split in SPLITS:
             for source, target in self.read(split):
-                # With the lengths before them, no two different pairs look alike.
+                # The lengths make the encoding of different pairs different.
                 digest.update(f"{len(source)} {len(target)} {source}{target}".encode())
             digest.update(b"end")
         return digest.hexdigest()
@@ -85,15 +85,15 @@ def corpus_in_memory(
     license: str,
     tokenized: bool = False,
 ) -> ParallelCorpus:
-    """Return a corpus of pairs that are all there.
+    """Return a corpus of pairs in memory.
 
     Args:
-        name: of the corpus.
-        pairs: of each split.
-        languages: of source and target.
-        source: where they are from.
-        license: under which they may be used.
-        tokenized: whether the sentences are tokens with spaces between them.
+        name: name of the corpus.
+        pairs: pairs of each split.
+        languages: source and target language.
+        source: origin of the pairs.
+        license: license of the pairs.
+        tokenized: whether the sentences are tokenized, with spaces between tokens.
     """
     return ParallelCorpus(
         name=name,

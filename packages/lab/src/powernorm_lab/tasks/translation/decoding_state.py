@@ -1,16 +1,16 @@
-"""What a decoder keeps between two steps of a search: keys and values, and who may see them.
+"""Cache of a decoder between two steps of a search: keys, values and an attention mask.
 
-The tokens of all hypotheses of a sentence are kept side by side and never move. What changes when
-the search picks hypotheses is which of the kept tokens each of them consists of: a small boolean
-table. So no step copies keys and values, and the beam of a sentence is to the decoder's modules
-what the length of a sequence is in training.
+The tokens of all hypotheses of a sentence are stored in one sequence and are never moved. When the
+search selects hypotheses, only a boolean mask changes: the tokens that each hypothesis consists of.
+No step copies keys and values, and for the decoder's modules the beam of a sentence has the place
+of a sequence's length in training.
 """
 
 import torch
 from torch import Tensor
 
 _FIRST_STEPS = 16
-"""Steps for which there is room at first; the room doubles when it is full."""
+"""Initial capacity in steps; the capacity doubles when it is full."""
 
 
 class LayerState:
@@ -26,7 +26,7 @@ class LayerState:
         self._used = 0
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Keep those of a step, (batch, heads, beam, features of a head); return all so far."""
+        """Append keys and values, (batch, heads, beam, features of a head); return all."""
         begin, self._used = self._used, self._used + keys.shape[2]
         kept = self._kept
         if kept is None or kept[0].shape[2] < self._used:
@@ -38,7 +38,7 @@ class LayerState:
         return kept[0][:, :, : self._used], kept[1][:, :, : self._used]
 
     def select(self, rows: Tensor) -> None:
-        """Keep these sentences only."""
+        """Keep only these sentences."""
         self.memory = (self.memory[0].index_select(0, rows), self.memory[1].index_select(0, rows))
         if self._kept is not None:
             keys, values = self._kept
@@ -48,7 +48,7 @@ class LayerState:
 def _moved(
     kept: tuple[Tensor, Tensor] | None, part: int, like: Tensor, used: int, room: int
 ) -> Tensor:
-    """Return room for `room` tokens, the used ones in it."""
+    """Return a buffer for `room` tokens with the used ones copied into it."""
     batch, heads, _, size = like.shape
     moved = like.new_empty(batch, heads, room, size)
     if kept is not None:
@@ -57,15 +57,15 @@ def _moved(
 
 
 class DecodingState:
-    """What a decoder knows of the hypotheses of a batch of sentences.
+    """The state of a decoder for the hypotheses of a batch of sentences.
 
     Args:
-        layers: keys and values, a state a layer.
-        memory_allowed: where the attention to the source may look, (batch, 1, 1, source length);
-            None is everywhere.
+        layers: keys and values of each layer.
+        memory_allowed: mask of the attention to the source, True = attend, (batch, 1, 1, source
+            length); None allows all positions.
         batch: number of sentences.
         beam_size: hypotheses of a sentence.
-        device: of the decoder.
+        device: device of the decoder.
     """
 
     def __init__(
@@ -83,18 +83,18 @@ class DecodingState:
         self._visible = self._itself.new_empty(batch, beam_size, 0)
 
     def begin_step(self) -> Tensor:
-        """Return what each hypothesis sees in the coming step, (batch, 1, beam, kept tokens)."""
+        """Return the attention mask of the next step, (batch, 1, beam, stored tokens)."""
         own = self._itself.expand(self._visible.shape[0], -1, -1)
         self._visible = torch.cat((self._visible, own), dim=-1)
         return self._visible[:, None]
 
     def continue_from(self, origins: Tensor) -> None:
-        """Let hypothesis j of a sentence go on where `origins[:, j]` was, (batch, beam)."""
+        """Make hypothesis j of a sentence a continuation of `origins[:, j]`, (batch, beam)."""
         index = origins[..., None].expand(-1, -1, self._visible.shape[-1])
         self._visible = self._visible.gather(1, index)
 
     def select(self, rows: Tensor) -> None:
-        """Keep these sentences only."""
+        """Keep only these sentences."""
         self._visible = self._visible.index_select(0, rows)
         if self.memory_allowed is not None:
             self.memory_allowed = self.memory_allowed.index_select(0, rows)

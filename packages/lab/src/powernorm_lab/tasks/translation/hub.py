@@ -1,7 +1,7 @@
-"""Sentence pairs of the Hugging Face hub, or of a local folder in one of its formats.
+"""Sentence pairs from the Hugging Face Hub, or from a local folder in one of its formats.
 
-The library `datasets` fetches a data set once, keeps it on disk and maps it into memory, so that
-large ones need no more memory than small ones, and the next start needs no network.
+The library `datasets` downloads a data set once, caches it on disk and memory-maps it. Large data
+sets need no more memory than small ones, and later starts need no network.
 """
 
 from collections.abc import Iterator, Mapping
@@ -25,22 +25,22 @@ _SPLIT_NAMES: Final[Mapping[Split, tuple[str, ...]]] = MappingProxyType(
     {"train": ("train",), "valid": ("validation", "valid", "dev"), "test": ("test",)}
 )
 _TRANSLATION: Final = "translation"
-"""Column whose values are a text for each language."""
+"""Column with a text for each language."""
 _TEXT_TYPES: Final = ("string", "large_string", "string_view")
 _PORTION: Final = 1024
 
 
 def hub_pairs(source: str, languages: str | None, *, tokenized: bool) -> ParallelCorpus:
-    """Load a data set that has a column `translation`, or a column named by each language.
+    """Load a data set that has a column `translation`, or one column for each language.
 
     Args:
-        source: `hf:NAME` or `hf:NAME:CONFIG`; the name of a data set, or a local folder.
-        languages: source and target, as `de-en`.
-        tokenized: whether the lines are tokens with spaces between them.
+        source: `hf:NAME` or `hf:NAME:CONFIG`, with the name of a data set or a local folder.
+        languages: source and target language, as `de-en`.
+        tokenized: whether the lines are tokenized, with spaces between tokens.
 
     Raises:
-        InputError: the library is missing, there is no such data set, or it has not the splits or
-            languages.
+        InputError: the library is missing, there is no such data set, or it lacks a split or
+            language.
     """
     name, _, config = source.removeprefix(HUB_PREFIX).partition(":")
     if not name:
@@ -69,7 +69,7 @@ def _load(source: str, name: str, config: str | None) -> Mapping[str, Any]:
         ) from error
     try:
         loaded: Mapping[str, Any] = datasets.load_dataset(name, config)
-    except Exception as error:  # of the network, the disk, the hub and every format
+    except Exception as error:  # the network, the disk, the hub and formats raise various errors
         reason = " ".join(str(error).split()) or type(error).__name__
         raise InputError(
             f"data.path={source} cannot be loaded ({reason}): expected hf:NAME or hf:NAME:CONFIG "
@@ -105,7 +105,7 @@ def _languages(features: Mapping[str, Any], languages: str | None, source: str) 
 
 
 def _no_languages(found: list[str], feature: Any, source: str) -> InputError:
-    # Of plain columns only some are text, and only some are called as a language can be asked for.
+    # Only columns of text with a name that `data.languages` can express are candidates.
     texts = [
         name
         for name in found
@@ -141,7 +141,7 @@ def _pairs(part: Any, pair: tuple[str, str], where: str) -> Iterator[TextPair]:
 
 
 def _text(value: Any, where: str, number: int) -> str:
-    """A missing text has no words; one of several lines is put on one, as files have them."""
+    """Return a text on one line, and "" for a missing one."""
     if value is None:
         return ""
     if not isinstance(value, str):

@@ -1,12 +1,12 @@
-"""Subwords that exist already: files cut by subword-nmt, its codes, models of SentencePiece.
+"""Existing subwords: files split by subword-nmt, its codes, and models of SentencePiece.
 
-`data.subwords` says which. `split`: the lines hold pieces of words, `Hau@@ s`, as fairseq's scripts
-leave them. The path of codes (the file that subword-nmt learned), or of a model of SentencePiece
-(`.model`): the lines hold words, which are cut by it.
+`data.subwords` selects them. With `split`, the lines hold subwords such as `Hau@@ s`, as written by
+fairseq's scripts. With the path of codes (the merges that subword-nmt learned) or of a model of
+SentencePiece (`.model`), the lines hold words, which are split into subwords.
 
-Beside the files that are split lie the codes, if there are any, as `code`; beside codes or split
-files the vocabularies of fairseq, if there are any, as `dict.de.txt` and `dict.en.txt`. Without
-those the vocabulary is every piece of the train split.
+Optional files in the same folder: the codes of split files as `code`, and the vocabularies of
+fairseq as `dict.de.txt` and `dict.en.txt`. Without vocabularies, all subwords of the train split
+are used.
 """
 
 import base64
@@ -31,20 +31,20 @@ LEARNED: Final = "learned"
 SPLIT: Final = "split"
 MODEL_SUFFIX: Final = ".model"
 CODES_FILE: Final = "code"
-"""As fairseq's scripts call the codes that they leave beside what they have split."""
+"""Name of the codes that fairseq's scripts write into the folder of split files."""
 _MARK: Final = "@@"
 _JOINTS: Final = re.compile(rf"{_MARK} |{_MARK}$")
 _END_OF_WORD: Final = "</w>"
 _END_CHARACTER: Final = "\ue000"
-"""Of private use: the mark of the end of a word as a symbol of its own, in codes of version 0.1."""
+"""A private-use character for the end of a word, which is a separate symbol in version 0.1."""
 _SAMPLE: Final = 1000
-"""Lines that the codes beside split files have to cut as the files are."""
+"""Number of lines of split files with which their codes are checked."""
 _PORTION: Final = 4096
-"""Lines that are cut at a time."""
+"""Number of lines that are split at a time."""
 
 
 def joined(text: str) -> str:
-    """Return the words of pieces.
+    """Join subwords to words.
 
     >>> joined("das Hau@@ s brenn@@ t")
     'das Haus brennt'
@@ -59,11 +59,11 @@ class Codes:
     ['d@@ a@@ s h@@ aus b@@ r@@ e@@ n@@ n@@ t', 'us']
 
     Args:
-        content: of the file.
-        name: of it, for messages.
+        content: content of the file.
+        name: name of the file, for messages.
 
     Raises:
-        InputError: it is no such file; names the line.
+        InputError: the content is not that of such a file; the message names the line.
     """
 
     def __init__(self, content: str, name: str = "the codes") -> None:
@@ -71,7 +71,7 @@ class Codes:
         lines = content.rstrip("\n").split("\n")
         version = re.fullmatch(r"#version: (0\.[12])\s*", lines[0])
         first = 1 if version else 0
-        # The word's end is a symbol of its own in the first version, whose files do not say so.
+        # In version 0.1, whose files may lack a header, the end of a word is a separate symbol.
         self._has_own_end = version is None or version[1] == "0.1"
         merges: dict[tuple[str, str], None] = {}
         for number, line in enumerate(lines[first:], start=first + 1):
@@ -79,13 +79,13 @@ class Codes:
             if len(parts) != 2 or not all(parts):
                 raise InputError(
                     f"{name}, line {number}: {line[:40]!r} is no pair of symbols; expected codes "
-                    "of subword-nmt, as `l o` or `lo w</w>`, one merge a line"
+                    "of subword-nmt, as `l o` or `lo w</w>`, one merge on each line"
                 )
             if self._has_own_end:
                 parts = [part.replace(_END_OF_WORD, _END_CHARACTER) for part in parts]
             merges[parts[0], parts[1]] = None
         symbols = dict.fromkeys(chain.from_iterable((*pair, "".join(pair)) for pair in merges))
-        # No symbol is empty: what is none of them is one, by itself, with this id.
+        # The empty symbol, which no merge has, is the unknown token.
         ids = {symbol: number for number, symbol in enumerate(["", *symbols])}
         suffix = "" if self._has_own_end else _END_OF_WORD
         self._tokenizer = Tokenizer(
@@ -94,7 +94,7 @@ class Codes:
         self._tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
 
     def split(self, texts: Sequence[str]) -> list[str]:
-        """Return the texts with their words cut into pieces."""
+        """Split the words of texts into subwords."""
         if self._has_own_end:
             texts = [" ".join(word + _END_CHARACTER for word in text.split()) for text in texts]
         found = self._tokenizer.encode_batch(list(texts))
@@ -115,11 +115,11 @@ def _marked(text: str, encoding: Any) -> str:
 
 
 class Pieces:
-    """Pieces of words by number, marked as subword-nmt does it: all but a word's last by `@@`.
+    """A vocabulary of subwords with subword-nmt's marks: `@@` after all but a word's last one.
 
     Args:
-        words: the pieces with their marks.
-        codes: cut the words of texts; None takes texts that are pieces already.
+        words: the subwords with marks.
+        codes: codes that split words; None for texts that are split already.
     """
 
     def __init__(self, words: Words, codes: Codes | None) -> None:
@@ -127,39 +127,39 @@ class Pieces:
         self.codes = codes
 
     def to_json(self) -> str:
-        """Return all that is needed to make them again."""
+        """Return the vocabulary and codes as JSON, for `text_encoder`."""
         codes = None if self.codes is None else self.codes.content
         return json.dumps({**json.loads(self._words.to_json()), "codes": codes})
 
     @property
     def size(self) -> int:
-        """Return the number of pieces, the end mark and `<unk>` included."""
+        """Return the number of subwords, including the end mark and `<unk>`."""
         return self._words.size
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the ids of texts, without end marks; their words are cut where there are codes."""
+        """Return the ids of texts, without end marks; codes, if given, split the words first."""
         if self.codes is not None:
             texts = self.codes.split([joined(text) for text in texts])
         return self.encode_split(texts)
 
     def encode_split(self, texts: Sequence[str]) -> list[list[int]]:
-        """Return the ids of texts that are pieces already."""
+        """Return the ids of texts that are split already."""
         return self._words.encode(texts)
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
-        """Return the texts of ids, pieces joined to words."""
+        """Return the texts of ids, with subwords joined to words."""
         return [joined(text) for text in self._words.decode(ids)]
 
 
 class SentencePieces:
-    """The pieces of a model of SentencePiece (Kudo and Richardson 2018), one id later than there.
+    """The subwords of a SentencePiece model (Kudo and Richardson 2018), with ids shifted by one.
 
     Args:
-        model: the content of its file.
-        name: of it, for messages.
+        model: content of the model's file.
+        name: name of the file, for messages.
 
     Raises:
-        InputError: the library is missing, or it cannot read this.
+        InputError: the library is missing, or cannot read the model.
     """
 
     def __init__(self, model: bytes, name: str = "the model") -> None:
@@ -180,12 +180,12 @@ class SentencePieces:
             ) from error
 
     def to_json(self) -> str:
-        """Return all that is needed to make them again."""
+        """Return the model as JSON, for `text_encoder`."""
         return json.dumps({"sentencepiece": base64.b64encode(self._model).decode()})
 
     @property
     def size(self) -> int:
-        """Return the number of pieces and the end mark."""
+        """Return the number of subwords, including the end mark."""
         return int(self._processor.get_piece_size()) + 1
 
     def encode(self, texts: Sequence[str]) -> list[list[int]]:
@@ -193,20 +193,20 @@ class SentencePieces:
         return [[one + 1 for one in row] for row in self._processor.encode(list(texts))]
 
     def decode(self, ids: Sequence[Sequence[int]]) -> list[str]:
-        """Return the texts of ids; end marks are passed over."""
+        """Return the texts of ids, without end marks."""
         rows = [[one - 1 for one in row if one] for row in ids]
         return [" ".join(text.split()) for text in self._processor.decode(rows)]
 
 
 TextEncoder = Subwords | Pieces | SentencePieces
-"""Text to ids and back."""
+"""Converts text to ids and back."""
 
 
 def text_encoder(content: str) -> TextEncoder:
-    """Return the subwords, whichever they are, that their `to_json` wrote.
+    """Return the subwords of any kind from the result of their `to_json`.
 
     Raises:
-        InputError: nothing here wrote this, or a library is missing.
+        InputError: the content is not a result of `to_json`, or a library is missing.
     """
     try:
         known = json.loads(content)
@@ -222,20 +222,20 @@ def text_encoder(content: str) -> TextEncoder:
 
 @dataclass(frozen=True)
 class ImportedSubwords:
-    """What `data.subwords` names, read."""
+    """Existing subwords, read from the files of `data.subwords`."""
 
     is_joint: bool
-    """Whether source and target have one vocabulary."""
+    """Whether source and target share a vocabulary."""
     is_split: bool = False
-    """Whether the lines are pieces already."""
+    """Whether the lines are split into subwords already."""
     codes: Codes | None = None
     dictionaries: tuple[Words, ...] | None = None
-    """Of source and target, one where they are joint; None where the pieces are counted."""
+    """Vocabularies of source and target, or a joint one; None to count subwords instead."""
     model: SentencePieces | None = None
 
     @property
     def fingerprint(self) -> str:
-        """Return a hash of all of it."""
+        """Return a hash of all fields."""
         parts = [
             f"{self.is_joint} {self.is_split}",
             "" if self.codes is None else self.codes.content,
@@ -245,14 +245,13 @@ class ImportedSubwords:
         return hashlib.sha256(json.dumps(parts).encode()).hexdigest()
 
     def encoders(self, pairs: Iterable[TextPair]) -> tuple[TextEncoder, TextEncoder]:
-        """Return the subwords of source and target, the same object where they are joint.
+        """Return the subwords of source and target, the same object for a joint vocabulary.
 
         Args:
-            pairs: of the train split; gone through where the vocabulary is to be counted, more than
-                once.
+            pairs: pairs of the train split; iterated several times if subwords are counted.
 
         Raises:
-            InputError: the codes did not cut the files that are split.
+            InputError: the split files were not split by the codes.
         """
         if self.model is not None:
             return self.model, self.model
@@ -265,7 +264,7 @@ class ImportedSubwords:
         return found[0], found[-1]
 
     def _sides(self, pairs: Iterable[TextPair]) -> list[Iterable[str]]:
-        """Return what each vocabulary is counted on."""
+        """Return the texts on which each vocabulary is counted."""
         if self.is_joint:
             return [chain.from_iterable(pairs)]
         return [(source for source, _ in pairs), (target for _, target in pairs)]
@@ -284,24 +283,23 @@ def _check_codes(codes: Codes, texts: Iterable[str]) -> None:
         (own,) = codes.split([joined(text)])
         if own != " ".join(text.split()):
             raise InputError(
-                f"the file {CODES_FILE} beside the split files did not cut them: it makes {own!r} "
-                f"where they have {text!r}; give it another name, or put those that did in its "
-                "place"
+                f"the file {CODES_FILE} next to the split files is not that of their subwords: it "
+                f"makes {own!r} of {text!r}; rename it, or replace it by the right codes"
             )
 
 
 def read_subwords(
     chosen: str, corpus: ParallelCorpus, *, is_joint: bool
 ) -> ImportedSubwords | None:
-    """Read what `data.subwords` names; None where they are to be learned.
+    """Read the subwords of `data.subwords`; return None if they are to be learned.
 
     Args:
-        chosen: `learned`, `split`, or the path of codes or of a model of SentencePiece.
-        corpus: whose subwords these are.
-        is_joint: whether source and target have one vocabulary.
+        chosen: `learned`, `split`, or the path of codes or of a SentencePiece model.
+        corpus: corpus of the subwords.
+        is_joint: whether source and target share a vocabulary.
 
     Raises:
-        InputError: a file is missing, or is something else.
+        InputError: a file is missing, or is of another kind.
     """
     if chosen == LEARNED:
         return None
@@ -314,7 +312,7 @@ def read_subwords(
     elif chosen != SPLIT:
         raise InputError(
             f"data.subwords={chosen}: there is no such file; give learned, split, the path of "
-            f"codes of subword-nmt, or that of a model of SentencePiece ({MODEL_SUFFIX})"
+            f"codes of subword-nmt, or that of a SentencePiece model ({MODEL_SUFFIX})"
         )
     languages = (corpus.source_language, corpus.target_language)
     found = _dictionaries(path.parent, languages, is_joint=is_joint)
@@ -330,27 +328,27 @@ def _dictionaries(
         return None
     if len(there) == 1:
         (missing,) = {*paths} - {*there}
-        raise InputError(f"{missing} is missing beside {there[0].name}: give both, or neither")
+        raise InputError(f"{missing} is missing next to {there[0].name}: give both, or neither")
     source, target = map(_read_dictionary, paths)
     if is_joint and source.to_json() != target.to_json():
         raise InputError(
             f"{paths[0]} and {paths[1].name} differ: set data.joint_vocabulary=false, with "
-            "model.shared_embeddings=target or none; or give the joint one twice"
+            "model.shared_embeddings=target or none; or give the joint vocabulary twice"
         )
     return (source,) if is_joint else (source, target)
 
 
 def _read_dictionary(path: Path) -> Words:
-    """Read a vocabulary of fairseq, `piece count` a line, without those that every one has."""
+    """Read a vocabulary of fairseq, with `piece count` on each line, without `<unk>`."""
     pieces: dict[str, None] = {}
     for number, line in enumerate(read_lines(path), start=1):
         parts = line.removesuffix(" #fairseq:overwrite").split(" ")
         if len(parts) != 2 or not parts[0] or not parts[1].isdecimal():
             raise InputError(
-                f"{path}, line {number}: {line[:40]!r} is no piece with its count; expected a "
+                f"{path}, line {number}: {line[:40]!r} is no piece with a count; expected a "
                 "vocabulary of fairseq, as `Hau@@ 12`"
             )
         if parts[0] in pieces:
-            raise InputError(f"{path}, line {number}: {parts[0]} is there twice")
+            raise InputError(f"{path}, line {number}: {parts[0]} is a duplicate")
         pieces[parts[0]] = None
     return Words([piece for piece in pieces if piece != UNKNOWN])

@@ -1,4 +1,4 @@
-"""Codes of languages: as files and columns are called, and as a user asks for a pair of them."""
+"""Language codes in the names of files and columns, and pairs of languages from the user."""
 
 import re
 from collections.abc import Collection, Iterable, Sequence
@@ -11,7 +11,7 @@ LanguagePair = tuple[str, str]
 """The languages of source and target."""
 
 FILE_LANGUAGE: Final = r"[A-Za-z]{2,3}(?:[_-][A-Za-z0-9]+)*"
-"""What the name of a file may end in: `de`, `deu`, `zh_CN`, `pt-br`."""
+"""Pattern of language codes at the ends of file names: `de`, `deu`, `zh_CN`, `pt-br`."""
 _PAIR: Final = re.compile(r"\w+(?:-\w+)+", re.ASCII)
 _HEADER: Final = re.compile(r"(?P<code>[a-z]{2})(?:[_-][A-Za-z0-9]+)*")
 _ISO_639_1: Final = (
@@ -26,10 +26,10 @@ _MOST_SHOWN: Final = 12
 
 
 def check_languages(languages: str) -> None:
-    """Check that a text can be two languages with a hyphen between them, such as `de-en`.
+    """Check that a string is two different languages with a hyphen between them, such as `de-en`.
 
     Raises:
-        InputError: it cannot, or both are the same.
+        InputError: it is not.
     """
     if not _PAIR.fullmatch(languages) or not _readings(languages):
         raise InputError(
@@ -42,16 +42,16 @@ def language_pair(languages: str, found: Collection[str] = ()) -> LanguagePair:
     """Return source and target of a pair of languages such as `de-en` or `pt-br-en`.
 
     Args:
-        languages: that were asked for.
-        found: languages of the data, which tell the hyphen in the middle from those in a code; the
-            result need not be among them.
+        languages: the pair.
+        found: languages of the data, which resolve the ambiguity of hyphens; the result need not be
+            among them.
 
     Raises:
-        InputError: it is no such pair, both are the same, or it has several readings.
+        InputError: it is no pair of different languages, or is ambiguous.
     """
     check_languages(languages)
     readings = _readings(languages)
-    # Of known languages as many as can be, and rather pt-br than pt.
+    # Prefer the reading with the most known languages, then the longest codes (pt-br over pt).
     known = [[language for language in pair if language in found] for pair in readings]
     ranks = [(len(languages), len("".join(languages))) for languages in known]
     best = [pair for pair, rank in zip(readings, ranks, strict=True) if rank == max(ranks)]
@@ -59,22 +59,22 @@ def language_pair(languages: str, found: Collection[str] = ()) -> LanguagePair:
         ways = " or ".join(" and ".join(pair) for pair in best)
         raise InputError(
             f"data.languages={languages} may be {ways}: write the languages without hyphens, as "
-            "pt_br (and call files so)"
+            "pt_br (also in the names of files)"
         )
     return best[0]
 
 
 def is_joined(language: str, found: Collection[str]) -> bool:
-    """Return whether this is no language but the name of two of `found` in one file."""
+    """Return whether this is a pair of languages of `found`, for files with both languages."""
     return any(set(pair) <= set(found) for pair in _readings(language))
 
 
 def header_languages(line: str, asked: str | None) -> LanguagePair | None:
-    """Return the languages that the first line of two columns names; None if it is a sentence pair.
+    """Return the languages of a header with two columns; None if the line is a sentence pair.
 
     Args:
-        line: the first one, with a tab between its columns.
-        asked: languages that the user asked for, which may be no codes.
+        line: the first line, with a tab between its columns.
+        asked: languages that the user has given, which need not be known codes.
     """
     first, tab, second = line.partition("\t")
     if not tab or first == second:
@@ -86,29 +86,29 @@ def header_languages(line: str, asked: str | None) -> LanguagePair | None:
 
 
 def same_languages(asked: str | None, source: str, target: str) -> bool:
-    """Return whether these were asked for, whatever their case and kind of hyphen."""
+    """Return whether the user gave these languages, ignoring case and kind of hyphen."""
     return asked is not None and _plain(asked) == _plain(f"{source}-{target}")
 
 
 def missing_languages(pairs: Iterable[LanguagePair], source: str) -> InputError:
-    """Return the error where nobody said which of several pairs is meant.
+    """Return the error for data with several pairs of languages and no choice.
 
     Args:
-        pairs: that there are, at least one.
-        source: of the data.
+        pairs: the pairs of the data, at least one.
+        source: name of the data.
     """
     choices = sorted(set(pairs))
     found = sorted({language for pair in choices for language in pair})
     names = ["-".join(pair) for pair in choices[:_MOST_SHOWN]]
     last = names.pop() if len(choices) <= _MOST_SHOWN else "another pair of these"
     return InputError(
-        f"{source} is in {', '.join(found)}, and nothing says which is translated into which: set "
+        f"{source} is in {', '.join(found)}, with no direction of translation given: set "
         f"data.languages={', '.join(names)} or {last}"
     )
 
 
 def pairs_of(languages: Iterable[str]) -> list[LanguagePair]:
-    """Return every language with every other one."""
+    """Return all ordered pairs of different languages."""
     return list(permutations(sorted(set(languages)), 2))
 
 

@@ -1,10 +1,11 @@
-"""Which files of a folder hold the two sides of each split, by the names of official corpora.
+"""Files of the two sides of each split in a folder, by the names of official corpora.
 
-A file is called `[NAME.]SPLIT[.MIDDLE].LANGUAGE`: `train.de`, `iwslt14.train.de`, `valid.de-en.de`,
-`train.tok.clean.bpe.32000.de`. SPLIT is train, valid, dev, val or test; where those are missing,
-tst2012 is valid and tst2013 test (IWSLT15), newstest2013 is valid and newstest2014 test (WMT). The
-two sides of a split differ by the language only. Where there are several, the one with neither
-NAME nor MIDDLE is meant: the scripts that prepare a corpus leave their earlier steps beside it.
+Names have the form `[NAME.]SPLIT[.MIDDLE].LANGUAGE`: `train.de`, `iwslt14.train.de`,
+`valid.de-en.de`, `train.tok.clean.bpe.32000.de`. SPLIT is train, valid, dev, val or test; if those
+are missing, tst2012 is valid and tst2013 test (IWSLT15), newstest2013 is valid and newstest2014
+test (WMT). The two sides of a split differ only in the language. If there are several candidates,
+the one with neither NAME nor MIDDLE is used, because scripts that prepare a corpus leave the files
+of earlier steps in the same folder.
 """
 
 import re
@@ -32,7 +33,7 @@ _NAMES: Final[Mapping[Split, tuple[tuple[str, ...], ...]]] = MappingProxyType(
         "test": (("test",), ("tst2013", "newstest2014")),
     }
 )
-"""Of the files of each split; the later ones where there are none of the earlier."""
+"""Names of each split; later groups are used if there are no files of the earlier ones."""
 _WORDS: Final = "|".join(word for tiers in _NAMES.values() for tier in tiers for word in tier)
 _FILE: Final = re.compile(
     rf"^(?:(?P<name>.+?)\.)?(?P<word>{_WORDS})(?:\.(?P<middle>.+))?\.(?P<language>{FILE_LANGUAGE})$"
@@ -47,7 +48,7 @@ _MOST_SHOWN: Final = 6
 
 @dataclass(frozen=True, slots=True)
 class SideFile:
-    """One side of a split, as the name of its file tells."""
+    """One side of a split, parsed from the name of its file."""
 
     path: Path
     name: str
@@ -57,19 +58,19 @@ class SideFile:
 
     @property
     def stem(self) -> tuple[str, str, str]:
-        """Return what both sides of a split have in common."""
+        """Return the parts of the name that both sides of a split share."""
         return self.name, self.word, self.middle
 
     @property
     def split(self) -> Split:
-        """Return the split that the file is of."""
+        """Return the split of the file."""
         return next(
             split for split, tiers in _NAMES.items() if any(self.word in tier for tier in tiers)
         )
 
 
 def side_file(path: Path) -> SideFile | None:
-    """Return what a file's name says; None for the name of no such file."""
+    """Parse a file's name; return None if it is not that of a side."""
     match = _FILE.match(path.name)
     if not match or match["language"] in _NO_LANGUAGES:
         return None
@@ -81,7 +82,7 @@ def side_file(path: Path) -> SideFile | None:
 def side_files(folder: Path) -> list[SideFile]:
     """Return the sides of splits in a folder, by name.
 
-    A file `train.en-de` beside `train.en` and `train.de` is both in one, and no side.
+    A file `train.en-de` next to `train.en` and `train.de` holds both languages and is not a side.
     """
     found = [file for file in map(side_file, sorted(folder.iterdir())) if file]
     languages = {file.language for file in found}
@@ -89,7 +90,7 @@ def side_files(folder: Path) -> list[SideFile]:
 
 
 def not_found(folder: Path, message: str) -> InputError:
-    """Return the error where files are missing; compressed ones may be why."""
+    """Return the error for missing files, with advice if there are compressed ones."""
     packed = [
         path.name
         for path in sorted(folder.iterdir())
@@ -102,24 +103,24 @@ def not_found(folder: Path, message: str) -> InputError:
 
 
 def check_decompressed(path: Path) -> None:
-    """Check that a file, which may be missing, is not a compressed one.
+    """Check that a file, which may be missing, is not compressed.
 
     Raises:
-        InputError: it is, or there is only a compressed one.
+        InputError: the file is compressed, or only a compressed version exists.
     """
     candidates = [path, *(path.with_name(path.name + suffix) for suffix in _COMPRESSED)]
     packed = next((one for one in candidates if one.is_file()), path)
     if packed.suffix in _COMPRESSED and packed.is_file():
         raise InputError(
-            f"{packed} is compressed: decompress it and give the file or the folder that comes out"
+            f"{packed} is compressed: decompress it and give the resulting file or folder"
         )
 
 
 def check_train_side(file: SideFile) -> None:
-    """Check that a path that the user gave is one side of a train split.
+    """Check that the user's path is one side of a train split.
 
     Raises:
-        InputError: it is of another split, or of two languages.
+        InputError: the file is of another split, or holds two languages.
     """
     folder = file.path.parent
     sides = [side for side in side_files(folder) if side.split == "train"]
@@ -141,20 +142,20 @@ def check_train_side(file: SideFile) -> None:
 def choose_languages(
     files: Sequence[SideFile], languages: str | None, source: Path, train: SideFile | None
 ) -> LanguagePair:
-    """Return `languages`, source and target, if the train split has both.
+    """Return source and target language of `languages` if the train split has both.
 
     Args:
-        files: of the folder.
-        languages: that were asked for.
-        source: what the user gave, for messages.
-        train: the side of the train split that the user gave; None where it was the folder.
+        files: sides in the folder.
+        languages: languages given by the user.
+        source: path given by the user, for messages.
+        train: side of the train split given by the user; None for a folder.
 
     Raises:
-        InputError: it has not, or `languages` is None: which side is the source is never guessed.
+        InputError: a language is missing, or `languages` is None: the direction is never guessed.
     """
     own = [file for file in files if file.split == "train"]
     if train:
-        # The other sides of the same train split, whatever else is in the folder.
+        # Only the other sides of this train split; the folder may hold others.
         own = [file for file in own if file.stem == train.stem]
     found = sorted({file.language for file in own})
     if languages is None:
@@ -192,14 +193,14 @@ def _no_languages(own: Sequence[SideFile], source: Path, train: SideFile | None)
         message = f"{source} has no train split: expected train.de, train.en and so on"
     elif len({file.language for file in own}) > 1:
         message = (
-            f"{source} has train files in {found}, but no two that are the sides of one split "
-            f"({names}): expected names that differ by the language only, as train.de and train.en"
+            f"{source} has train files in {found}, but no two that are sides of the same split "
+            f"({names}): expected names that differ only in the language, as train.de and train.en"
         )
     else:
         message = (
             f"{source} has a train split in one language only, {found} ({names}): expected its "
-            "translation in a file beside it that differs by the language only, as train.de and "
-            "train.en; or both in the columns of train.tsv"
+            "translation in a file next to it with a name that differs only in the language, as "
+            "train.de and train.en; or both in the columns of train.tsv"
         )
     return not_found(_folder(source), message)
 
@@ -210,13 +211,13 @@ def choose_files(
     """Return the two files of every split.
 
     Args:
-        files: of the folder.
-        languages: of source and target.
-        source: what the user gave, for messages.
-        train: one side of the train split that is meant; None where it is to be found.
+        files: sides in the folder.
+        languages: source and target language.
+        source: path given by the user, for messages.
+        train: one side of the train split; None to search for it.
 
     Raises:
-        InputError: a split is missing, or several files could be it.
+        InputError: a split is missing or ambiguous.
     """
     chosen: dict[Split, tuple[Path, Path]] = {}
     for split in SPLITS:
@@ -227,7 +228,7 @@ def choose_files(
         first, second = _one(found, split, source)
         chosen[split] = first.path, second.path
         if split == "train":
-            # From here on the neighbors of what was chosen are meant.
+            # The other splits should have the NAME and MIDDLE of this one.
             train = first
     return chosen
 
@@ -264,7 +265,7 @@ def _one(found: list[_Sides], split: Split, source: Path) -> _Sides:
         return plain[0]
     if len(found) > 1:
         names = ", ".join(file.path.name for file, _ in found)
-        fix = "give the path of one" if split == "train" else "leave one of them"
+        fix = "give the path of one" if split == "train" else "keep only one of them"
         raise InputError(
             f"{source} has several {split} splits in {found[0][0].language} ({names}): {fix}"
         )
@@ -279,14 +280,14 @@ def _no_split(
             names = ", ".join(f"{word}.{language}" for tier in _NAMES[split] for word in tier)
             return not_found(
                 _folder(source),
-                f"{source} has no {split} split in {language}: expected one of {names}, beside the "
-                "others",
+                f"{source} has no {split} split in {language}: expected one of {names}, next to "
+                "the others",
             )
     names = ", ".join(file.path.name for file in files[:_MOST_SHOWN])
     return not_found(
         _folder(source),
-        f"{source} has no two files that are the sides of one {split} split ({names}): expected "
-        f"names that differ by the language only, as {split}.{languages[0]} and "
+        f"{source} has no two files that are sides of the same {split} split ({names}): expected "
+        f"names that differ only in the language, as {split}.{languages[0]} and "
         f"{split}.{languages[1]}",
     )
 

@@ -1,4 +1,4 @@
-"""A Transformer that translates: encoder and decoder (Vaswani et al. 2017)."""
+"""An encoder-decoder Transformer for translation (Vaswani et al. 2017)."""
 
 import math
 from collections.abc import Callable, Iterable, Iterator
@@ -29,20 +29,20 @@ from powernorm_lab.models.positions import sinusoidal_positions
 from powernorm_lab.tasks.translation.decoding_state import DecodingState, LayerState
 from powernorm_lab.tasks.translation.settings import SharedEmbeddings
 
-# A layer of the decoder: causal self-attention, attention to the source, feed-forward network.
+# Decoder layer: causal self-attention, attention to the source, feed-forward network.
 
 
 Attend = Callable[[Tensor], Tensor]
 
 
 class DecoderLayer(nn.Module):
-    """Three sub-layers, each in its residual frame.
+    """A decoder layer with three sub-layers, each with a residual connection.
 
     Args:
-        shape: of the layers.
-        norm: makes the norms.
-        places: of the norms; None is where the lowest layer has them.
-        qk_norm: makes the norms of queries and keys, where the shape has them; None is `norm`.
+        shape: shape of the layers.
+        norm: builds the norms.
+        places: places of the norms; None is those of the lowest layer.
+        qk_norm: builds the norms of queries and keys, if the shape has them; None is `norm`.
     """
 
     def __init__(
@@ -79,8 +79,8 @@ class DecoderLayer(nn.Module):
     ) -> Tensor:
         """Return the layer's output, (batch, length, features).
 
-        Self-attention needs no padding mask, but for norms inside: padding is at the end, and no
-        token sees a later one.
+        Self-attention needs the padding mask for its norms only: padding is at the end, and no
+        token attends to a later one.
         """
 
         def attend(inner: Tensor) -> Tensor:
@@ -102,9 +102,9 @@ class DecoderLayer(nn.Module):
 
         Args:
             x: (batch, beam, features).
-            state: keys and values so far, which the newest join.
-            visible: which of the kept tokens each hypothesis consists of, (batch, 1, beam, kept).
-            memory_allowed: where the attention to the source may look.
+            state: keys and values so far; those of the newest tokens are appended.
+            visible: mask of the stored tokens of each hypothesis, (batch, 1, beam, stored).
+            memory_allowed: mask of the attention to the source.
         """
 
         def attend(inner: Tensor) -> Tensor:
@@ -129,26 +129,26 @@ class DecoderLayer(nn.Module):
 
 
 class NormPlaces(NamedTuple):
-    """What makes the norms of an encoder, by place."""
+    """Norm factories of an encoder, by place."""
 
     layers: NormFactory
-    """Of every layer."""
+    """Factory for the norms of every layer."""
     final: NormFactory
-    """After the last layer, with placements that have it."""
+    """Factory for the norm after the last layer, if the placement has one."""
 
     @classmethod
     def everywhere(cls, norm: NormFactory) -> "NormPlaces":
-        """The same norm at every place."""
+        """Return the same factory for every place."""
         return cls(norm, norm)
 
 
 class LayerStack(nn.Module):
-    """The layers of an encoder or a decoder, and the norm after the last of them.
+    """The layers of an encoder or a decoder, with the norms before and after them.
 
     Args:
-        layers: the lowest first.
-        norm: after them, with placements that have it.
-        embedding_norm: before them, with placements that have it.
+        layers: layers, the lowest first.
+        norm: norm after them, if the placement has one.
+        embedding_norm: norm before them, if the placement has one.
     """
 
     def __init__(
@@ -166,33 +166,34 @@ class LayerStack(nn.Module):
 class TranslationModel(nn.Module):
     """Predicts each token of a translation from the source and the tokens before it.
 
-    Embeddings of tokens (scaled by √features) plus sinusoidal positions, layers of the encoder,
-    layers of the decoder, logits. With most placements one more norm follows the last layer of
-    either side. In eval no output depends on a later target token, whatever the norms.
+    Both sides embed tokens (scaled by √features) and add sinusoidal positions; then follow the
+    layers of the encoder, those of the decoder, and logits. With most placements another norm
+    follows the last layer of each side. In evaluation no output depends on a later target token,
+    for any norm.
 
     Args:
         source_vocabulary_size: number of tokens of the source.
         target_vocabulary_size: number of tokens of the translation.
-        encoder_norms: make the norms of the encoder, or of its lowest layers.
-        decoder_norm: makes every norm of the decoder.
-        shape: of the layers on both sides.
-        num_decoder_layers: layers of the decoder; None is as many.
-        shared_embeddings: which of the tables of source, target and output are one.
-        seed: of the initial weights, which are the same for every norm.
-        upper_norm: makes the encoder's norms above its lowest layers.
-        qk_norm: makes the norms of queries and keys, where the shape has them; None is the norm of
+        encoder_norms: factories for the norms of the encoder, or of its lowest layers.
+        decoder_norm: builds every norm of the decoder.
+        shape: shape of the layers on both sides.
+        num_decoder_layers: layers of the decoder; None is the number of the encoder's.
+        shared_embeddings: tables of source, target and output that are shared.
+        seed: seed of the initial weights, which are the same for every norm.
+        upper_norm: builds the encoder's norms above its lowest layers.
+        qk_norm: builds the norms of queries and keys, if the shape has them; None is the norm of
             the layer's attention.
 
     Shape:
         - source: int64, (batch, source length)
         - target: int64, (batch, target length), the decoder's input: start mark and tokens
         - source_padding_mask, target_padding_mask: bool, of the shape of source and target, True =
-          padding; that of the target is at the end. A sentence may be nothing but padding.
+          padding; that of the target is at the end. A sentence may consist of padding only.
         - output: logits, (batch, target length, target_vocabulary_size)
 
     Raises:
         InputError: `num_heads` does not divide `num_features`, vocabularies of different sizes
-            cannot share a table, or an input has a shape or type that does not fit.
+            cannot share a table, or an input has a wrong shape or dtype.
     """
 
     def __init__(
@@ -242,7 +243,7 @@ class TranslationModel(nn.Module):
         self._share(shared_embeddings, generator)
 
     def _share(self, shared: SharedEmbeddings, generator: torch.Generator) -> None:
-        """Make the tables one that shall be, and draw the output's where it is its own."""
+        """Tie the shared tables, and draw the output's table if it is separate."""
         if shared == "all":
             self.target_embedding.weight = self.source_embedding.weight
         if shared == "none":
@@ -270,7 +271,7 @@ class TranslationModel(nn.Module):
         source_padding_mask: Tensor | None = None,
         target_padding_mask: Tensor | None = None,
     ) -> Tensor:
-        """Return what the logits are made from, (batch, target length, features)."""
+        """Return the features before the output layer, (batch, target length, features)."""
         _check_tokens("target", target, target_padding_mask)
         if len(source) != len(target):
             raise InputError(
@@ -310,7 +311,7 @@ class TranslationModel(nn.Module):
 
         Args:
             memory: the encoder's output, (batch, source length, features).
-            padding_mask: of the source.
+            padding_mask: padding mask of the source.
             beam_size: hypotheses of each sentence.
         """
         layers = [
@@ -325,9 +326,9 @@ class TranslationModel(nn.Module):
         """Return the logits after one more token of each hypothesis.
 
         Args:
-            tokens: the newest, (batch, beam).
-            position: its encoding, (features,), a row of `positions`.
-            state: of the tokens before them, which they join.
+            tokens: newest tokens, (batch, beam).
+            position: encoding of their position, (features,), a row of `positions`.
+            state: state of the tokens before them, which is updated.
 
         Returns:
             (batch, beam, target_vocabulary_size)

@@ -1,4 +1,4 @@
-"""Moses' tokens: how a corpus was made of them, a user's text made like it, and text again."""
+"""Moses tokenization: detecting a corpus's options, tokenizing text alike, and detokenizing."""
 
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -10,26 +10,26 @@ from sacremoses import MosesDetokenizer, MosesTokenizer
 
 MOSES: Final = version("sacremoses")
 NO_LANGUAGE: Final = "en"
-"""Whose rules are used where no language is known."""
+"""Language whose rules are used if the language is unknown."""
 SAMPLE: Final = 20_000
-"""Lines that are looked at."""
+"""Number of lines from which options are detected."""
 ESCAPES: Final = ("&apos;", "&quot;", "&amp;", "&#91;", "&lt;")
 SPLIT_DASH: Final = "@-@"
 
 
 @dataclass(frozen=True)
 class Tokenization:
-    """What Moses' tokenizer was told, as far as its output shows."""
+    """Options of Moses' tokenizer, detected from its output."""
 
     escapes: bool
-    """Whether `'`, `"`, `&` and the like are written as `&apos;` and so on."""
+    """Whether `'`, `"`, `&` and similar characters are escaped, as `&apos;`."""
     splits_dashes: bool
-    """Whether words with a dash are parted, as `semi @-@ final`."""
+    """Whether words are split at dashes, as `semi @-@ final`."""
     lowercase: bool
 
     @classmethod
     def of(cls, lines: Iterable[str]) -> "Tokenization":
-        """Look at the beginning of a corpus."""
+        """Detect the options from the first lines of a corpus."""
         sample = list(islice(lines, SAMPLE))
         return cls(
             escapes=any(mark in line for line in sample for mark in ESCAPES),
@@ -38,16 +38,16 @@ class Tokenization:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return it for a file."""
+        """Return the options as JSON."""
         return asdict(self)
 
 
 class Moses:
-    """Text into tokens of the source language, and tokens of the target language into text.
+    """Tokenizes text of the source language, and detokenizes the target language.
 
     Args:
-        languages: of source and target.
-        tokenization: of the corpus.
+        languages: source and target language.
+        tokenization: options of the corpus.
     """
 
     def __init__(self, languages: tuple[str, str], tokenization: Tokenization) -> None:
@@ -67,13 +67,13 @@ class Moses:
         return tokens
 
     def detokenized(self, tokens: str) -> str:
-        """Return the text that tokens make."""
+        """Return the detokenized text."""
         return str(self._detokenizer.detokenize(tokens.split()))
 
 
 def moses_rules(language: str) -> str:
-    """Return the code by which sacremoses knows a language; of de_DE it is de.
+    """Return sacremoses' code of a language, such as de for de_DE.
 
-    For a language without rules of its own it uses the general ones, and English abbreviations.
+    For languages without rules, sacremoses uses general ones with English abbreviations.
     """
     return language.lower().replace("_", "-").split("-")[0] or NO_LANGUAGE

@@ -1,19 +1,17 @@
-"""Reading the user's sentence pairs: two files a split, or two columns.
+"""Readers of the user's sentence pairs: two files for each split, or two columns.
 
-`read_parallel` takes
+`read_parallel` reads
 
-- a folder with a file for each language and split, named as `layouts` says, or the path of
-  one of its train files.
-- a folder with `train.tsv`, `valid.tsv` (or `dev.tsv`) and `test.tsv`, a sentence and its
-  translation in each line with a tab between them, or the path of that `train.tsv`.
+- a folder with a file for each language and split, named as described in `layouts`, or the path
+  of one of its train files.
+- a folder with `train.tsv`, `valid.tsv` (or `dev.tsv`) and `test.tsv`, with a sentence and its
+  translation on each line, separated by a tab, or the path of that `train.tsv`.
 - any other such file, split by position: of every 20 lines the 10th is valid and the 20th test.
 
-But for the first lines of tables, nothing is read before it is needed, and nothing is kept.
+Files are read lazily and not kept in memory, except for the first lines of tables.
 
-Reading the user's sentence pairs from two columns with a tab between them.
-
-A first line that names two languages (`de<TAB>en`) is a header: it tells which column is which, and
-is no pair. Without one the columns are source and target, and languages are but their labels.
+A first line of a table with two languages (`de<TAB>en`) is a header, which names the columns.
+Without a header the columns are source and target, and languages are only labels.
 """
 
 import re
@@ -48,7 +46,7 @@ from powernorm_lab.tasks.translation.layouts import (
 )
 
 _COLUMNS: Final = ("source", "target")
-"""Languages of two columns that nobody has named."""
+"""Labels of two columns without languages."""
 _TABLES: Final = SplitFiles(
     re.compile(r"(?P<name>)(?P<split>train|valid|dev|test)\.tsv"),
     "train.tsv, valid.tsv (or dev.tsv) and test.tsv",
@@ -61,9 +59,9 @@ def read_tables(folder: Path, languages: str | None, *, tokenized: bool) -> Para
     """Find sentence pairs in a table for each split.
 
     Args:
-        folder: of the tables.
-        languages: names of source and target.
-        tokenized: whether the sentences are tokens with spaces between them.
+        folder: folder of the tables.
+        languages: source and target language.
+        tokenized: whether the sentences are tokenized, with spaces between tokens.
 
     Raises:
         InputError: a split is missing, or the headers do not fit.
@@ -80,12 +78,12 @@ def read_tables(folder: Path, languages: str | None, *, tokenized: bool) -> Para
 def read_table(path: Path, languages: str | None, *, tokenized: bool) -> ParallelCorpus:
     """Find sentence pairs in one table: of every 20 the 10th is valid and the 20th test.
 
-    A `train.tsv` beside those of other splits stands for them all.
+    The path of a `train.tsv` next to tables of other splits means all of them.
 
     Args:
-        path: of the table.
-        languages: names of source and target.
-        tokenized: whether the sentences are tokens with spaces between them.
+        path: path of the table.
+        languages: source and target language.
+        tokenized: whether the sentences are tokenized, with spaces between tokens.
 
     Raises:
         InputError: the first line cannot be read, or is a header that does not fit.
@@ -104,7 +102,7 @@ def read_table(path: Path, languages: str | None, *, tokenized: bool) -> Paralle
 
 @dataclass(frozen=True)
 class _Columns:
-    """What is in the columns of tables."""
+    """Languages and header of tables with two columns."""
 
     files: Sequence[Path]
     languages: LanguagePair
@@ -112,7 +110,7 @@ class _Columns:
     target_is_first: bool = False
 
     def read(self, path: Path) -> Iterator[TextPair]:
-        """Go through the pairs of one table, source first."""
+        """Yield the pairs of one table, source first."""
         for first, second in read_columns(path, has_header=self.has_header):
             yield (second, first) if self.target_is_first else (first, second)
 
@@ -124,7 +122,7 @@ def _columns(files: Sequence[Path], asked: str | None) -> _Columns:
         if other != header:
             raise InputError(
                 f"{files[0]} and {path} differ in their first lines, {_named(header)} and "
-                f"{_named(other)}: give every file the same first line, or none of them one"
+                f"{_named(other)}: give all files the same header, or no header"
             )
     if header is None:
         return _Columns(files, language_pair(asked) if asked else _COLUMNS, has_header=False)
@@ -175,12 +173,12 @@ def _by_position(path: Path, columns: _Columns, split: Split) -> Iterator[TextPa
 
 
 def read_parallel(path: Path, languages: str | None, *, tokenized: bool) -> ParallelCorpus:
-    """Find the user's sentence pairs; what is in the files is checked when it is read.
+    """Find the user's sentence pairs; the contents of files are checked when they are read.
 
     Args:
         path: folder, train file or file of pairs.
-        languages: source and target, as `de-en`; of columns without a header, their names.
-        tokenized: whether the lines are tokens with spaces between them.
+        languages: source and target language, as `de-en`; labels for columns without a header.
+        tokenized: whether the lines are tokenized, with spaces between tokens.
 
     Raises:
         InputError: there are no such files, splits or languages.

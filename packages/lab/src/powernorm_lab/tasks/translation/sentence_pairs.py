@@ -1,8 +1,7 @@
-"""Sentence pairs as numbers: which corpus, which subwords, and the ids of both sides.
+"""Encoded sentence pairs: the corpus, subwords, and token ids of both sides.
 
-The ids of large corpora are mapped from a file of the cache. Of the valid and test splits the text
-is there too: what a run is scored with is what it was encoded from, whatever has become of the
-user's files.
+The ids are memory-mapped from the cache, which also stores the text of the valid and test splits:
+a run is scored on the text that was encoded, even if the user's files have changed.
 """
 
 import json
@@ -40,9 +39,9 @@ from powernorm_lab.tasks.translation.verses import verse_pairs
 
 TOO_LONG: Final = "too long"
 LENGTH_RATIO: Final = "length ratio"
-"""Why a training pair is left out."""
+"""Reasons for leaving out a training pair."""
 PORTION: Final = 4096
-"""Pairs that are encoded at a time."""
+"""Number of pairs that are encoded at a time."""
 _FORMAT: Final = 2
 Side = Literal["source", "target"]
 SIDES: Final[tuple[Side, ...]] = ("source", "target")
@@ -50,27 +49,27 @@ SIDES: Final[tuple[Side, ...]] = ("source", "target")
 
 @dataclass(frozen=True)
 class PairOptions:
-    """How the pairs of a corpus become numbers."""
+    """Settings of the encoding of sentence pairs."""
 
     vocabulary_size: int | None
-    """Subwords of both languages together, or of the source language; None where they are not
-    learned."""
+    """Number of subwords of both languages together, or of the source language; None if they are
+    not learned."""
     target_vocabulary_size: int | None = None
-    """Subwords of a target language with a vocabulary of its own; None is one for both."""
+    """Number of subwords of a separate target vocabulary; None is one vocabulary for both."""
     max_length: int = 256
-    """Subwords of a side at most, the end mark counted. Longer training pairs are left out; longer
-    sides of the other splits are cut."""
+    """Maximal number of subwords of a side, including the end mark. Longer training pairs are left
+    out; longer sides of the other splits are truncated."""
     max_length_ratio: float | None = None
-    """Training pairs whose sides differ by more than this factor are left out; None keeps them."""
+    """Training pairs whose lengths differ by more than this factor are left out; None keeps all."""
     max_pairs: int | None = None
-    """Only so many training pairs, evenly spaced; None is all."""
+    """Number of evenly spaced training pairs to use; None is all."""
 
     def __post_init__(self) -> None:
         for size in (self.vocabulary_size, self.target_vocabulary_size):
             if size is not None and size < LEAST_SIZE:
                 raise InputError(
                     f"a vocabulary of {size} subwords is too small: give at least {LEAST_SIZE}, "
-                    "which are every byte and the end mark"
+                    "for every byte and the end mark"
                 )
         if self.max_length < 2:
             raise InputError(
@@ -84,23 +83,23 @@ class PairOptions:
 
 @dataclass(frozen=True)
 class EncodedPairs:
-    """A corpus of sentence pairs over the ids of its subwords."""
+    """A corpus of sentence pairs, encoded with subwords."""
 
     corpus: ParallelCorpus
     source_subwords: TextEncoder
     target_subwords: TextEncoder
-    """The same object where both languages share their subwords."""
+    """The same object if both languages share their subwords."""
     splits: dict[Split, EncodedPairSplit]
     fingerprint: str
     """A hash of everything that determines the ids."""
     dropped: Mapping[Split, Mapping[str, int]]
-    """Pairs that were left out, by reason."""
+    """Numbers of left-out pairs, by reason."""
     cut: Mapping[Split, Mapping[str, int]]
-    """Sentences of which only the beginning is encoded, by side."""
+    """Numbers of truncated sentences, by side."""
     num_words: Mapping[Split, Mapping[str, int]]
-    """Of the pairs that are there, by side."""
+    """Numbers of words in the kept pairs, by side."""
     _texts: Mapping[EvaluatedSplit, list[TextPair]] = field(repr=False)
-    """In memory, as the user's files and the cache may have changed when a run is scored."""
+    """Texts in memory, since the user's files and the cache may change before a run is scored."""
 
     @property
     def vocabulary_size(self) -> int:
@@ -113,15 +112,15 @@ class EncodedPairs:
         return self.target_subwords.size
 
     def sources(self, split: EvaluatedSplit) -> list[str]:
-        """Return the sentences of a split as they were read when they were encoded."""
+        """Return the source sentences of a split, as they were encoded."""
         return [source for source, _ in self._texts[split]]
 
     def references(self, split: EvaluatedSplit) -> list[str]:
-        """Return the translations of a split as they were read when they were encoded."""
+        """Return the reference translations of a split, as they were encoded."""
         return [target for _, target in self._texts[split]]
 
     def facts(self) -> dict[str, Any]:
-        """Return what a result says about its data, JSON values."""
+        """Return name, source, license and sizes of the data as JSON values, for results."""
         return {
             "name": self.corpus.name,
             "source": self.corpus.source,
@@ -152,20 +151,20 @@ def load_pairs(
 ) -> ParallelCorpus:
     """Return the sentence pairs that a configuration names.
 
-    - `verses`: the embedded verses, German to English where `languages` does not say otherwise
-    - `hf:NAME` or `hf:NAME:CONFIG`: a data set of the Hugging Face hub, or a local folder that
-      its library `datasets` takes
-    - what `read_parallel` reads: a folder with `train.de`, `train.en`, `valid.de` and so on, the
-      path of such a train file, or sentence pairs in columns between tabs
+    - `verses`: the embedded verses, German to English by default
+    - `hf:NAME` or `hf:NAME:CONFIG`: a data set of the Hugging Face Hub, or a local folder that the
+      library `datasets` reads
+    - a path for `read_parallel`: a folder with `train.de`, `train.en`, `valid.de` and so on, the
+      path of such a train file, or sentence pairs in tab-separated columns
 
     Args:
-        source: one of these; None is `verses`. (Write `./verses` for a path of this name.)
-        languages: of source and target, as `de-en`; `pt-br-en` where the data are in pt-br and en.
-        tokenized: whether the lines are tokens with spaces between them, as Moses writes them.
-        is_split: whether their words are cut into pieces already, as `Hau@@ s`.
+        source: one of these; None is `verses`. (Use `./verses` for a path of this name.)
+        languages: source and target language, as `de-en`, or `pt-br-en` for data in pt-br and en.
+        tokenized: whether the lines are tokenized, with spaces between tokens, as by Moses.
+        is_split: whether their words are split into subwords already, as `Hau@@ s`.
 
     Raises:
-        InputError: there is no such corpus, or the languages are not those that it has.
+        InputError: there is no such corpus, or it has other languages.
     """
     if languages is not None:
         check_languages(languages)
@@ -187,17 +186,17 @@ def encode_pairs(
     *,
     imported: ImportedSubwords | None = None,
 ) -> EncodedPairs:
-    """Train byte-pair subwords on the train split and encode all splits, or find both cached.
+    """Train byte-pair subwords on the train split and encode all splits, or load the cached result.
 
-    The subwords are trained on the pairs that `max_pairs` leaves, before the filters of length. Of
-    the valid and test splits every pair is kept; a side that is longer than `max_length` is cut,
-    which changes no reference that translations are scored with.
+    The subwords are trained on the pairs that `max_pairs` selects, before the filters of length.
+    All pairs of the valid and test splits are kept; a side that is longer than `max_length` is
+    truncated, which does not change the references of scores.
 
     Args:
-        corpus: gone through up to four times; its text is never in memory as a whole.
+        corpus: the corpus, iterated up to four times; its text is never in memory as a whole.
         config: sizes and filters.
-        subwords: of source and target, which a model was trained with; None trains them.
-        imported: those that exist already, in place of trained ones.
+        subwords: subwords of source and target of a trained model; None trains them.
+        imported: existing subwords in place of trained ones.
 
     Raises:
         InputError: the corpus is damaged, a split has no pairs, or the filters leave none.
@@ -286,7 +285,7 @@ def _make(
 
 
 class _TrainingText:
-    """The training pairs that are used; can be gone through again."""
+    """The selected training pairs, as a reusable iterable."""
 
     def __init__(self, corpus: ParallelCorpus, max_pairs: int | None) -> None:
         self.corpus = corpus
@@ -332,7 +331,7 @@ def _train(text: _TrainingText, config: PairOptions) -> tuple[Subwords, Subwords
 
 
 class _Encoder:
-    """Encodes pairs, leaves out or cuts those that are too long, and counts."""
+    """Encodes pairs, leaves out or truncates long ones, and counts them."""
 
     def __init__(
         self,
@@ -352,14 +351,14 @@ class _Encoder:
         self._is_train = is_train
         self.num_pairs = 0
         self.ids = {f"{side}.lengths": array("i") for side in SIDES}
-        """By side; the sentences of a side follow one another, as in `TokenLists`."""
+        """Ids and lengths by side, concatenated as in `TokenLists`."""
         self.ids |= {f"{side}.ids": array("i", [END_ID]) for side in SIDES}
         self._dropped = {TOO_LONG: 0, LENGTH_RATIO: 0}
         self._cut = dict.fromkeys(SIDES, 0)
         self._words = dict.fromkeys(SIDES, 0)
 
     def add(self, pairs: list[TextPair]) -> None:
-        """Encode pairs and append those that stay."""
+        """Encode pairs and append those that are kept."""
         ids = {
             side: self._encode[side]([pair[place] for pair in pairs])
             for place, side in enumerate(SIDES)
@@ -379,7 +378,7 @@ class _Encoder:
         self.num_pairs += len(kept)
 
     def facts(self, dropped: Mapping[str, int]) -> dict[str, Any]:
-        """Return what was counted, besides what the corpus has left out."""
+        """Return the counts, including pairs that the corpus has left out."""
         every = {**dropped, **(self._dropped if self._is_train else {})}
         return {"dropped": every, "cut": self._cut, "words": self._words}
 
@@ -395,7 +394,7 @@ class _Encoder:
 
 
 def _as_words(pairs: list[TextPair], corpus: ParallelCorpus) -> list[TextPair]:
-    """Return pairs without marks of pieces."""
+    """Return pairs with subwords joined to words."""
     if not corpus.is_split:
         return pairs
     return [(joined(source), joined(target)) for source, target in pairs]

@@ -1,4 +1,4 @@
-"""Settings of translation."""
+"""Settings of the translation task."""
 
 from typing import Annotated, ClassVar, Literal
 
@@ -21,46 +21,44 @@ from powernorm_lab.tasks.text_settings import Length, NumSubwords
 from powernorm_lab.tasks.translation.languages import check_languages
 
 SharedEmbeddings = Literal["all", "target", "none"]
-"""Which tables of a translation model are one: those of source, target and output; those of target
-and output; none."""
+"""Shared tables of a translation model: source, target and output; target and output; or none."""
 
 LengthNormalization = Literal["power", "wu2016"]
-"""What the log-probability of a hypothesis of n tokens is divided by: n^α, or ((5 + n) / 6)^α
-(Wu et al. 2016, eq. 14)."""
+"""Divisor of the log-probability of a hypothesis of n tokens: n^α, or ((5 + n) / 6)^α (Wu et al.
+2016, eq. 14)."""
 
 
 @section("data")
 class TranslationDataSettings(DataSettings):
-    """The sentence pairs and how they are cut into batches."""
+    """Settings of sentence pairs and their batches."""
 
     batch_tokens: Positive
-    """Positions of a micro-batch, of pairs those of the longer side, padding included, over all
-    processes."""
+    """Positions of the longer side of a micro-batch, including padding, over all processes."""
     subwords: str = "learned"
-    """Where the subwords are from: `learned` on the train split; `split`, the files hold pieces of
-    words (`Hau@@ s`); or the path of codes of subword-nmt or of a model of SentencePiece (.model),
-    which cut the words of the files."""
+    """Source of the subwords: `learned` on the train split; `split` for files that hold subwords
+    (`Hau@@ s`); or the path of codes of subword-nmt or of a model of SentencePiece (.model), which
+    split the words of the files."""
     joint_vocabulary: bool = True
-    """Of subwords that are not learned: whether source and target have one vocabulary."""
+    """For subwords that are not learned: whether source and target share a vocabulary."""
     vocabulary_size: NumSubwords | None = 2000
-    """Number of byte-pair subwords, every byte and the end mark among them; none where they are not
+    """Number of byte-pair subwords, including all bytes and the end mark; none if they are not
     learned."""
     target_vocabulary_size: NumSubwords | None = None
-    """Subwords of a target language with a vocabulary of its own; none is one for both."""
+    """Number of subwords of a separate target vocabulary; none is one vocabulary for both."""
     sequence_length: Length = 64
-    """Longest side of a pair in subwords, the end mark included; longer ones are left out."""
+    """Maximal length of a side in subwords, including the end mark; longer pairs are left out."""
     languages: str | None = None
-    """Source and target, as `de-en`; none is that of the embedded verses."""
+    """Source and target language, as `de-en`; none is that of the embedded verses."""
     tokenized: bool = False
-    """Whether the lines come as tokens (Moses), as the official ones do."""
+    """Whether the lines are tokenized (by Moses), as those of official corpora."""
     split_compounds: bool = False
-    """Whether `test_bleu_compound` is given, too: BLEU of tokens whose compounds are split at their
+    """Whether to report `test_bleu_compound`, too: BLEU of tokens with compounds split at their
     dashes, as some papers score WMT14 English-German."""
     max_length_ratio: Annotated[float, Field(ge=1)] | None = None
-    """Training pairs whose sides differ by more than this factor in subwords are left out; none
-    keeps them."""
+    """Training pairs whose lengths in subwords differ by more than this factor are left out; none
+    keeps all."""
     max_pairs: Positive | None = None
-    """Only about so many training pairs, evenly spaced; none is all."""
+    """Number of evenly spaced training pairs to use; none is all."""
 
     def __post_init__(self) -> None:
         if self.languages is not None:
@@ -72,12 +70,14 @@ class TranslationDataSettings(DataSettings):
 
     def _check_learned(self) -> None:
         if self.vocabulary_size is None:
-            raise refuse("data.vocabulary_size", None, "says how many are learned: give a number")
+            raise refuse(
+                "data.vocabulary_size", None, "is the number of learned subwords: give a number"
+            )
         if not self.joint_vocabulary:
             raise refuse(
                 "data.joint_vocabulary",
                 False,
-                "is of subwords that are not learned: give data.target_vocabulary_size, or set "
+                "is for subwords that are not learned: give data.target_vocabulary_size, or set "
                 "data.subwords",
             )
 
@@ -87,8 +87,8 @@ class TranslationDataSettings(DataSettings):
                 raise refuse(
                     f"data.{name}",
                     getattr(self, name),
-                    f"says how many are learned, and data.subwords={self.subwords} has its own: "
-                    f"set data.{name}=none",
+                    f"is the number of learned subwords, but data.subwords={self.subwords} defines "
+                    f"its own: set data.{name}=none",
                 )
         if self.subwords.endswith(".model") and not self.joint_vocabulary:
             raise refuse(
@@ -101,18 +101,18 @@ class TranslationShape(DetailedTransformerSettings):
     """The shape of an encoder-decoder Transformer."""
 
     num_decoder_layers: Positive | None = None
-    """Layers of the decoder; none is as many as the encoder has."""
+    """Number of decoder layers; none is that of the encoder."""
     decoder_norm: str = "ln"
-    """Short name of the norms in the decoder; `same` is the encoder's. The papers change the
-    encoder only."""
+    """Short name of the decoder's norms; `same` is the encoder's norm. The papers change only the
+    encoder."""
     final_norm: str | None = None
-    """Short name of the norm after the encoder's last layer, with placements that have one; none is
-    the run's norm."""
+    """Short name of the norm after the encoder's last layer, for placements with one; none is the
+    run's norm."""
     final_norm_warmup: NotNegative | None = None
-    """Warm-up steps of the norm after the encoder's last layer, where it has a warm-up; none is
-    that of the others."""
+    """Warm-up steps of the norm after the encoder's last layer, if it has a warm-up; none is that
+    of the other norms."""
     shared_embeddings: SharedEmbeddings = "all"
-    """Which tables are one: all three, target and output, or none."""
+    """Shared embedding tables: all three, target and output, or none."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -123,38 +123,37 @@ class TranslationShape(DetailedTransformerSettings):
                 raise refuse(
                     f"model.{name}",
                     getattr(self, name),
-                    f"has no place with model.placement={self.placement}, where no norm follows "
+                    f"does not apply to model.placement={self.placement}, which has no norm after "
                     f"the last layer: set model.{name}=none",
                 )
 
 
 @section("decoding")
 class DecodingSettings:
-    """How translations are searched."""
+    """Settings of the search for translations."""
 
     beam_size: Positive = 5
-    """Hypotheses that are kept at each step; 1 is greedy."""
+    """Number of hypotheses kept at each step; 1 is greedy."""
     length_normalization: LengthNormalization = "power"
-    """What the log-probability of a hypothesis of length n is divided by: n^α (`power`, the papers
-    here), or ((5 + n) / 6)^α (`wu2016`)."""
+    """Divisor of the log-probability of a hypothesis of length n: n^α (`power`, as in the papers),
+    or ((5 + n) / 6)^α (`wu2016`)."""
     length_penalty: NotNegativeNumber = 1.0
-    """α; 0 compares log-probabilities as they are."""
+    """α; 0 does not normalize."""
     max_length_factor: NotNegativeNumber = 1.0
     """A translation has at most factor · (length of its source) + offset subwords."""
     max_length_offset: NotNegative = 50
-    """See `max_length_factor`."""
+    """Offset in the formula of `max_length_factor`."""
     batch_tokens: Positive = 4096
-    """Source positions of a batch of searches, padding included."""
+    """Source positions of a batch in the search, including padding."""
 
 
 @section("training")
 class TranslationTrainingSettings(ClassifierTrainingSettings):
-    """The length of the run, and what is watched and translated during it."""
+    """Length of the run, logging, and translation in validations."""
 
     score_every: NotNegative = 0
-    """Validations from one at which up to 500 evenly spaced sentences are translated, greedily, to
-    the next; their BLEU is `valid_score` in metrics.csv; where there are any, that of the last is;
-    0 translates none."""
+    """Number of validations between two that translate up to 500 evenly spaced sentences greedily;
+    the last validation does, too. Their BLEU is `valid_score` in metrics.csv. 0 translates none."""
     select_by: SelectedBy = "loss"
 
 
@@ -177,13 +176,13 @@ class TranslationSettings(ComparisonSettings):
             raise refuse(
                 "data.joint_vocabulary",
                 False,
-                "gives the target pieces of its own, which cannot share a table with those of "
+                "gives the target a separate vocabulary, which cannot share a table with that of "
                 "the source: set model.shared_embeddings to target or none",
             )
         if self.model.shared_embeddings == "all" and own is not None:
             raise refuse(
                 "data.target_vocabulary_size",
                 own,
-                "gives the target subwords of its own, which cannot share a table with those of "
+                "gives the target a separate vocabulary, which cannot share a table with that of "
                 "the source: set model.shared_embeddings to target or none",
             )

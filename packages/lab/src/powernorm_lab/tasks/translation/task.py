@@ -1,4 +1,4 @@
-"""The task of translation: sentence pairs, an encoder-decoder, BLEU of its translations."""
+"""The translation task: sentence pairs, an encoder-decoder Transformer, and BLEU."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -38,13 +38,13 @@ BASELINE_SPLITS: Final[tuple[Split, ...]] = ("valid", "test")
 
 
 class TranslationTask(BuiltinTask[EncodedPairs, TranslationSettings]):
-    """Translate sentences."""
+    """Translation of sentences."""
 
     name = "translation"
     metrics = TRANSLATION_METRICS
 
     def encode(self, config: TranslationSettings) -> EncodedPairs:
-        """Read the sentence pairs and number their subwords."""
+        """Read and encode the sentence pairs of `data.path`."""
         data = config.data
         corpus = load_pairs(
             data.path, data.languages, data.tokenized, is_split=data.subwords == SPLIT
@@ -53,7 +53,7 @@ class TranslationTask(BuiltinTask[EncodedPairs, TranslationSettings]):
         return encode_pairs(corpus, _pair_options(data), imported=imported)
 
     def encode_by(self, source: str, config: TranslationSettings) -> EncodedPairs:
-        """Read `source` with the subwords of `data.path`."""
+        """Read `source` and encode it with the subwords of `data.path`."""
         own = self.encode(config)
         corpus = load_pairs(
             source,
@@ -67,11 +67,11 @@ class TranslationTask(BuiltinTask[EncodedPairs, TranslationSettings]):
     def data(
         self, encoded: EncodedPairs, config: TranslationSettings, seed: int
     ) -> RunData[TranslationSettings]:
-        """Return batches of sentence pairs."""
+        """Return the batches of sentence pairs."""
         return TranslationData(encoded, config, seed)
 
     def baselines(self, encoded: EncodedPairs, config: TranslationSettings) -> list[Baseline]:
-        """Return the unigram of the target's subwords, and the source left as it is."""
+        """Return the scores of a unigram of the target's subwords, and of the copied source."""
         train = encoded.splits["train"].target.tokens
         unigram = UnigramModel(train, encoded.target_vocabulary_size)
         losses: dict[str, float | None] = {}
@@ -96,7 +96,7 @@ class TranslationTask(BuiltinTask[EncodedPairs, TranslationSettings]):
         return encoded.facts()
 
     def summary(self, encoded: EncodedPairs) -> DataPrepared:
-        """Return the same in short."""
+        """Return the event that describes the data."""
         name = f"{encoded.corpus.name} {encoded.corpus.languages}"
         num_pairs = len(encoded.splits["train"])
         left_out = {reason: number for reason, number in encoded.dropped["train"].items() if number}
@@ -107,18 +107,18 @@ class TranslationTask(BuiltinTask[EncodedPairs, TranslationSettings]):
         return (encoded.vocabulary_size, encoded.target_vocabulary_size)
 
     def sizes_of_weights(self, weights: Mapping[str, Tensor]) -> Sizes:
-        """Return the numbers of subwords of a model."""
+        """Return the numbers of subwords from the weights of a model."""
         return (
             len(weights["source_embedding.weight"]),
             len(weights["target_embedding.weight"]),
         )
 
     def build(self, config: TranslationSettings, norm: str, sizes: Sizes, seed: int) -> TaskModel:
-        """Return the model of a run; equal seeds give equal weights to all norms."""
+        """Return the model of a run; models of equal seeds have equal weights for all norms."""
         return _build_translation_model(config, norm, sizes, seed)
 
     def example_inputs(self, config: TranslationSettings, sizes: Sizes) -> tuple[Tensor, ...]:
-        """Return a source and a target of unlike lengths, (2, length)."""
+        """Return a random source and target of different lengths, (2, length)."""
         generator = torch.Generator().manual_seed(0)
         length = min(config.data.sequence_length, 32)
         source = torch.randint(sizes[0], (2, length), generator=generator)
@@ -140,10 +140,10 @@ class TranslationTask(BuiltinTask[EncodedPairs, TranslationSettings]):
         write_json(folder / SUBWORDS_FILE, record)
 
     def check(self, config: TranslationSettings, norm: str) -> None:
-        """Check the settings, and the norms of all places.
+        """Check the settings and all norms of the model.
 
         Raises:
-            InputError: one of them does not fit.
+            InputError: a setting or norm does not fit.
         """
         super().check(config, norm)
         for name in norms_of(config, norm):
@@ -156,7 +156,7 @@ class TranslationTask(BuiltinTask[EncodedPairs, TranslationSettings]):
         config: TranslationSettings,
         device: torch.device,
     ) -> Scores:
-        """Return BLEU and chrF of the translations of the test split."""
+        """Return BLEU and chrF of the test split's translations."""
         found = translate_split(model, encoded, "test", config.decoding, device)
         lines = (found.sources, found.references, found.translations)
         scores = corpus_scores(
@@ -175,16 +175,16 @@ class TranslationTask(BuiltinTask[EncodedPairs, TranslationSettings]):
 def _build_translation_model(
     config: TranslationSettings, norm: str, sizes: Sizes, seed: int
 ) -> TranslationModel:
-    """Build the model of one run; equal seeds give equal weights to all norms.
+    """Build the model of one run; models of equal seeds have equal weights for all norms.
 
     Args:
-        config: has the model's shape.
-        norm: short name of the encoder's norms, but for the places that have another.
+        config: configuration with the model's shape.
+        norm: short name of the encoder's norms, except for places with another norm.
         sizes: numbers of subwords of source and target.
-        seed: of the initial weights.
+        seed: seed of the initial weights.
 
     Raises:
-        InputError: unknown norm, or options that do not fit it or the model.
+        InputError: the norm is unknown, or its options do not fit it or the model.
     """
     shape = config.model
     final = shape.final_norm or norm

@@ -1,4 +1,4 @@
-"""Translations of many sentences by beam search, shared among processes."""
+"""Translation of many sentences by beam search, divided among processes."""
 
 import time
 from collections.abc import Sequence
@@ -18,17 +18,17 @@ from powernorm_lab.tasks.translation.token_lists import TokenLists
 
 @dataclass(frozen=True)
 class Translations:
-    """What a search found."""
+    """Results of a search."""
 
     hypotheses: list[list[Hypothesis]]
-    """Of each sentence the best ones, best first."""
+    """The best hypotheses of each sentence, best first."""
     num_tokens: int
-    """Subwords of the best ones, end marks included."""
+    """Number of subwords of the best hypotheses, including end marks."""
     seconds: float
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Return the speed of the search."""
+        """Return the throughput of the search."""
         return self.num_tokens / self.seconds if self.seconds > 0 and self.num_tokens else None
 
 
@@ -40,7 +40,7 @@ class SplitTranslations:
     references: list[str]
     translations: list[str]
     tokens_per_second: float | None
-    """The speed of the search."""
+    """Throughput of the search."""
 
 
 def translate_split(
@@ -55,15 +55,15 @@ def translate_split(
     """Translate the sentences of a split; every process calls it.
 
     Args:
-        model: on the device.
-        encoded: the sentences.
-        split: of them.
-        config: how to search.
-        device: of the model.
-        rows: which pairs, int64, (pairs,); None is all.
+        model: model on the device.
+        encoded: the encoded corpus.
+        split: split to translate.
+        config: settings of the search.
+        device: device of the model.
+        rows: numbers of the pairs to translate, int64, (pairs,); None is all.
     """
     if not isinstance(model, TranslationModel):
-        raise TypeError(f"expected a model that translates, got {type(model).__name__}")
+        raise TypeError(f"expected a TranslationModel, got {type(model).__name__}")
     pairs = encoded.splits[split]
     indices = list(range(len(pairs))) if rows is None else rows.tolist()
     ids = [pairs.source.row(index)[:-1].tolist() for index in indices]
@@ -87,15 +87,15 @@ def translate_ids(
 ) -> Translations:
     """Translate sentences given as ids, without end marks.
 
-    Sentences of like length are searched together. Of several processes each takes every so many
-    batches; all return all translations.
+    Sentences of similar length are in a batch. Several processes divide the batches among them, and
+    all of them return all translations.
 
     Args:
-        model: on the device.
+        model: model on the device.
         sources: ids of each sentence.
-        config: how to search.
-        device: of the model.
-        num_best: hypotheses of a sentence.
+        config: settings of the search.
+        device: device of the model.
+        num_best: number of hypotheses to return for each sentence.
     """
     started = time.perf_counter()
     search = BeamSearch(
@@ -120,7 +120,7 @@ def translate_ids(
 
 
 def padded_sources(sentences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor | None]:
-    """Return the source side of a batch: sentences with their end marks, and their padding mask.
+    """Return the source side of a batch: sentences with end marks, and their padding mask.
 
     Args:
         sentences: ids without end marks, at least one sentence.
@@ -131,8 +131,8 @@ def padded_sources(sentences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor |
 def batches_by_length(sources: Sequence[Sequence[int]], batch_tokens: int) -> list[list[int]]:
     """Return the numbers of the sentences of each batch, longest sentences first.
 
-    A batch has at most `batch_tokens` positions, padding and end marks included; a longer sentence
-    makes one of its own.
+    A batch has at most `batch_tokens` positions, including padding and end marks; a longer sentence
+    is a batch by itself.
     """
     order = sorted(range(len(sources)), key=lambda index: -len(sources[index]))
     batches: list[list[int]] = []

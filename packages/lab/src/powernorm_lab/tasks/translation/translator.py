@@ -1,4 +1,4 @@
-"""A trained model of translation as something that takes text and gives text."""
+"""Translation of text by a trained model."""
 
 import math
 import warnings
@@ -38,13 +38,13 @@ class Translator:
     """Translates sentences.
 
     Attributes:
-        model: in evaluation mode.
-        subwords: of source and target.
-        decoding: how to search.
-        num_best: translations of each sentence.
-        device: of the model.
-        max_length: subwords of a sentence at most; what is beyond is not translated.
-        moses: turns text into tokens and back; None where the model takes text as it is.
+        model: model in evaluation mode.
+        subwords: subwords of source and target.
+        decoding: settings of the search.
+        num_best: number of translations of each sentence.
+        device: device of the model.
+        max_length: maximal number of subwords of a sentence; longer sentences are truncated.
+        moses: tokenizes and detokenizes text; None for a model of raw text.
     """
 
     model: TranslationModel
@@ -56,9 +56,10 @@ class Translator:
     moses: Moses | None = None
 
     def translate(self, sentences: Sequence[str]) -> list[Ranked]:
-        """Return the translations of each sentence, each a line; of an empty one an empty one.
+        """Return the translations of each sentence, on one line each.
 
-        Warns of sentences that are longer than `max_length`.
+        The translations of an empty sentence are empty. Sentences that are longer than `max_length`
+        cause a warning.
         """
         filled = [number for number, text in enumerate(sentences) if text.strip()]
         source, target = self.subwords
@@ -67,7 +68,7 @@ class Translator:
         for number, row in zip(filled, ids, strict=True):
             if len(row) > self.max_length:
                 warnings.warn(
-                    f"sentence {number} has {len(row)} subwords, of which the first "
+                    f"sentence {number} has {len(row)} subwords; only the first "
                     f"{self.max_length} are translated",
                     stacklevel=2,
                 )
@@ -80,11 +81,11 @@ class Translator:
             texts = target.decode([hypothesis.tokens for hypothesis in best])
             if self.moses is not None:
                 texts = list(map(self.moses.detokenized, texts))
-            # Subwords spell every byte, line breaks too.
+            # Subwords can spell every byte, including line breaks.
             texts = [" ".join(text.split()) for text in texts]
             scores = (hypothesis.score for hypothesis in best)
             known = list(zip(texts, scores, strict=True))
-            # As many lines for each sentence, also where the search knew fewer translations.
+            # `num_best` lines for each sentence, even if the search found fewer translations.
             ranked[number] = known + [("", -math.inf)] * (self.num_best - len(known))
         return ranked
 
@@ -96,18 +97,18 @@ def load_translator(
     tokens: bool = False,
     device: torch.device | str = "cpu",
 ) -> Translator:
-    """Load what `powernorm compare translation` trained.
+    """Load a model that `powernorm compare translation` trained.
 
     Args:
-        path: a run's folder, one of its checkpoints, or a folded model in the folder.
-        num_best: translations of each sentence; the beam is the run's, or this where it is more.
-        tokens: of a model of tokenized text: take and give tokens; else Moses' rules split text
-            into tokens and put it together again. Of a model of split text without codes: take
-            text that is split.
-        device: where to search.
+        path: a run's folder, one of its checkpoints, or the folder of a folded model.
+        num_best: number of translations of each sentence; the beam of the run is enlarged to this.
+        tokens: for a model of tokenized text: use tokens as input and output; otherwise text is
+            tokenized and detokenized by Moses' rules. For a model of subwords without codes: use
+            split text as input.
+        device: device of the search.
 
     Raises:
-        InputError: there is no such model, or it does not translate.
+        InputError: there is no such model, or it is of another task.
     """
     trained, vocabulary = _load(path)
     config = run_config(trained.settings)
@@ -117,8 +118,8 @@ def load_translator(
     known = vocabulary()
     if isinstance(known.source, Pieces) and known.source.codes is None and not tokens:
         raise InputError(
-            f"{path} was trained on files that came split, without their codes: give text that is "
-            "split in the same way (`Hau@@ s`), with tokens=True"
+            f"{path} was trained on split files without their codes: give text that is split in "
+            "the same way (`Hau@@ s`), with tokens=True"
         )
     decoding = replace(config.decoding, beam_size=max(num_best, config.decoding.beam_size))
     moses = None
@@ -136,7 +137,7 @@ def load_translator(
 
 
 def _load(path: Path) -> tuple[TrainedModel, Callable[[], SubwordVocabulary]]:
-    """Return a model, and what reads its subwords."""
+    """Return a model, and a function that reads its subwords."""
     if is_folded(path):
         folded = load_folded_run(path)
         return folded, lambda: vocabulary_of(folded.settings.get(SUBWORDS, {}), path)

@@ -23,11 +23,11 @@ def verse_pairs(languages: str | None, *, tokenized: bool = False) -> ParallelCo
     The splits are those of the embedded corpora `verses-de` and `verses-en`.
 
     Args:
-        languages: source and target, as `en-de`; None is German to English.
-        tokenized: must be False, as the verses are plain text.
+        languages: source and target language, as `en-de`; None is German to English.
+        tokenized: must be False, because the verses are plain text.
 
     Raises:
-        InputError: the verses are not in these languages, or not tokenized.
+        InputError: the verses are not in these languages, or `tokenized` is True.
     """
     known = {language for pair in VERSE_LANGUAGES for language in pair}
     chosen = VERSE_LANGUAGES[0] if languages is None else language_pair(languages, known)

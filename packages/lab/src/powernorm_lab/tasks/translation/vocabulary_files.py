@@ -1,4 +1,4 @@
-"""The subwords in the folder of a run of translation."""
+"""Subwords in the folder of a translation run."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,20 +10,19 @@ from powernorm_lab.engine.folders import read_json
 from powernorm_lab.tasks.translation.imported_subwords import TextEncoder, text_encoder
 from powernorm_lab.tasks.translation.moses import Tokenization
 
-"""The subwords of both languages, and which these are."""
 SUBWORDS: Final = "subwords"
-"""The same among the settings of a folded model."""
+"""Key of the subwords in the settings of a folded model."""
 
 
 @dataclass(frozen=True)
 class SubwordVocabulary:
-    """What text becomes numbers by, and numbers text."""
+    """Subwords of source and target, with languages and tokenization."""
 
     source: TextEncoder
     target: TextEncoder
     languages: tuple[str, str]
     tokenization: Tokenization | None
-    """Of text that is tokens with spaces between them; None for text as it is written."""
+    """Tokenization of tokenized text; None for raw text."""
 
 
 def vocabulary_record(
@@ -32,7 +31,7 @@ def vocabulary_record(
     languages: tuple[str, str],
     tokenization: Tokenization | None,
 ) -> dict[str, Any]:
-    """Return what a run's folder keeps of the subwords, so that it can translate by itself."""
+    """Return the record of the subwords for a run's folder, with which the run can translate."""
     return {
         "source_language": languages[0],
         "target_language": languages[1],
@@ -43,27 +42,27 @@ def vocabulary_record(
 
 
 def read_vocabulary(path: Path) -> SubwordVocabulary:
-    """Return what `vocabulary_record` gave.
+    """Read a record of `vocabulary_record` from a file.
 
     Raises:
         InputError: the file is missing or damaged.
     """
     if not path.is_file():
         raise InputError(
-            f"{path} is missing: keep a model in the folder of its run, which has the subwords"
+            f"{path} with the subwords is missing: keep a model in the folder of its run"
         )
     return vocabulary_of(read_json(path), path)
 
 
 def vocabulary_of(content: Mapping[str, Any], path: Path) -> SubwordVocabulary:
-    """Return what `vocabulary_record` gave.
+    """Return the subwords of a record of `vocabulary_record`.
 
     Args:
         content: the record.
-        path: of the file in which it was.
+        path: path of its file, for messages.
 
     Raises:
-        InputError: it is something else.
+        InputError: the record is invalid.
     """
     try:
         source = text_encoder(content["source"])
@@ -73,4 +72,4 @@ def vocabulary_of(content: Mapping[str, Any], path: Path) -> SubwordVocabulary:
         tokenization = None if found is None else Tokenization(**found)
         return SubwordVocabulary(source, target, languages, tokenization)
     except (KeyError, TypeError, InputError) as error:
-        raise InputError(f"{path} holds no subwords ({error!r}): train the run anew") from error
+        raise InputError(f"{path} holds no subwords ({error!r}): train the run again") from error
