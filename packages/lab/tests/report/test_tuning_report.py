@@ -1,4 +1,4 @@
-"""What a report says of a tuning, from the files alone."""
+"""Report of a tuning, from files only."""
 
 import json
 import shutil
