@@ -125,7 +125,7 @@ def _print_studies(console: "Console", chosen: Iterable[str]) -> None:
     tasks = list(chosen)
     one = tasks[0] if len(tasks) == 1 else None
     console.print(Text(f"\npowernorm compare {one or 'TASK'} --study …", style="bold"))
-    console.print(Text("With any preset of the task; where a paper has the study, --preset full."))
+    console.print(Text("With any preset of the task; --preset full for studies of a paper."))
     table = Table.grid(padding=(0, 1))
     for name, study in STUDIES.items():
         known = [task for task in tasks_of(name) if task in tasks]

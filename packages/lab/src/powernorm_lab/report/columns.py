@@ -91,7 +91,7 @@ def _main(comparison: Comparison) -> Column:
     measure = comparison.measure
     note = (
         f" Mean ± sample standard deviation over seeds; {better_way(measure)} is better. An "
-        "asterisk says that not all runs gave the number: the average is over those that did."
+        "asterisk marks an average over some of the runs, because others lack the number."
     )
     return _metric(
         measure, "test", None if comparison.has_known_measure else measure.decimals, note

@@ -165,7 +165,7 @@ def race_sentences(comparison: Comparison) -> Iterator[str]:
     yield end_sentence(standing)
     yield (
         f"The best norm stays in with a confidence of {100 * race['confidence']:g} %, by a paired "
-        f"test of the {heading_of(standing['metric'])} that may be looked at after every seed."
+        f"test of the {heading_of(standing['metric'])} that is valid after every seed."
     )
     saved = _saved(comparison, standing)
     if saved:
@@ -212,18 +212,18 @@ def race_contents(comparison: Comparison) -> list[Markup]:
     return [
         _table(comparison, standing).html(
             "The race",
-            f"Behind: how much worse than the leader at that time in the "
-            f"{heading_of(standing['metric'])}, mean over the seeds that finished with both, and "
-            "the lower confidence bound of that.",
+            f"Behind: mean difference to the leader at that time in the "
+            f"{heading_of(standing['metric'])}, over the seeds that finished with both, and its "
+            "lower confidence bound.",
         ),
         part(
             "paragraph",
             "After every seed from the third on, a norm is dropped whose differences to the "
             "leader, seed by seed, have a lower confidence bound above 0. The levels of all these "
             "tests are chosen such that the best norm is dropped with a chance of at most "
-            f"{error}, whenever one stops; it is assumed that what varies over the seeds is "
-            f"independent, normal and about as large for all norms.{margin} Tests and intervals "
-            "for a number of seeds that is fixed beforehand would be wrong here, and are left out.",
+            f"{error}, whenever one stops. This assumes that the variation over seeds is "
+            f"independent, normal and of similar size for all norms.{margin} Tests and intervals "
+            "for a fixed number of seeds would be wrong here, and are left out.",
             kind="soft",
         ),
     ]

@@ -217,7 +217,8 @@ def _tid_contents(comparison: Comparison) -> list[Markup]:
             part("heading", "By layer"),
             part(
                 "paragraph",
-                "Light is a large discrepancy, gray is no number; all maps share one scale.",
+                "Light colors are large discrepancies, gray is a missing number; all maps share "
+                "one scale.",
                 kind="soft",
             ),
             part("gallery", shown)
@@ -231,8 +232,8 @@ def _tid_contents(comparison: Comparison) -> list[Markup]:
             contents.append(
                 part(
                     "paragraph",
-                    f"{counted(left_out, 'more run')} without a map here: `powernorm report` draws "
-                    "it on the page of a run alone.",
+                    f"{counted(left_out, 'more run')} without a map here: `powernorm report` with "
+                    "one run alone draws it.",
                     kind="soft",
                 )
             )

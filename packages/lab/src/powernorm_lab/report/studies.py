@@ -332,9 +332,9 @@ def _fit_and_overfit(comparison: Comparison) -> list[DrawnFigure]:
         notes=list(map(_note, points.itertuples())),
         title="Do γ and β overfit?",
         x_label="nats per target, at the end",
-        caption="A part that overfits lies further left in training and further right in "
-        f"validation: a longer line. Training loss: mean of the last {100 * TAIL:.0f} % of the "
-        "steps, with dropout where there is some.",
+        caption="A part that overfits has a lower training loss and a higher validation loss, so "
+        f"that its line is longer. Training loss: mean of the last {100 * TAIL:.0f} % of the "
+        "steps, with dropout if the model has it.",
         prefix=f"{comparison.anchor}study-overfit",
     )
 

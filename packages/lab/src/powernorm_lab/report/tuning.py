@@ -93,12 +93,12 @@ def tuning_contents(comparison: Comparison) -> list[Markup]:
     prefix = f"{comparison.anchor}tuning"
     trials = _read_trials(comparison.folder / TRIALS_FILE)
     caption = (
-        "Trials are judged on the valid split, with one seed: their best value is the best of many "
-        "and says less than the table of results. The first trial has the untuned settings."
+        "Trials are ranked on the valid split, with one seed. Their best value is the best of many "
+        "and less reliable than the table of results. The first trial has the untuned settings."
     )
     importance = (
-        "Importance: which setting told good trials from bad ones in these ranges (PED-ANOVA of "
-        "Optuna), of a few trials a hint at most."
+        "Importance: how well a setting separates good trials from bad ones in these ranges "
+        "(PED-ANOVA of Optuna); only a hint for a few trials."
     )
     rules = f"Sampler: {tuning['sampler']}."
     if tuning["pruner"]:
@@ -127,8 +127,8 @@ def _curves(tuning: TuningRecord, prefix: str) -> Iterator[DrawnFigure]:
     ]
     yield from panels_figure(
         [Panel("Budget", f"best {name}", bands)],
-        caption=f"Best {name} after so many trials of a norm. A line that still moves at its end "
-        "wants more trials.",
+        caption=f"Best {name} against the number of trials of a norm. A line that still changes at "
+        "its end calls for more trials.",
         x_label="trials",
         prefix=f"{prefix}-budget",
     )
@@ -152,7 +152,7 @@ def _importances(tuning: TuningRecord, prefix: str) -> Iterator[DrawnFigure]:
             axes.barh(place, 100 * value, height=0.7, color=line_style(style)[0])
         name_rows(axes, names, 6.5)
         svg = inline_svg(drawn, f"{prefix}-importance", "Importance of each setting, by norm")
-    yield DrawnFigure(svg, "How much of what told trials apart goes with a setting.")
+    yield DrawnFigure(svg, "Share of each setting in the differences between trials.")
 
 
 def _slices(tuning: TuningRecord, trials: DataFrame, prefix: str) -> Iterator[DrawnFigure]:
@@ -182,7 +182,7 @@ def _slices(tuning: TuningRecord, trials: DataFrame, prefix: str) -> Iterator[Dr
             svg = inline_svg(
                 drawn, f"{prefix}-slice-{index}", f"{name} against {key}", unit=_last(key)
             )
-        yield DrawnFigure(svg, f"The {name} of trials that came to their end, by {key}.")
+        yield DrawnFigure(svg, f"The {name} of completed trials by {key}.")
 
 
 def _draw_slice(
