@@ -1,4 +1,4 @@
-"""The figure of the study: both forms of each norm, and what each is against LayerNorm's.
+"""Figure of the study: both forms of each norm, and their gaps to LayerNorm.
 
 python studies/causality/figure.py studies/causality/results
 """
@@ -14,7 +14,7 @@ from matplotlib.figure import Figure
 import powernorm_lab as lab
 
 Values = dict[tuple[str, int], Any]
-"""Numbers by variant and seed."""
+"""Values by variant and seed."""
 FORMS = (("", "causal", "o"), ("-future", "sees the future", "D"))
 
 
@@ -37,13 +37,13 @@ def draw(comparison: lab.Comparison, path: Path) -> None:
     right.set(xlabel="nats per token", title="Test loss minus that of ln of the same form")
     right.axvline(0, color="gray", linestyle=":", linewidth=1)
     figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=2)
-    # Equal results make an equal file.
+    # Equal results give equal files.
     with mpl.rc_context({"svg.hashsalt": "causality", "svg.fonttype": "none"}):
         figure.savefig(path, metadata={"Date": None})
 
 
 def _draw_panel(axes: mpl.axes.Axes, found: Values) -> None:
-    """Draw the mean over seeds and a bar from the lowest to the highest, a row a norm."""
+    """Draw the mean over seeds and a bar from lowest to highest, with one row per norm."""
     norms = list(dict.fromkeys(name.removesuffix("-future") for name, _ in found))
     for index, (mark, label, marker) in enumerate(FORMS):
         for row, norm in enumerate(norms):

@@ -1,7 +1,7 @@
-"""What is trained for the claims: one small language model, in five groups of arms.
+"""Runs for the claims: one small language model in five groups of arms.
 
 A group is a tuning (`lab.tune`: the same trials for every norm, then seeds with its best settings)
-or a sweep over learning rates (`lab.compare` at each, for claims about how steady training is).
+or a sweep over learning rates (`lab.compare` at each, for claims about the stability of training).
 """
 
 from collections.abc import Callable, Iterator
@@ -40,8 +40,8 @@ BASE = {
         "monitor_every": 0,
         "tid_batches": 0,
     },
-    # Schedules of the norms as parts of the run: PRepBN's authors let the old norm fade below the
-    # end (0.8 of all steps), UN's warm-up is 4 % of theirs.
+    # Schedules of the norms as fractions of the run: PRepBN's authors fade out the old norm before
+    # the end (0.8 of all steps), and UN's authors have a warm-up of 4 %.
     "norm_options": {
         "prepbn": {"decay_steps": 320},
         "un": {"warmup_steps": 16, "ratio_start": 16},
@@ -58,12 +58,12 @@ class Tuning:
     changes: tuple[str, ...] = ()
 
     def train(self, out: Path) -> None:
-        """Train what is not trained yet."""
+        """Train missing runs."""
         config = _config(self.norms, self.changes)
         lab.tune(config, out / self.name, trials=TRIALS, resume=_exists(out / self.name))
 
     def folders(self, out: Path) -> Iterator[tuple[str, Path]]:
-        """Yield a comparison's key and folder; all norms are in one."""
+        """Yield key and folder of the only comparison, which has all norms."""
         yield "", out / self.name
 
 
@@ -78,7 +78,7 @@ class Sweep:
     changes: tuple[str, ...] = ()
 
     def train(self, out: Path) -> None:
-        """Train what is not trained yet."""
+        """Train missing runs."""
         for key, folder in self.folders(out):
             placement, _, rate = key.partition("@")
             changes = (f"model.placement={placement}", f"optimizer.learning_rate={rate}")
@@ -97,7 +97,7 @@ Group = Tuning | Sweep
 GROUPS: tuple[Group, ...] = (
     Tuning("adamw", ("ln", "rms", "derf", "dyt", "prepbn")),
     Tuning("muon", ("rms", "derf"), ("optimizer.name=muon",)),
-    # 64 tokens in a batch, as many as BatchNorm is known to be bad with; as many tokens in all.
+    # 64 tokens in a batch, for which BatchNorm is known to be bad; the same total of tokens.
     Tuning(
         "small-batches",
         ("ln", "bn", "un"),

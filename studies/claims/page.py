@@ -1,4 +1,4 @@
-"""docs/claims.md from what was measured."""
+"""Generator of docs/claims.md from claims.json."""
 
 from typing import Any
 
@@ -72,7 +72,7 @@ def page(measured: dict[str, Any]) -> str:
     """Return the page.
 
     Args:
-        measured: what claims.json holds.
+        measured: contents of claims.json.
     """
     results = losses_of(measured)
     lines = [HEAD, "| claim | | here | found |", "|---|---|---|---|"]
@@ -109,7 +109,7 @@ def page(measured: dict[str, Any]) -> str:
 
 
 def losses_of(measured: dict[str, Any]) -> Results:
-    """Return test losses by group, arm and seed; None is a lost run."""
+    """Return test losses by group, arm and seed, with None for lost runs."""
     return {
         name: {arm: found["losses"] for arm, found in group.items()}
         for name, group in measured["groups"].items()

@@ -17,14 +17,14 @@ from scipy import stats
 MARGIN = 0.03
 
 Losses = Mapping[str, list[float | None]]
-"""By arm, in the order of the seeds; None is a lost run."""
+"""Losses by arm, in the order of the seeds; None is a lost run."""
 Results = Mapping[str, Losses]
-"""By group."""
+"""Losses by group."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """Shown, contradicted or open, and the numbers that say so."""
+    """Verdict (shown, contradicted or open) with its numbers."""
 
     word: str
     found: str
@@ -32,7 +32,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Claim:
-    """A claim of a paper as it is tried here."""
+    """Claim of a paper as tested here."""
 
     name: str
     claim: str
@@ -51,14 +51,14 @@ def interval(values: list[float]) -> tuple[float, float, float]:
 
 
 def gap(losses: Losses, arm: str, other: str) -> tuple[float, float, float]:
-    """Return mean and interval of `arm` minus `other`; infinite where only one lost runs."""
+    """Return mean and interval of `arm` minus `other`; infinite if only one lost runs."""
     num_lost = {name: sum(one is None for one in losses[name]) for name in (arm, other)}
     if num_lost[arm] != num_lost[other]:
         far = inf if num_lost[arm] > num_lost[other] else -inf
         return far, far, far
     pairs = zip(losses[arm], losses[other], strict=True)
     both = [one - two for one, two in pairs if one is not None and two is not None]
-    # Both lose runs alike and hardly a pair is left: that says nothing.
+    # If both lose runs and hardly any pair is left, the interval is infinite.
     return interval(both) if len(both) > 1 else (0.0, -inf, inf)
 
 
@@ -71,13 +71,13 @@ def shown_gap(losses: Losses, arm: str, other: str) -> str:
 
 
 def at_least_as_good(losses: Losses, arm: str, other: str) -> str:
-    """Return the word for `arm` is level with `other` or better."""
+    """Return the verdict on "`arm` is level with `other` or better"."""
     _, low, high = gap(losses, arm, other)
     return "shown" if high <= MARGIN else "contradicted" if low > MARGIN else "open"
 
 
 def level(losses: Losses, arm: str, other: str) -> str:
-    """Return the word for `arm` and `other` do not differ."""
+    """Return the verdict on "`arm` and `other` do not differ"."""
     _, low, high = gap(losses, arm, other)
     if low >= -MARGIN and high <= MARGIN:
         return "shown"
@@ -85,27 +85,27 @@ def level(losses: Losses, arm: str, other: str) -> str:
 
 
 def all_of(*words: str) -> str:
-    """Return the word for several parts of a claim together."""
+    """Combine the verdicts on several parts of a claim."""
     if "contradicted" in words:
         return "contradicted"
     return "shown" if set(words) == {"shown"} else "open"
 
 
 def derf(results: Results) -> Verdict:
-    """Derf is level with LayerNorm or better, and LayerNorm with DyT."""
+    """Judge: Derf is level with LayerNorm or better, and LayerNorm with DyT."""
     losses = results["adamw"]
     word = all_of(at_least_as_good(losses, "derf", "ln"), at_least_as_good(losses, "ln", "dyt"))
     return Verdict(word, f"{shown_gap(losses, 'derf', 'ln')}; {shown_gap(losses, 'ln', 'dyt')}")
 
 
 def prepbn(results: Results) -> Verdict:
-    """PRepBN, merged, is level with LayerNorm."""
+    """Judge: PRepBN, merged, is level with LayerNorm."""
     losses = results["adamw"]
     return Verdict(level(losses, "prepbn", "ln"), shown_gap(losses, "prepbn", "ln"))
 
 
 def unified(results: Results) -> Verdict:
-    """UN is level with LayerNorm or better where BatchNorm is behind."""
+    """Judge: UN is level with LayerNorm or better where BatchNorm is behind."""
     losses = results["small-batches"]
     fails = gap(losses, "bn", "ln")[1] > MARGIN
     word = at_least_as_good(losses, "un", "ln") if fails else "open"
@@ -113,7 +113,7 @@ def unified(results: Results) -> Verdict:
 
 
 def peri(results: Results) -> Verdict:
-    """Runs with Peri-LN scatter less over seeds, at the same rates, and are not lost more often."""
+    """Judge: Peri-LN varies less over seeds, at the same rates, and is not lost more often."""
     losses = results["peri"]
     pre, other = (_pooled(losses, placement) for placement in ("pre", "peri"))
     if not (pre.freedom and other.freedom):
@@ -136,7 +136,7 @@ def peri(results: Results) -> Verdict:
 
 @dataclass(frozen=True)
 class _Pooled:
-    """Runs of a placement over all rates."""
+    """Runs of a placement, pooled over all rates."""
 
     variance: float
     freedom: int
@@ -158,7 +158,7 @@ def _pooled(losses: Losses, placement: str) -> _Pooled:
 
 
 def muon(results: Results) -> Verdict:
-    """Derf's lead over RMSNorm is larger under Muon than under AdamW."""
+    """Judge: Derf's lead over RMSNorm is larger under Muon than under AdamW."""
     leads = [
         [
             None if one is None or two is None else two - one
@@ -176,7 +176,7 @@ def muon(results: Results) -> Verdict:
 
 
 def bn_ffn(results: Results) -> Verdict:
-    """A BatchNorm inside the feed-forward loses fewer runs where a plain swap loses a fifth."""
+    """Judge: BN inside the feed-forward loses fewer runs where a plain swap loses a fifth."""
     plain, inside = (_pooled(results["bn-ffn"], name) for name in ("pre", "bn-ffn"))
     found = (
         f"lost {inside.num_lost} of {inside.num_runs} with it, {plain.num_lost} of "

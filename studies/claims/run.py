@@ -1,11 +1,11 @@
-"""Six claims of the field, tried with equal tuning on one small language model.
+"""Six claims of the field, tested with equal tuning on one small language model.
 
-    python studies/claims/run.py --out runs/claims             # trains what is missing; resumable
+    python studies/claims/run.py --out runs/claims             # trains missing runs; resumable
     python studies/claims/run.py --out runs/claims --only muon
     python studies/claims/run.py --out runs/claims --collect   # studies/claims/claims.json
     python studies/claims/run.py --write docs/claims.md        # the page from claims.json
 
-After Ctrl-C the same command goes on.
+After Ctrl-C the same command continues.
 """
 
 import argparse
@@ -22,7 +22,7 @@ LOST = ("diverged", "nonfinite")
 
 
 def collect(out: Path) -> dict[str, Any]:
-    """Return losses and chosen settings of the groups that are complete in a folder."""
+    """Return losses and chosen settings of the complete groups in a folder."""
     found = {}
     for group in GROUPS:
         arms: dict[str, Any] = {}
@@ -34,7 +34,7 @@ def collect(out: Path) -> dict[str, Any]:
 
 
 def _comparison(folder: Path, key: str | None) -> dict[str, Any]:
-    """Return the arms of one comparison; under `key` where it has one alone."""
+    """Return the arms of a comparison; a single arm is named by `key`."""
     path = folder / "results.json"
     if not path.exists():
         return {key or str(folder): {"statuses": [None], "losses": []}}
@@ -69,7 +69,7 @@ def main() -> None:
         try:
             train(given.out, given.only or names, print)
         except KeyboardInterrupt:
-            raise SystemExit("interrupted; the same command goes on") from None
+            raise SystemExit("interrupted; the same command continues") from None
     MEASURED.write_text(json.dumps(collect(given.out), indent=1) + "\n", encoding="utf-8")
     print(f"{MEASURED}: {', '.join(collect(given.out)['groups']) or 'no group is complete'}")
 

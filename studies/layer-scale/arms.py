@@ -1,4 +1,4 @@
-"""What is trained: translation models with and without layer-scale in front of each norm.
+"""Runs of the study: translation models with and without layer-scale in front of each norm.
 
 Three settings: `reduced` (the recipe verses-reduced, each arm at a learning rate tuned alike) and
 `mini-pre`, `mini-post` (the recipes of these names, all arms at the recipe's rate).
@@ -12,7 +12,7 @@ from typing import Any
 import powernorm_lab as lab
 
 GROUPS = 4
-"""Of layer-scale: the heads, as Shen et al. 2020 have them."""
+"""Groups of layer-scale, one per head as in Shen et al. 2020."""
 ARMS: dict[str, tuple[str, bool]] = {
     "ln": ("ln", False),
     "bn": ("bn", False),
@@ -24,7 +24,7 @@ ARMS: dict[str, tuple[str, bool]] = {
     "rbn": ("rbn", False),
     "gs": ("gs", True),
 }
-"""Norm, and whether layer-scale stands in front; `gs` is layer-scale with no norm behind it."""
+"""Norm, and whether layer-scale precedes it; `gs` is layer-scale without a norm."""
 SETTINGS = {
     "reduced": ("verses-reduced", tuple(range(10, 15))),
     "mini-pre": ("verses-mini-pre", tuple(range(10, 20))),
@@ -39,7 +39,7 @@ TRIAL_STEPS = 667
 
 
 def comparison(setting: str, rates: dict[str, float] | None = None) -> lab.ComparisonSettings:
-    """Return the comparison of the arms; at learning rates of their own where these are given."""
+    """Return the comparison of the arms, optionally with a learning rate for each arm."""
     recipe, seeds = SETTINGS[setting]
     variants = tuple(_variant(arm, arm, rates[arm] if rates else None) for arm in ARMS)
     return replace(_base(recipe, variants), seeds=seeds)

@@ -1,4 +1,4 @@
-"""What the runs decide, written before they were made.
+"""Rules of decision from the runs, written before any was trained.
 
 Measure: BLEU of the test split by the running statistics, the average of the last checkpoints.
 A comparison is paired by seed; its interval is Student's t, 95 %. Within a setting the p values of

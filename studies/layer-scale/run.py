@@ -1,6 +1,6 @@
 """Layer-scale crossed with the norm, in translation.
 
-    python studies/layer-scale/run.py --out runs/layer-scale     # trains what is missing
+    python studies/layer-scale/run.py --out runs/layer-scale     # trains missing runs
     python studies/layer-scale/run.py --out runs/layer-scale --only reduced
     powernorm work runs/layer-scale/reduced                      # helps, as often as wanted
     python studies/layer-scale/run.py --out runs/layer-scale --collect      # adds to results.json
@@ -25,7 +25,7 @@ TRIED = HERE / "trials.json"
 
 
 def train(part: str, out: Path) -> None:
-    """Train what is not trained yet of one part."""
+    """Train the missing runs of one part."""
     folder = out / part
     if part == TRIALS:
         config = trials()

@@ -1,4 +1,4 @@
-"""Rows of the runs, and what the rules say of them."""
+"""Rows of the runs, and outcomes of the rules."""
 
 import json
 from collections.abc import Iterator
@@ -15,11 +15,11 @@ from rules import COMPARISONS, LEVEL, MARGIN
 
 SCORES = {"bleu": BLEU, "chrf": CHRF}
 SAMPLES = 1000
-"""Of the bootstrap over the sentences of the test split."""
+"""Samples of the bootstrap over the sentences of the test split."""
 
 
 def rows(out: Path, known: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return a row for each finished run of a folder of the study; those that are known stay."""
+    """Return known rows and a row for each other finished run in a folder of the study."""
     found = {(row["setting"], row["arm"], row["seed"]): row for row in known}
     for setting in SETTINGS:
         for path in sorted((out / setting).glob("*/result.json")):
@@ -33,7 +33,7 @@ def rows(out: Path, known: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _row(run: dict[str, Any], folder: Path) -> dict[str, Any]:
-    """Return the scores of a run; of BLEU and chrF with their bootstrap intervals."""
+    """Return the scores of a run, with bootstrap intervals of BLEU and chrF."""
     config = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     lines = (folder / "translations.tsv").read_text(encoding="utf-8").splitlines()[1:]
     pairs = [line.split("\t")[:0:-1] for line in lines]

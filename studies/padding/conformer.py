@@ -1,4 +1,4 @@
-"""Japanese Vowels, and a small Conformer whose convolution norm is what an arm says.
+"""Japanese Vowels, and a small Conformer whose convolution norm depends on the arm.
 
 The data are a file in powernorm-data: 270 utterances to train on, 370 to test, 7 to 29 frames of 12
 features, of 9 speakers. Every fifth utterance of the training is held out for the tuning.
@@ -20,7 +20,7 @@ WIDTH, LAYERS, HEADS, KERNEL = 32, 2, 2, 7
 
 
 class Arm(NamedTuple):
-    """A norm in the convolution module, and what knows of the padding."""
+    """Norm of the convolution module, and its treatment of padding."""
 
     norm: str
     """Short name; `torch` is torch's BatchNorm1d."""
@@ -37,7 +37,7 @@ ARMS = {
     "brn": Arm("brn", masked=True),
     "mabn": Arm("mabn", masked=True),
 }
-"""`ln` and `bn` are as everybody writes them; `bn-masked` is `bn` after `mask_batch_norms`."""
+"""`ln` and `bn` are the usual code; `bn-masked` is `bn` after `mask_batch_norms`."""
 
 
 class Layer(nn.Module):
@@ -70,7 +70,7 @@ class Layer(nn.Module):
 
 
 class Conformer(nn.Module):
-    """Names the speaker of an utterance."""
+    """Conformer that classifies the speaker of an utterance."""
 
     def __init__(self, arm: Arm, num_steps: int) -> None:
         super().__init__()
@@ -82,7 +82,7 @@ class Conformer(nn.Module):
         self.head = nn.Linear(WIDTH, NUM_SPEAKERS)
 
     def forward(self, features: Tensor, lengths: Tensor) -> Tensor:
-        """Return the scores (batch, speakers) of utterances with so many frames."""
+        """Return the scores (batch, speakers) of padded utterances with `lengths` frames."""
         padding = torch.arange(features.shape[1]) >= lengths[:, None]
         x = self.up(features)
         for layer in self.layers:
@@ -120,15 +120,15 @@ class Utterances(NamedTuple):
     frames: list[Tensor]
     speakers: Tensor
     length: int | None = None
-    """Frames that every batch is padded to; None pads to the longest of the batch."""
+    """Length to which every batch is padded; None pads to the longest of the batch."""
 
     @property
     def lengths(self) -> Tensor:
-        """Return the frames of each."""
+        """Return the number of frames of each."""
         return torch.tensor([len(one) for one in self.frames])
 
     def chosen(self, rows: Tensor) -> "Utterances":
-        """Return some of them."""
+        """Return the utterances of some rows."""
         return self._replace(
             frames=[self.frames[i] for i in rows.tolist()], speakers=self.speakers[rows]
         )
@@ -155,7 +155,7 @@ def read(split: str) -> Utterances:
 def batches(
     data: Utterances, size: int, *, is_sorted: bool, generator: torch.Generator
 ) -> Iterator[Tensor]:
-    """Yield the rows of the batches of an epoch; sorted ones have utterances of like length."""
+    """Yield the rows of an epoch's batches; sorted batches have utterances of similar length."""
     order = torch.randperm(len(data.frames), generator=generator)
     if is_sorted:
         order = order[data.lengths[order].argsort(stable=True)]

@@ -21,7 +21,7 @@ of a logit. Running and batch statistics are compared on the random batches.
 """
 
 ORDERS = {"random": False, "sorted": True, "fixed": False}
-"""Whether batches have utterances of like length."""
+"""Whether batches have utterances of similar length."""
 FIXED_LENGTH = 40
 BATCH_SIZES = (4, 16, 64)
 STEPS = {4: 320, 16: 160, 64: 80}
@@ -34,7 +34,7 @@ SETTINGS = (("random", 4), ("random", 16), ("random", 64), ("sorted", 16), ("fix
 EVALUATION_SIZE = 64
 TID_BATCHES = 20
 
-MENDING = (
+REPAIRS = (
     (),
     ("fine-tune",),
     ("mask",),
@@ -43,6 +43,6 @@ MENDING = (
     ("mask", "calibrate", "fine-tune"),
     ("mask", "fine-tune", "calibrate"),
 )
-"""Orders of what is done to the model that was trained with `bn`, random batches of 16."""
+"""Sequences of repairs of a model that was trained with `bn` in random batches of 16."""
 FINE_TUNING_STEPS = 32
 """A fifth of the training, at a tenth of its rate, constant."""

@@ -1,10 +1,10 @@
-"""BatchNorm and padding: seven arms on Japanese Vowels, and how to repair a polluted model.
+"""BatchNorm and padding: seven arms on Japanese Vowels, and repairs of a polluted model.
 
-    python studies/padding/run.py                            # trains what is missing; resumable
+    python studies/padding/run.py                            # trains missing runs; resumable
     python studies/padding/run.py --write docs/padding.md    # the page's tables from the rows
 
-Rows go to rows.jsonl beside this file, one as each run ends, seed by seed. After Ctrl-C the same
-command continues.
+Each run appends a row to rows.jsonl next to this file, seed by seed. After Ctrl-C the same command
+continues.
 """
 
 import argparse
@@ -41,7 +41,7 @@ def split() -> tuple[Utterances, Utterances, Utterances]:
 def train(
     model: nn.Module, data: Utterances, seed: int, size: int, order: str, rates: list[float]
 ) -> float:
-    """Train with a rate for each update; return the share of padding in what the model saw."""
+    """Train with a rate for each update; return the share of padding in the batches."""
     generator = torch.Generator().manual_seed(seed)
     optimizer = torch.optim.AdamW(model.parameters(), rates[0], weight_decay=0.01)
     model.train()
@@ -69,7 +69,7 @@ def _endless(
 
 
 def schedule(rate: float, num_steps: int) -> list[float]:
-    """Return the rates of a run: a tenth rises, then they fall to 0 in a line."""
+    """Return the rates of a run, which rise for a tenth and then fall linearly to 0."""
     rise = max(1, num_steps // 10)
     return [
         rate * min((step + 1) / rise, (num_steps - step) / (num_steps - rise))
@@ -88,7 +88,7 @@ def trained(
 
 
 def padded(data: Utterances, order: str) -> Utterances:
-    """Return utterances whose batches are padded as an order has it."""
+    """Return utterances whose batches are padded as in an order."""
     return data._replace(length=rules.FIXED_LENGTH) if order == "fixed" else data
 
 
@@ -103,13 +103,13 @@ def logits(model: nn.Module, data: Utterances, parts: list[Tensor]) -> Tensor:
 
 
 def evaluated(model: nn.Module, data: Utterances) -> Row:
-    """Return loss and accuracy alone, padded and in buckets, and what padding changes."""
+    """Return loss and accuracy alone, padded and in buckets, and the effect of padding."""
     model.eval()
     lengths = data.lengths
     by_length = lengths.argsort(stable=True)
     shuffled = torch.randperm(len(lengths), generator=torch.Generator().manual_seed(0))
     ways = {
-        # Equal lengths together: nothing is padded, and it is the same as one by one.
+        # Batches of equal lengths have no padding, like single utterances.
         "alone": [torch.nonzero(lengths == length)[:, 0] for length in lengths.unique()],
         "padded": list(shuffled.split(rules.EVALUATION_SIZE)),
         "bucket": list(by_length.split(rules.EVALUATION_SIZE)),
@@ -131,7 +131,7 @@ def evaluated(model: nn.Module, data: Utterances) -> Row:
 
 
 def statistics(model: nn.Module, train_data: Utterances, size: int, test: Utterances) -> Row:
-    """Return losses by running and by batch statistics, and the TID of the convolution norms."""
+    """Return losses with running and with batch statistics, and TID of the convolution norms."""
     generator = torch.Generator().manual_seed(1)
     shuffled = torch.randperm(len(test.frames), generator=generator)
     read_by = [test.batch(rows) for rows in shuffled.split(rules.EVALUATION_SIZE)]
@@ -160,10 +160,10 @@ def statistics(model: nn.Module, train_data: Utterances, size: int, test: Uttera
     }
 
 
-def mended(
+def repaired(
     model: Conformer, steps: tuple[str, ...], data: Utterances, seed: int, rate: float
 ) -> nn.Module:
-    """Do to a polluted model what an order says."""
+    """Apply a sequence of repairs to a polluted model."""
     for step in steps:
         if step == "mask":
             powernorm.mask_batch_norms(model)
@@ -176,7 +176,7 @@ def mended(
 
 
 class Store:
-    """The rows that are there, by what they are of."""
+    """Stored rows by their keys."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -199,7 +199,7 @@ class Store:
         return json.dumps(of) not in self.rows
 
     def rate(self, arm: str, size: int) -> float:
-        """Return the learning rate that was chosen."""
+        """Return the chosen learning rate."""
 
         def mean_loss(rate: float) -> float:
             rows = [
@@ -212,7 +212,7 @@ class Store:
 
 
 def run(store: Store) -> None:
-    """Train what is missing, seed by seed, so that every norm has the same seeds at any time."""
+    """Train missing runs seed by seed, so that all norms have the same seeds at any time."""
     data, held_out, test = split()
     for arm, size, rate, seed in product(ARMS, rules.BATCH_SIZES, rules.RATES, rules.TUNING_SEEDS):
         of = ["tune", arm, size, rate, seed]
@@ -235,17 +235,17 @@ def run(store: Store) -> None:
                         **statistics(model, padded(data, order), size, own),
                     },
                 )
-        missing = [steps for steps in rules.MENDING if store.lacks(["mend", list(steps), seed])]
+        missing = [steps for steps in rules.REPAIRS if store.lacks(["mend", list(steps), seed])]
         if missing:
             rate = store.rate("bn", 16)
             model, _ = trained("bn", "random", 16, seed, rate, data)
         for steps in missing:
-            twin = mended(copy.deepcopy(model), steps, data, seed, rate)
+            twin = repaired(copy.deepcopy(model), steps, data, seed, rate)
             store.add(["mend", list(steps), seed], evaluated(twin, test))
 
 
 def main() -> None:
-    """Parse, then train or write."""
+    """Parse arguments, then train or write."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=Path, default=ROWS)
     parser.add_argument(

@@ -1,7 +1,7 @@
-"""The page's tables and its figure from the stored rows.
+"""Tables and figure of the page from the stored rows.
 
-A table goes between the marks `<!-- NAME -->` and `<!-- end -->` of the page. Only seeds that every
-arm has in every setting count.
+A table is written between the marks `<!-- NAME -->` and `<!-- end -->` of the page. Only seeds that
+every arm has in every setting count.
 """
 
 import re
@@ -43,7 +43,7 @@ def write(page: Path, rows: Sequence[Row], figure: Path | None = None) -> None:
 
 
 class Study:
-    """The rows of the seeds that are complete."""
+    """Rows of the complete seeds."""
 
     def __init__(self, rows: Sequence[Row]) -> None:
         self._rows = {_key(row["of"]): row for row in rows}
@@ -51,8 +51,8 @@ class Study:
 
     def _is_complete(self, seed: int) -> bool:
         runs = [("run", arm, *setting, seed) for arm in ARMS for setting in rules.SETTINGS]
-        mended = [("mend", steps, seed) for steps in rules.MENDING]
-        return all(of in self._rows for of in (*runs, *mended))
+        repaired = [("mend", steps, seed) for steps in rules.REPAIRS]
+        return all(of in self._rows for of in (*runs, *repaired))
 
     def values(self, of: tuple[Any, ...], *path: str) -> list[float | None]:
         """Return a number of each seed."""
@@ -69,11 +69,11 @@ class Study:
         return self.values(("run", arm, *setting), *path)
 
     def seeds_line(self) -> str:
-        """Return how many seeds the tables are of."""
+        """Return a sentence with the number of seeds."""
         return f"{len(self.seeds)} seeds.\n"
 
     def sensitivity(self) -> str:
-        """Return what padding does to the answers, by arm and setting."""
+        """Return the table of answers changed by padding, by arm and setting."""
         head = ["norm", *(f"{_named(setting)}" for setting in rules.SETTINGS), "logits move by"]
         body = []
         for arm in ARMS:
@@ -110,7 +110,7 @@ class Study:
         return _table(head, body)
 
     def statistics(self) -> str:
-        """Return losses by kind of statistics, and TID with padding left out and counted."""
+        """Return the table of losses by statistics, and TID with padding left out and counted."""
         head = ["norm", "batch", "running", "of the batch", "TID", "TID, padding counted"]
         body = []
         for arm in ARMS:
@@ -125,12 +125,12 @@ class Study:
         return _table(head, body)
 
     def repair(self) -> str:
-        """Return what each order does to a model that was trained with plain BatchNorm."""
+        """Return the table of repairs of a model that was trained with plain BatchNorm."""
         head = ["what is done", "loss", "accuracy", "loss alone", "changed"]
         head += ["loss against nothing", "against the mask alone"]
         body = []
         none, mask = (self.values(("mend", of), "padded", "loss") for of in ((), ("mask",)))
-        for steps in rules.MENDING:
+        for steps in rules.REPAIRS:
             of = ("mend", steps)
             loss = self.values(of, "padded", "loss")
             body.append(
@@ -157,13 +157,13 @@ def gap(values: Sequence[Any], others: Sequence[Any], digits: int) -> str:
 
 
 def _counted(values: Sequence[Any], others: Sequence[Any]) -> str:
-    """Return the gap, and in how many seeds the values are higher."""
+    """Return the gap, and the number of seeds with higher values."""
     higher = sum(one > other for one, other in zip(values, others, strict=True))
     return f"{gap(values, others, 3)} (higher in {higher} of {len(values)})"
 
 
 def draw(study: Study, path: Path) -> None:
-    """Draw how many answers padding changes, a point a seed and setting."""
+    """Draw the number of answers changed by padding, with a point per seed and setting."""
     figure = Figure(figsize=(7, 3), layout="constrained")
     axes = figure.subplots()
     for place, arm in enumerate(ARMS):
@@ -172,7 +172,7 @@ def draw(study: Study, path: Path) -> None:
             for setting in rules.SETTINGS
             for value in study.run(arm, setting, "padded", "changed")
         ]
-        # Side by side, so that equal numbers do not hide each other.
+        # Shifted, so that equal numbers do not hide each other.
         x = [place + 0.6 * (i / len(values) - 0.5) for i in range(len(values))]
         axes.plot(x, values, "o", markersize=3)
     axes.set_xticks(range(len(ARMS)), list(ARMS))

@@ -1,7 +1,7 @@
-"""The curves that the race rules are tried on: 32 settings, four norms, five seeds.
+"""Curves for testing the race rules: 32 settings, four norms, five seeds.
 
 The settings are those of the study of the verdict, with a validation after every tenth of the
-training in place of every quarter.
+training instead of every quarter.
 """
 
 import csv
@@ -19,14 +19,14 @@ from training import train
 NORMS = ("ln", "bn", "rbn", "pn")
 SEEDS = (0, 1, 2, 3, 4)
 ROUNDS = ((0, 1, 2), SEEDS)
-"""Seeds of all settings before the other seeds of any."""
+"""Groups of seeds; the first is trained for all settings before the second for any."""
 NUM_VALIDATIONS = 10
 
 Setting = dict[str, Any]
 
 
 def train_all(out: Path, names: list[str], say: Callable[[str], None]) -> None:
-    """Train what is not trained yet, in this process."""
+    """Train missing runs in this process."""
     for seeds in ROUNDS:
         for index, name in enumerate(names, start=1):
             say(f"[{index}/{len(names)}] {name}, seeds {', '.join(map(str, seeds))}")
@@ -40,7 +40,7 @@ def train_all(out: Path, names: list[str], say: Callable[[str], None]) -> None:
 
 
 def collect(out: Path) -> list[Setting]:
-    """Return what the runs in a folder came to, of settings in which all norms have a seed."""
+    """Return the results of a folder for settings in which all norms have a seed."""
     known = {name: dict(_runs_of(out / name)) for name in settings() if (out / name).exists()}
     return [_setting(name, runs) for name, runs in known.items() if runs]
 
@@ -64,7 +64,7 @@ def _runs_of(folder: Path) -> Iterator[tuple[tuple[str, int], dict[str, Any]]]:
 
 
 def _rounded(value: Any) -> float | None:
-    """Return a number to the fifth decimal: gaps of interest are hundredths."""
+    """Round to five decimals; relevant gaps are hundredths."""
     return None if value in (None, "", "nan", "inf") else round(float(value), 5)
 
 

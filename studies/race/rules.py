@@ -1,9 +1,9 @@
-"""Rules that stop training early, replayed on curves: what each would have chosen, at what cost.
+"""Rules that stop training early, replayed on curves to get their choices and costs.
 
 A setting has, for each norm and seed, the valid losses after each tenth of the training, then the
 valid and test losses of the result. The full comparison trains every norm with FULL_SEEDS seeds;
-costs are shares of that, in updates. Rules see valid losses only; who was right is said by the mean
-test loss over all the seeds that there are. A norm whose early curve is ahead and that ends behind
+costs are fractions of its updates. Rules see valid losses only. The correct choice is the norm with
+the best mean test loss over all available seeds. Choosing a norm that leads early and ends behind
 is an error like any other.
 """
 
@@ -18,21 +18,21 @@ import powernorm_lab as lab
 
 FULL_SEEDS = 5
 CLEAR_GAP = 0.01
-"""Nats per token, as in the study of the verdict: what differs by less is as good."""
+"""Smallest difference that counts, in nats per token, as in the study of the verdict."""
 CONFIDENCES = (0.5, 0.8, 0.9, 0.95)
 THRESHOLDS = (0.0, 0.003, 0.01, 0.02, 0.03, 0.05, 0.1, 0.2, 0.4, 0.8)
 """Nats by which a norm may be behind at a validation before it is dropped."""
 FIRST_LOOKS = (0.1, 0.2, 0.3, 0.5, 0.7, 0.9)
-"""Shares of the training before which nothing is dropped."""
+"""Fractions of the training before which nothing is dropped."""
 GOAL = 0.9
-"""Share of clear cases in which a rule shall be right."""
+"""Target fraction of clear cases in which a rule is correct."""
 
 Setting = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Choice:
-    """What a rule came to in a setting."""
+    """Choice of a rule in a setting, and its cost."""
 
     norm: str
     cost: float
@@ -42,15 +42,16 @@ Rule = Callable[[Setting], Choice]
 
 
 def final(setting: Setting, norm: str, split: str, num_seeds: int | None = None) -> float:
-    """Return the mean loss of a norm; infinite where a run was lost."""
+    """Return the mean loss of a norm; infinite if a run was lost."""
     values = [run[split] for run in setting["runs"][norm][:num_seeds]]
     return math.inf if None in values else float(np.mean(values))
 
 
 def truth(setting: Setting) -> tuple[str, bool]:
-    """Return the norm with the best mean test loss, and whether it is ahead clearly.
+    """Return the norm with the best mean test loss, and whether its lead is clear.
 
-    Clearly: of the second best by CLEAR_GAP on average, and in every seed but one at most.
+    A clear lead over the second best is at least CLEAR_GAP on average, and present in all seeds
+    except at most one.
     """
     first, second = sorted(setting["runs"], key=lambda norm: final(setting, norm, "test"))[:2]
     gaps = [
@@ -62,7 +63,7 @@ def truth(setting: Setting) -> tuple[str, bool]:
 
 
 def whole(num_seeds: int) -> Rule:
-    """Train every norm to the end with so many seeds, and take the best on the valid split."""
+    """Return the rule that trains every norm to the end and takes the best on the valid split."""
 
     def choose(setting: Setting) -> Choice:
         norms = list(setting["runs"])
@@ -73,7 +74,7 @@ def whole(num_seeds: int) -> Rule:
 
 
 def race(confidence: float) -> Rule:
-    """`compare --race`: seed by seed, as many as there are."""
+    """Return the rule of `compare --race`, which goes seed by seed up to all available seeds."""
 
     def choose(setting: Setting) -> Choice:
         values = {norm: [run["valid"] for run in runs] for norm, runs in setting["runs"].items()}
@@ -86,9 +87,9 @@ def race(confidence: float) -> Rule:
 
 
 def heats(num_seeds: int, threshold: float, first_look: float) -> Rule:
-    """Train all norms side by side with so many seeds, and drop what is behind at a validation.
+    """Return the rule that trains all norms in parallel and drops those behind at a validation.
 
-    Behind: by more than the threshold, mean over the seeds, of the best at that time.
+    A norm is behind if its mean over the seeds is worse than the best by more than the threshold.
     """
 
     def choose(setting: Setting) -> Choice:
@@ -111,7 +112,7 @@ def heats(num_seeds: int, threshold: float, first_look: float) -> Rule:
 
 
 def halving(num_seeds: int, looks: Sequence[float]) -> Rule:
-    """Successive halving: after each of these shares of the training the better half goes on."""
+    """Return the rule of successive halving, which keeps the better half at each of `looks`."""
 
     def choose(setting: Setting) -> Choice:
         left, cost, before = list(setting["runs"]), 0.0, 0.0
@@ -128,17 +129,17 @@ def halving(num_seeds: int, looks: Sequence[float]) -> Rule:
 
 
 def _at(setting: Setting, norm: str, look: int, num_seeds: int) -> float:
-    """Return the mean valid loss at a validation; infinite where a run was lost by then."""
+    """Return the mean valid loss at a validation; infinite if a run was lost before."""
     curves = [run["curve"] for run in setting["runs"][norm][:num_seeds]]
     values = [curve[look] if look < len(curve) else None for curve in curves]
     return math.inf if None in values else float(np.mean(values))
 
 
 def fixed_rules(num_seeds: int) -> Iterator[tuple[str, str, Rule]]:
-    """Yield family, name and rule of those that have nothing to choose.
+    """Yield family, name and rule of the rules without parameters to choose.
 
     Args:
-        num_seeds: that the settings have.
+        num_seeds: number of seeds of the settings.
     """
     for count in range(1, num_seeds + 1):
         yield "every run, fewer seeds", f"{count} seeds", whole(count)
@@ -152,7 +153,7 @@ def fixed_rules(num_seeds: int) -> Iterator[tuple[str, str, Rule]]:
 
 
 def heat_rules(num_seeds: int) -> dict[tuple[int, float, float], Rule]:
-    """Return the rules by threshold among which one is chosen, by what they are made of."""
+    """Return the threshold rules by their parameters, from which one is chosen."""
     return {
         (count, threshold, first): heats(count, threshold, first)
         for count in range(1, num_seeds + 1)

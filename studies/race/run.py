@@ -1,11 +1,11 @@
-"""What does a decision between norms cost? Curves of 32 settings, and rules replayed on them.
+"""Cost of a decision between norms: curves of 32 settings, and rules replayed on them.
 
-    python studies/race/run.py --out runs/race            # trains what is missing, and scores
-    python studies/race/run.py --out runs/race --collect-only  # scores what is there
+    python studies/race/run.py --out runs/race            # trains missing runs, and scores
+    python studies/race/run.py --out runs/race --collect-only  # scores existing runs
     python studies/race/run.py --scores-of studies/race/curves.json --out runs/race
 
 Writes `curves.json`, `results.json`, `tables.md` and `budget.svg` into --out. After Ctrl-C the same
-command goes on.
+command continues.
 """
 
 import argparse
@@ -33,9 +33,9 @@ def main() -> None:
             try:
                 train_all(given.out, given.only or list(settings()), print)
             except KeyboardInterrupt:
-                raise SystemExit("interrupted; the same command goes on") from None
+                raise SystemExit("interrupted; the same command continues") from None
         found = collect(given.out)
-    # Fewer seeds than three are no comparison: such settings are kept, and not scored.
+    # Settings with fewer than three seeds are kept but not scored.
     scored = [setting for setting in found if len(setting["seeds"]) >= 3]
     given.out.mkdir(parents=True, exist_ok=True)
     if not given.scores_of:

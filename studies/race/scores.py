@@ -1,4 +1,4 @@
-"""How often each rule is right, at what cost, and the rule by threshold with one text left out."""
+"""Accuracy and cost of each rule, and threshold rules chosen with one text left out."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -20,11 +20,11 @@ from rules import (
 )
 
 BUDGETS = (0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6)
-"""Mean costs that a rule by threshold may have on the texts by which it is chosen."""
+"""Largest mean costs of a threshold rule on the texts on which it is chosen."""
 
 
 def scores_of(settings: Sequence[Setting]) -> dict[str, Any]:
-    """Return what results.json says of the rules."""
+    """Return the scores of the rules for results.json."""
     num_seeds = min(len(setting["seeds"]) for setting in settings)
     rows = [
         {"family": family, "rule": name, **_score(settings, [rule(one) for one in settings])}
@@ -84,10 +84,9 @@ def _interval(hits: Sequence[bool]) -> list[float] | None:
 def _left_out(
     settings: Sequence[Setting], rules: Mapping[Any, Rule], budget: float
 ) -> list[Choice] | None:
-    """Return what a rule chooses in each setting that was itself chosen on the other texts.
+    """Return the choices in each setting by the rule that was chosen on the other texts.
 
-    Of the rules within the budget there it is the one that is right most often, and of these the
-    cheapest.
+    That is the rule within the budget that is correct most often there, and of these the cheapest.
     """
     if len({setting["text"] for setting in settings}) < 2:
         return None

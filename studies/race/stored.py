@@ -1,9 +1,9 @@
-"""What `--race` would have saved in the comparisons with five seeds that are stored here.
+"""Savings of `--race` in the stored comparisons with five seeds.
 
     python studies/race/stored.py
 
-Prints the table of docs/race.md. These comparisons were made before there was a race; it is
-replayed on what their runs came to.
+Prints the table of docs/race.md. These comparisons are older than races, which are replayed on
+their results.
 """
 
 from collections import defaultdict
@@ -31,14 +31,14 @@ def main() -> None:
 
 
 def _comparisons() -> dict[tuple[str, str], dict[str, list[float | None]]]:
-    """Return the values of each comparison by norm, seeds in order; parts put together."""
+    """Return the values of each comparison by norm and in the order of seeds, with parts joined."""
     found: dict[tuple[str, str], dict[str, dict[int, float | None]]] = {}
     for folder in sorted((ROOT / "benchmarks" / "results" / "papers").iterdir()):
         comparison = lab.read_comparison(folder)
         key = (folder.name.partition("-seed")[0], comparison.goal["direction"])
         by_norm = found.setdefault(key, defaultdict(dict))
         for run in comparison.runs:
-            # A run that was lost stays in the race as one.
+            # Lost runs take part in the race as lost.
             by_norm[run.name][run.seed] = (
                 run.metrics.get(comparison.metric) if run.finished else None
             )

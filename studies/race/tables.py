@@ -1,4 +1,4 @@
-"""The table of the rules, and the figure of budget against correctness."""
+"""Table of the rules, and figure of budget against accuracy."""
 
 from pathlib import Path
 from typing import Any
@@ -46,7 +46,7 @@ def _draw(results: dict[str, Any], path: Path) -> None:
             (row for row in results["rules"] if row["family"] == family),
             key=lambda row: row["cost"],
         )
-        # A little apart, so that bars do not hide each other.
+        # Slightly shifted, so that bars do not hide each other.
         x = [100 * row["cost"] + 0.4 * shift for row in rows]
         y = [100 * row["as_good"] / row["num"] for row in rows]
         ends = [[100 * end for end in row["interval"]] for row in rows]

@@ -3,9 +3,9 @@
     python studies/verdict/run.py --out runs/verdict
     python studies/verdict/run.py --scores-of studies/verdict/verdict.json --out runs/scores
 
-Trains every setting, measures what its checkpoints after a tenth of the training show, and writes
-`verdict.json` with the scores, `tables.md` and `scatter.svg`. After Ctrl-C the same command goes
-on. The second scores settings that were measured before.
+The first command trains every setting, measures its checkpoints after a tenth of the training, and
+writes `verdict.json` with the scores, `tables.md` and `scatter.svg`. After Ctrl-C the same command
+continues. The second command scores settings that were measured before.
 """
 
 import argparse
@@ -32,12 +32,12 @@ from training import Examples, data_of, early_model, train
 NUM_BATCHES = 50
 """Training batches in each pass of an early diagnosis."""
 QUANTITIES = [*TIDS, *(f"{norm}{of}_gap" for of in ("", "_batch") for norm in NORMS)]
-"""What is known early. `…_gap` is the norm's loss minus LayerNorm's on the valid split at that
-time, `…_batch_gap` the same with the norm evaluated by the statistics of each batch, since running
-ones lag behind early."""
+"""Early quantities. `…_gap` is the norm's loss minus LayerNorm's on the valid split at that time.
+`…_batch_gap` evaluates the norm with the statistics of each batch, because early running statistics
+lag behind."""
 
 STORED = ["group", "task", "placement", "num_layers", "num_features", "learning_rate", "max_steps"]
-"""What is stored of a setting."""
+"""Stored attributes of a setting."""
 
 Runs = dict[tuple[str, int], Any]
 """Results by norm and seed."""
@@ -61,7 +61,7 @@ def main() -> None:
         except powernorm.InputError as error:
             parser.error(str(error))
         except KeyboardInterrupt:
-            raise SystemExit("interrupted; the same command goes on") from None
+            raise SystemExit("interrupted; the same command continues") from None
     results |= {"clear_gap": CLEAR_GAP, **scores_of(results["settings"])}
     given.out.mkdir(parents=True, exist_ok=True)
     text = json.dumps(results, indent=2) + "\n"
@@ -73,7 +73,7 @@ def main() -> None:
 def measured_settings(
     names: Sequence[str], out: Path, assignments: list[str]
 ) -> Iterator[dict[str, Any]]:
-    """Train what is not trained yet, one setting after the other, and measure each."""
+    """Train missing runs, one setting after the other, and yield its measurements."""
     console = Console(stderr=True)
     with lab.ComparisonProgress(console) as progress:
         for index, name in enumerate(names, start=1):
@@ -96,7 +96,7 @@ def measured_settings(
 
 
 def changed(setting: Setting, assignments: list[str]) -> Setting:
-    """Return a setting with other numbers, such as `max_steps=10`."""
+    """Return a setting with changed numbers, such as `max_steps=10`."""
     known = [field.name for field in fields(setting)]
     for assignment in assignments:
         key, _, value = assignment.partition("=")
@@ -107,7 +107,7 @@ def changed(setting: Setting, assignments: list[str]) -> Setting:
 
 
 def gap_of(norm: str, runs: Runs) -> dict[str, Any]:
-    """Return the final losses minus LayerNorm's, of seeds in which neither loss was lost."""
+    """Return the final losses minus LayerNorm's, for seeds in which neither run was lost."""
     keys = ("valid", "test", "seeds")
     record: dict[str, Any] = {key: [] for key in keys} | {"num_lost": 0, "num_base_lost": 0}
     for seed in sorted(seed for name, seed in runs if name == norm):
@@ -125,7 +125,7 @@ def gap_of(norm: str, runs: Runs) -> dict[str, Any]:
 
 
 def early_of(setting: Setting, runs: Mapping[str, Path]) -> dict[str, Any]:
-    """Measure the early checkpoints of one seed; a run that was lost by then has no quantities."""
+    """Measure the early checkpoints of one seed; a run lost before them has no quantities."""
     data = data_of(setting, runs["ln"], NUM_BATCHES)
     batches = [batch.inputs for batch in data.training]
     step, advice = None, None
@@ -139,7 +139,7 @@ def early_of(setting: Setting, runs: Mapping[str, Path]) -> dict[str, Any]:
         if not all(bool(tensor.isfinite().all()) for tensor in model.state_dict().values()):
             continue
         losses[norm] = losses_of(model, data.valid)
-        # A loss that is not finite comes of activations that are not: nothing can be diagnosed.
+        # A non-finite loss comes from non-finite activations, which cannot be diagnosed.
         if norm == "ln" and math.isfinite(losses[norm][0]):
             report = powernorm.diagnose(model, batches, batch_sizes=(), spectra=False)
             found |= ln_quantities(report.rows)
@@ -160,7 +160,7 @@ def early_of(setting: Setting, runs: Mapping[str, Path]) -> dict[str, Any]:
 
 @torch.no_grad()
 def losses_of(model: nn.Module, batches: list[Examples]) -> tuple[float, float]:
-    """Return the mean loss by running statistics and by those of each batch."""
+    """Return the mean loss with running statistics and with those of each batch."""
     gap = evaluation_gap(model, batches, mean_nll)
     if gap is not None:
         return gap.running_loss, gap.batch_loss
@@ -177,7 +177,7 @@ def mean_nll(model: nn.Module, batch: Examples) -> tuple[float, int]:
 
 
 def ln_quantities(rows: Sequence[DiagnosisRow]) -> dict[str, float]:
-    """Return what batch statistics would see in a LayerNorm model: last norm, and average."""
+    """Return quantities of batch statistics in a LayerNorm model: last norm, and average."""
     found = {}
     for part in ("mean", "var", "total", "pn"):
         values = [getattr(row, f"{part}_tid") for row in rows]
@@ -194,7 +194,7 @@ def advice_of(verdict: Mapping[str, Any]) -> str:
 
 
 def finite(value: float | None) -> float | None:
-    """Return a number that JSON has."""
+    """Return a finite number, or None for JSON."""
     return value if value is not None and math.isfinite(value) else None
 
 

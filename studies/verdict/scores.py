@@ -1,8 +1,8 @@
-"""How often early quantities have the sign of the final gap right.
+"""Frequency with which early quantities predict the sign of the final gap.
 
 The rule is always "above a threshold the norm ends worse than LayerNorm". The threshold is chosen
-on one half of the settings, as the one with the most right signs, and scored on the other half; no
-setting that is scored has a say in it.
+on one half of the settings, as the one with the most correct signs, and scored on the other half.
+Scored settings do not affect it.
 """
 
 import random
@@ -16,11 +16,11 @@ from scipy.stats import binomtest, mannwhitneyu, spearmanr
 from powernorm.diagnosis import Limits
 
 NORMS = ("bn", "rbn", "pn")
-"""Those whose gap to LayerNorm is predicted."""
+"""Norms whose gap to LayerNorm is predicted."""
 CLEAR_GAP = 0.01
-"""Nats per token; what differs by less is as good."""
+"""Smallest difference that counts, in nats per token."""
 ALIKE = 1.25
-"""Factor by which batches of about the same size differ at most."""
+"""Largest ratio of batch sizes that count as similar."""
 NUM_HALVINGS = 1000
 
 TIDS = {
@@ -37,19 +37,19 @@ TIDS = {
     "ln_pn_tid_last": "LayerNorm model: PowerNorm's TID, last norm",
     "ln_pn_tid_avg": "LayerNorm model: PowerNorm's TID, average",
 }
-"""As fractions: what BatchNorm (PowerNorm behind GroupScaling) would see in the early LayerNorm
-model, and what BatchNorm does see in the early BatchNorm model."""
+"""TID as fractions: of a BatchNorm (or PowerNorm with GroupScaling) in the early LayerNorm model,
+and of BatchNorm in the early BatchNorm model."""
 PREDICTORS = {"bn": [*TIDS][:10], "rbn": [*TIDS][:2], "pn": [*TIDS][10:]}
 
 Setting = dict[str, Any]
 Chooser = Callable[[np.ndarray, np.ndarray], float]
-"""Chooses a threshold by the values of settings and whether the norm ended worse there."""
+"""Function that chooses a threshold from the settings' values and whether the norm ended worse."""
 
 
 def mean_gap(setting: Setting, norm: str) -> float:
-    """Return the final gap, mean over seeds; NaN where nothing is known.
+    """Return the final gap, mean over seeds; NaN if it is unknown.
 
-    Infinite where one side was lost in more seeds than the other: ∞ where that was the norm.
+    If one side was lost in more seeds than the other, it is infinite: ∞ for the norm.
     """
     record = setting["gaps"].get(norm)
     if record is None:
@@ -62,10 +62,9 @@ def mean_gap(setting: Setting, norm: str) -> float:
 
 @cache
 def halves(groups: tuple[str, ...], seed: int) -> tuple[list[int], list[int]]:
-    """Divide settings, by index, evenly into those that choose and those that are scored.
+    """Divide the indices of settings into a half for choosing and a half for scoring.
 
-    Each group is divided evenly; groups with an odd number give their odd one to the two sides in
-    turn.
+    Each group is divided evenly; groups with an odd number favor the two sides in turn.
     """
     rng = random.Random(seed)
     choosing: list[int] = []
@@ -86,10 +85,10 @@ def choosing_half(settings: Sequence[Setting]) -> list[str]:
 
 
 def best_threshold(values: np.ndarray, worse: np.ndarray) -> float:
-    """Return the threshold with the most right signs, where larger values mean worse.
+    """Return the threshold with the most correct signs, if larger values mean worse.
 
-    Candidates lie half-way between neighboring values and beyond both ends. Of several best ones
-    the middle one is taken (the lower of two middles).
+    Candidates are half-way between neighboring values and beyond both ends. Of several best ones
+    the middle one is chosen (the lower of two middles).
     """
     ordered = np.unique(values)
     limits = np.concatenate([[-np.inf], ordered[:-1] + np.diff(ordered) / 2, [np.inf]])
@@ -99,12 +98,12 @@ def best_threshold(values: np.ndarray, worse: np.ndarray) -> float:
 
 
 def majority(_: np.ndarray, worse: np.ndarray) -> float:
-    """Return the threshold that says of all settings what most of these are."""
+    """Return the threshold that assigns the majority's outcome to all settings."""
     return -np.inf if 2 * worse.sum() > len(worse) else np.inf
 
 
 def always(limit: float) -> Chooser:
-    """Return a threshold that nobody chooses."""
+    """Return a chooser with a fixed threshold."""
     return lambda *_: limit
 
 
@@ -126,13 +125,13 @@ def _scores_of_norm(norm: str, settings: Sequence[Setting]) -> list[dict[str, An
         return np.full(len(known), float(value))
 
     says_worse = 2 * sum(mean_gap(setting, norm) > 0 for setting in known) >= len(known)
-    # The norm's own limit: `diagnose` names but the first norm whose limit is kept.
+    # The norm's own limit, because `diagnose` names only the first norm that is within its limit.
     quantity = "ln_pn_tid_last" if norm == "pn" else "ln_total_tid_last"
     rules: dict[str, tuple[np.ndarray, Chooser]] = {
         **{key: (early(key), best_threshold) for key in PREDICTORS[norm]},
         "early_gap": (early(f"{norm}_gap"), best_threshold),
         "early_gap_batch": (early(f"{norm}_batch_gap"), best_threshold),
-        # A small batch is the bad sign.
+        # Negative, because small batches predict a worse norm.
         "tokens_per_batch": (-np.array([s["tokens_per_batch"] for s in known]), best_threshold),
         "early_gap > 0": (early(f"{norm}_gap"), always(0)),
         "early_gap_batch > 0": (early(f"{norm}_batch_gap"), always(0)),
@@ -144,7 +143,7 @@ def _scores_of_norm(norm: str, settings: Sequence[Setting]) -> list[dict[str, An
     for predictor, (values, choose) in rules.items():
         there = [known[index] for index in np.flatnonzero(~np.isnan(values))]
         is_choosing = np.array([setting["name"] in choosing for setting in there], bool)
-        # Without a setting in either half there is nothing to score.
+        # Both halves need a setting.
         if 0 < is_choosing.sum() < len(there):
             score = _score(norm, there, values[~np.isnan(values)], choose, is_choosing)
             if predictor in ("majority", "always worse", "always better", "verdict"):
@@ -186,7 +185,7 @@ def _score(
     return {
         "num_settings": len(values),
         "num_positive": int(worse.sum()),
-        # JSON has no infinity: where all settings are said to be alike there is no threshold.
+        # JSON has no infinity, the threshold of a rule that predicts the same for all settings.
         "threshold": limit if choose is best_threshold and np.isfinite(limit) else None,
         "hits_choosing": float(right(is_choosing, is_choosing).mean()),
         "hits_scored": float(hits.mean()),
@@ -203,11 +202,11 @@ def _score(
 
 
 def _ranking(values: np.ndarray, gaps: np.ndarray, tokens: np.ndarray) -> dict[str, Any]:
-    """Return how well the values order the settings.
+    """Return how well the values rank the settings.
 
-    `auc`: the chance that a setting in which the norm ended worse has the larger value than one in
-    which it did not; `auc_alike`: the same among pairs with about as many tokens in a batch, which
-    is what the quantity knows beyond the size of the batch.
+    `auc` is the probability that a setting in which the norm ended worse has a larger value than
+    one in which it did not. `auc_alike` is the same for pairs with similar numbers of tokens in a
+    batch, so that it measures information beyond the size of the batch.
     """
     worse = gaps > 0
     pairs = np.sign(values[worse][:, None] - values[~worse])
@@ -223,12 +222,12 @@ def _ranking(values: np.ndarray, gaps: np.ndarray, tokens: np.ndarray) -> dict[s
 
 
 def _advice_scores(settings: Sequence[Setting]) -> list[dict[str, Any]]:
-    """Count how often the advised norm did well, and how often each norm would have by itself."""
+    """Count how often the advised norm did well, and how often each norm alone would have."""
     rows = []
     for setting in settings:
         gaps = {"ln": 0.0, **{norm: mean_gap(setting, norm) for norm in NORMS}}
         if setting["advice"] is not None and not np.isnan(list(gaps.values())).any():
-            # Swapping the lowest layers only is none of what was trained: LayerNorm is kept.
+            # A swap of the lowest layers was not trained, so that it counts as keeping LayerNorm.
             advised = setting["advice"] if setting["advice"] in gaps else "ln"
             rows.append(({**gaps, "advice": gaps[advised]}, min(gaps.values())))
     return [

@@ -1,17 +1,18 @@
-"""The settings of the study: what differs between them, as tables, and nothing else.
+"""Settings of the study, as tables of their differences.
 
-The question of each is a practitioner's: here is a model with LayerNorm, tuned for it; would
-BatchNorm in its place do better? They differ in what is known to matter: task and text, placement,
-depth, tokens in a batch. All else, the learning rate too, is the same for all norms of a setting.
+Each asks a practitioner's question: would BatchNorm do better than LayerNorm in a model that was
+tuned for LayerNorm? The settings differ in properties that are known to matter: task and text,
+placement, depth, tokens in a batch. All norms of a setting share everything else, including the
+learning rate.
 """
 
 from dataclasses import dataclass
 
 RUNS = [(("ln", "bn"), (0, 1)), (("rbn", "pn"), (0,))]
-"""Norms and seeds that are trained in every setting."""
+"""Norms and seeds of every setting."""
 
-# Task, text, tokens of a row, and rows of a batch by shape: they differ between texts, so that
-# neither text nor batch decides alone. All have 1,000 subwords or words.
+# Task, text, tokens per row, and rows per batch by shape. Batches differ between texts, so that the
+# effects of text and batch can be separated. All have 1,000 subwords or words.
 TEXTS = {
     "lm-sotu": ("lm", "sotu", 32, {"small": 2, "big": 64, "deep": 8, "wide": 16}),
     "tag-petrogold": ("tag", "petrogold", 48, {"small": 4, "big": 32, "deep": 16, "wide": 8}),
@@ -26,8 +27,8 @@ TEXTS = {
 #   big    pre   –      –      4.097* 3.939* 3.977       post  –      4.383* 4.255  4.051
 #   deep   pre   –      4.510* 4.467  4.355  –           post  5.326  5.331  –      –
 #   wide   pre   –      4.303* 4.299  4.241  –           post  4.992  4.793  –      –
-# Seven of the eight best rates lie at the edge of what was tried (all but big/pre): LayerNorm may
-# do better at others, and the other norms with it.
+# Seven of the eight best rates are at the edge of the tried range (all but big/pre): LayerNorm and
+# the other norms may do better at other rates.
 SHAPES = {
     "small": (64, 2, {"pre": 8e-3, "post": 4e-3}),
     "big": (64, 2, {"pre": 8e-3, "post": 8e-3}),
@@ -38,23 +39,23 @@ SHAPES = {
 VOCABULARY = 1000
 """Subwords or words."""
 
-# Updates by the rows of a batch, so that every run takes about equally long. They are few: what is
-# compared is where the norms stand after so many updates, not what they could reach.
+# Updates by rows per batch, so that all runs take about equally long. They are few: the study
+# compares the norms after this number of updates, not at convergence.
 STEPS = {2: 1200, 4: 1000, 8: 600, 16: 400, 32: 400, 64: 300}
 
 
 @dataclass(frozen=True)
 class Setting:
-    """What is trained with each norm."""
+    """A setting that is trained with each norm."""
 
     group: str
     """Task and text."""
     task: str
     corpus: str
     length: int
-    """Tokens of a row at most."""
+    """Largest number of tokens in a row."""
     batch_size: int
-    """Rows."""
+    """Rows per batch."""
     num_features: int
     num_layers: int
     placement: str
@@ -74,7 +75,7 @@ class Setting:
 
 
 def settings() -> dict[str, Setting]:
-    """Return all combinations by name, in an order of which every beginning is mixed."""
+    """Return all combinations by name, in an order in which every prefix is mixed."""
     found = [
         _setting(group, list(SHAPES)[(index + turn) % len(SHAPES)], placement)
         for turn in range(len(SHAPES))

@@ -1,4 +1,4 @@
-"""The tables and the figure of the study, from the contents of its `verdict.json`."""
+"""Tables and figure of the study from `verdict.json`."""
 
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -23,7 +23,7 @@ WORDS = TIDS | {
     "verdict": "its default limit of powernorm.diagnose alone",
 }
 LEFT = ("predictor", "norm taken", "setting", "advice")
-"""Columns of words; those of numbers stand to the right."""
+"""Columns of text; columns of numbers are aligned to the right."""
 
 DRAWN = [
     ("bn", "ln_total_tid_last", "bn by the ln model's last TID"),
@@ -39,7 +39,7 @@ def write_tables(results: dict[str, Any], out: Path) -> None:
     """Write `tables.md` and `scatter.svg`."""
     text = "\n".join(f"### {heading}\n\n{table}" for heading, table in _sections(results))
     (out / "tables.md").write_text(text, encoding="utf-8")
-    # Equal results make an equal file.
+    # Equal results give equal files.
     with mpl.rc_context({"svg.hashsalt": "verdict", "svg.fonttype": "none"}):
         _figure(results).savefig(out / "scatter.svg", metadata={"Date": None})
 
@@ -117,7 +117,7 @@ def _setting_row(setting: dict[str, Any]) -> dict[str, str]:
 
 
 def _gap(setting: dict[str, Any], norm: str) -> str:
-    """Return the final gap with its number of seeds, and how many were lost."""
+    """Return the final gap with the numbers of seeds and of lost runs."""
     record = setting["gaps"].get(norm)
     if record is None:
         return "–"
@@ -136,7 +136,7 @@ def _cell(value: float | None, form: str) -> str:
 
 
 def _figure(results: dict[str, Any]) -> Figure:
-    """Return early TID against final gap, a point a setting and a panel a quantity."""
+    """Draw early TID against final gap, with a point per setting and a panel per quantity."""
     figure = Figure(figsize=(11, 6.5), layout="constrained")
     panels = figure.subplots(2, 3)
     groups = list(dict.fromkeys(setting["group"] for setting in results["settings"]))

@@ -1,4 +1,4 @@
-"""How a setting is trained, and what its early checkpoints are measured on.
+"""Training of settings, and data for measuring their early checkpoints.
 
 Language models are runs of the built-in task `lm`; `examples/compare_tag.py` trains taggers.
 """
@@ -33,15 +33,15 @@ NORM_OPTIONS = {"rbn": {"mean_penalty": 0.1, "var_penalty": 1.0}}
 
 
 class Examples(NamedTuple):
-    """A batch of either task."""
+    """Batch of either task."""
 
     inputs: dict[str, Tensor]
     targets: Tensor
-    """-100 where nothing is asked for."""
+    """Targets, with -100 at ignored positions."""
 
 
 class Data(NamedTuple):
-    """What the early checkpoints of a setting are measured on."""
+    """Data for measuring the early checkpoints of a setting."""
 
     training: list[Examples]
     valid: list[Examples]
@@ -58,16 +58,16 @@ def train(
     early: bool = True,
     on_event: Callable[[Any], None] | None = None,
 ) -> lab.Comparison:
-    """Train what is not trained yet, with so many validations, on one core.
+    """Train the missing runs of a setting on one core.
 
     Args:
-        setting: what is trained.
-        out: folder of its runs, for which norms and seeds may be added.
+        setting: the setting.
+        out: folder of its runs, to which later calls may add norms and seeds.
         norms: short names.
-        seeds: of the runs.
-        validations: how many, at equal distances.
+        seeds: seeds of the runs.
+        validations: number of evenly spaced validations.
         early: whether the weights at `early_step` are kept as `checkpoints/early.ckpt`.
-        on_event: is told what happens.
+        on_event: function that receives events.
     """
     how: dict[str, Any] = {"resume": True, "quiet": True, "on_event": on_event}
     if setting.task == "lm":
@@ -112,7 +112,7 @@ def train_tagger(
     evaluations: int = 4,
     early: int = 0,
 ) -> dict[str, float]:
-    """Train as the example does; what the run has learned after `early` steps is kept, too."""
+    """Train as in the example, and keep the weights after `early` steps."""
 
     def keep() -> None:
         if run.step == early:
@@ -136,7 +136,7 @@ def train_tagger(
 
 
 def early_model(setting: Setting, run: Path) -> nn.Module | None:
-    """Return the model of a run as it was at `early_step`; None where it was lost before."""
+    """Return the model of a run at `early_step`; None if the run was lost before."""
     checkpoint = run / "checkpoints" / "early.ckpt"
     if not checkpoint.exists():
         return None
@@ -153,9 +153,9 @@ def data_of(setting: Setting, run: Path, num_batches: int) -> Data:
     """Return the first training batches and the valid split of a setting.
 
     Args:
-        setting: of the run.
-        run: folder of a run of seed 0.
-        num_batches: of the training.
+        setting: setting of the run.
+        run: folder of a run with seed 0.
+        num_batches: number of training batches.
     """
     if setting.task == "lm":
         data = lab.run_data(json.loads((run / "config.json").read_text(encoding="utf-8")))
@@ -189,7 +189,7 @@ def _rows_and_tagger(setting: Setting, out: Path) -> tuple[Any, nn.Module]:
 
 
 def _treebank(corpus: str, out: Path) -> Path:
-    """Return the one file of a treebank, which is put together from those of powernorm-data."""
+    """Return a file with a treebank, joined from the files of powernorm-data."""
     path = out / f"{corpus}.conllu"
     if not path.exists():
         parts = [(files("powernorm_data") / name).read_bytes() for name in TREEBANKS[corpus]]

@@ -257,8 +257,8 @@ def test_interrupted_comparison_goes_on(tmp_path: Path, text_file: Path) -> None
     assert process.returncode == 130, err
     assert "Traceback" not in err
     (said,) = [line for line in err.splitlines() if line.startswith("interrupted: ")]
-    assert "my runs keeps what is over" in said
-    command = said.partition("go on with: powernorm ")[2]
+    assert "my runs has the finished runs" in said
+    command = said.partition("resume with: powernorm ")[2]
     assert command.endswith("--out 'my runs' --resume")
     assert "--force" not in command
     folder = tmp_path / "my runs"

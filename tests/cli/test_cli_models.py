@@ -195,7 +195,7 @@ def test_a_checkpoint_leaves_the_runs_folder_alone(runs: Path) -> None:
 BAD: list[tuple[dict[str, Any], str]] = [
     ({"sources": ["missing"]}, "does not exist: give the folder"),
     ({"sources": ["one", "two"]}, "2 models are given: add --overlay"),
-    ({"sources": [".."]}, "add --overlay for one page of all, or give one, such as"),
+    ({"sources": [".."]}, "add --overlay for one page of all, or give one run, such as"),
     ({"device": "cuda:93"}, "device is 'cuda:93', which this machine does not have"),
     ({"device": "gpu"}, "device is 'gpu', expected auto, cpu"),
     ({"out": Path("missing/page.html")}, "is not a folder"),
@@ -207,8 +207,8 @@ BAD: list[tuple[dict[str, Any], str]] = [
     ({"batches": 1}, "num_batches is 1"),
     ({"scores": "test"}, "has no norm with batch statistics"),
     ({"scores": "train"}, "--scores 'train' is not known: give test or valid"),
-    ({"sources": [".."], "scores": "test", "data": "rt"}, "holds several runs"),
-    ({"sources": ["../.."], "scores": "test", "out": Path("page.html")}, "holds several runs"),
+    ({"sources": [".."], "scores": "test", "data": "rt"}, "contains several runs"),
+    ({"sources": ["../.."], "scores": "test", "out": Path("page.html")}, "contains several runs"),
 ]
 
 
@@ -265,7 +265,7 @@ def test_a_pretrained_model_on_another_text(
     text = tmp_path / "text.txt"
     text.write_text("\n".join(f"{TEXTS[n % 40]} {n}" for n in range(400)) + "\n")
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(InputError, match="no run of a built-in task, which has scores"):
+    with pytest.raises(InputError, match="not a run of a built-in task"):
         diagnose([str(folder)], batches=2, scores="test")
     diagnose(
         [str(folder)], data=str(text), csv=Path("layers.csv"), batches=2, sequences=4, length=8

@@ -1,4 +1,4 @@
-"""Modules of a study, which has no package."""
+"""Import of the modules of studies, which are not packages."""
 
 import importlib.util
 import sys
@@ -9,7 +9,7 @@ STUDIES = Path(__file__).parents[2] / "studies"
 
 
 def modules_of(study: str, *names: str) -> dict[str, ModuleType]:
-    """Load modules of a study; afterwards no other study's modules are mistaken for them."""
+    """Load modules of a study, without conflicts with modules of other studies."""
     found = {}
     before = {name: sys.modules.pop(name, None) for name in names}
     try:

@@ -1,4 +1,4 @@
-"""The study of causality: the built-in study has the settings of the stored runs."""
+"""Study of causality: the built-in study has the settings of the stored runs."""
 
 import json
 import runpy

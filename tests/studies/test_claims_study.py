@@ -1,4 +1,4 @@
-"""The study of claims: its rules on made losses, and its page from the stored ones."""
+"""Study of claims: its rules on synthetic losses, and its page from the stored ones."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ NOISE = (0.002, -0.001, 0.0, 0.001, -0.002)
 
 @pytest.fixture(scope="module")
 def study() -> dict[str, ModuleType]:
-    """The study's modules, under names that no other study's modules have."""
+    """Return the study's modules, under unique names."""
     return modules_of("claims", "arms", "rules", "page", "run")
 
 

@@ -1,4 +1,4 @@
-"""The study of layer-scale: its rates, its rules, and its page from the stored rows."""
+"""Study of layer-scale: rates, rules, and page from the stored rows."""
 
 import json
 from random import Random

@@ -1,4 +1,4 @@
-"""Studies are what a user could write: they use public names only."""
+"""Studies use public names only, like users' code."""
 
 import ast
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ PUBLIC = ("powernorm", "powernorm.diagnosis", "powernorm_lab")
 
 
 def imported(script: Path) -> Iterator[tuple[str, str]]:
-    """Module and name of what a script takes from powernorm."""
+    """Yield module and name of each import from powernorm."""
     for node in ast.walk(ast.parse(script.read_text(encoding="utf-8"))):
         if isinstance(node, ast.ImportFrom) and str(node.module).startswith("powernorm"):
             yield from ((str(node.module), alias.name) for alias in node.names)

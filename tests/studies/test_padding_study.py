@@ -1,4 +1,4 @@
-"""The study of padding: its models, its gaps, and its page from the stored rows."""
+"""Study of padding: models, gaps, and page from the stored rows."""
 
 import json
 import shutil
@@ -19,7 +19,7 @@ PAGE = ROOT / "docs" / "padding.md"
 
 @pytest.fixture(scope="module")
 def study() -> dict[str, ModuleType]:
-    """The study's modules, under names that no other study's modules have."""
+    """Return the study's modules, under unique names."""
     return modules_of("padding", "conformer", "rules", "tables", "run")
 
 

@@ -1,4 +1,4 @@
-"""Files of the study on packages, on small ones made here."""
+"""Files that the study of packages reads and writes, with small synthetic packages."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def study() -> ModuleType:
 
 
 def packages(folder: Path) -> None:
-    """Two packages as they are installed, with the files that are read."""
+    """Write two packages as installed, with the files that the study reads."""
     weights = folder / "antiberty" / "trained_models" / "AntiBERTy_md_smooth"
     weights.mkdir(parents=True)
     words = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", *RESIDUES)

@@ -1,4 +1,4 @@
-"""The study of the verdict: stored scores can be made again, and a small one runs to its end."""
+"""Study of the verdict: stored scores are reproduced, and a small study completes."""
 
 import importlib
 import json
@@ -35,7 +35,7 @@ def python(tmp_path: Path, *parts: str | Path) -> str:
 
 @pytest.fixture
 def scores(monkeypatch: pytest.MonkeyPatch) -> Any:
-    """The script as a module."""
+    """Return the script as a module."""
     return module(monkeypatch, "scores")
 
 
@@ -47,7 +47,7 @@ def module(monkeypatch: pytest.MonkeyPatch, name: str) -> Any:
 
 
 def near(found: Any) -> Any:
-    """Compares numbers in nested lists and dictionaries by nearness."""
+    """Compare numbers in nested lists and dictionaries approximately."""
     if isinstance(found, dict):
         return {key: near(value) for key, value in found.items()}
     if isinstance(found, list):

@@ -64,7 +64,7 @@ def test_a_line_is_the_mean_of_the_seeds(
 def test_bad_input(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"has no run of pn2: it has .*rbn"):
         draw_training_curves([folder], tmp_path / "a.svg", ["ln", "pn2"])
-    with pytest.raises(InputError, match="holds neither"):
+    with pytest.raises(InputError, match="has neither"):
         draw_training_curves([tmp_path], tmp_path / "a.svg")
     (tmp_path / "file").touch()
     with pytest.raises(InputError, match=r"a\.svg cannot be written"):

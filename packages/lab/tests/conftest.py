@@ -17,7 +17,7 @@ from powernorm.norms.registry import REGISTERED
 
 @pytest.fixture(scope="session", autouse=True)
 def shared_cache() -> Iterator[Path]:
-    """One cache for all tests of this folder; it stays set for those that come after them."""
+    """Set one cache for all tests of this folder, and for later ones."""
     folder = Path(tempfile.mkdtemp(dir=os.environ["POWERNORM_TEST_HOME"]))
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("POWERNORM_CACHE", str(folder))
@@ -26,7 +26,7 @@ def shared_cache() -> Iterator[Path]:
 
 @pytest.fixture
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache for one test, which is not the user's."""
+    """Set an empty cache for one test, which is not the user's."""
     folder = tmp_path / "cache"
     monkeypatch.setenv("POWERNORM_CACHE", str(folder))
     return folder
@@ -34,7 +34,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread() -> Iterator[None]:
-    """Models this small are slower with more."""
+    """Use one thread, because small models are slower with more."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield
@@ -43,7 +43,7 @@ def one_thread() -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a text whose words follow one another in an order that can be learned."""
+    """Return a folder with a text whose order of words can be learned."""
     folder = tmp_path_factory.mktemp("text")
     rng = random.Random(0)
     words = [a + b for a in ("wa", "pe", "to", "mi") for b in ("r", "ace", "day", "nd", "n")]
@@ -58,13 +58,13 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def configure(text: Path) -> Configure:
-    """Make a configuration that trains in a second; keyword arguments change its parts."""
+    """Return a function that makes settings for a training of a second; keywords change them."""
     return partial(tiny_config, str(text))
 
 
 @pytest.fixture
 def drawn_norm() -> Iterator[None]:
-    """Register a norm that begins with random numbers, as `drawn`."""
+    """Register `drawn`, a norm with random initial weights."""
     with patch.dict(REGISTERED, clear=True):
         powernorm.register_norm("drawn", Drawn)
         yield

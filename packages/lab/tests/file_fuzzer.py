@@ -1,4 +1,4 @@
-"""Mutations of files, the commands that read them afterwards, and what must not come of it."""
+"""Fuzzer that mutates files, runs commands that read them, and checks the outcomes."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TRAINING = ("compare", "tune", "remove", "work")
 
 @dataclass
 class Finding:
-    """Something that must not be."""
+    """An outcome that must not happen."""
 
     sample: str
     command: str
@@ -39,20 +39,20 @@ class Finding:
 
 
 class Fuzzer:
-    """Mutates files of one sample."""
+    """Fuzzer of the files of one sample."""
 
     def __init__(self, sample: Sample, folder: Path, cache: Path) -> None:
         self.sample, self.folder, self.cache = sample, folder, cache
         self.counts: Counter[tuple[str, str, str, str]] = Counter()
-        """By kind of file, command, change, and how it ended."""
+        """Counts by kind of file, command, change and outcome."""
         self.failures: list[Finding] = []
-        """Commands that a file with a right seal made fail as a training does, exit code 1."""
+        """Commands that failed like a training, with exit code 1, for a file with a valid seal."""
         self.files: dict[str, list[Path]] = {}
         for path in files_of(sample):
             self.files.setdefault(kind_of(path), []).append(path)
 
     def baseline(self, name: str) -> dict[str, Any]:
-        """Return what a command makes of the sample as it is."""
+        """Return the contents after a command on the unchanged sample."""
         if name not in self.sample.whole:
             home, _ = self._copy()
             outcome = self._run(home, name)
@@ -81,11 +81,11 @@ class Fuzzer:
         with pytest.MonkeyPatch.context() as patch:
             if not draws:
                 patch.setattr(Figure, "savefig", _draw_nothing)
-            # A run that a mutated file has made longer is no finding, and costs time.
+            # A mutation that makes a run longer is not a finding, and costs time.
             return run_watched(home, action_of(self.sample.commands[name]), self.cache, seconds=30)
 
     def draw(self, seed: str) -> Finding | None:
-        """Mutate a file that the seed chooses, run a command that it chooses, and check both."""
+        """Mutate a file and run a command, both chosen by the seed, and check the outcome."""
         chance = random.Random(seed)
         kind = chance.choice(sorted(self.files))
         file = chance.choice(self.files[kind])
@@ -94,7 +94,7 @@ class Fuzzer:
         return self.check(seed, kind, file, change, name)
 
     def check(self, seed: str, kind: str, file: Path, change: str, name: str) -> Finding | None:
-        """The same of a chosen one."""
+        """Check the outcome of a given mutation and command."""
         chance = random.Random(f"{seed} {file} {change} {name}")
         whole = self.baseline(name)
         home, outside = self._copy()
@@ -147,7 +147,7 @@ class Fuzzer:
         return ""
 
     def _must_be_whole(self, file: Path, change: str) -> bool:
-        """Whether a command that does not refuse the file must come to what it did before."""
+        """Return whether a command that accepts the file must have the same result as before."""
         return change != "seal" and is_sealed(self.sample.home / file)
 
     def _difference(self, outcome: Outcome, whole: dict[str, Any], home: Path, file: Path) -> str:
@@ -178,14 +178,14 @@ def _draw_nothing(_: Figure, stream: Any, **__: Any) -> None:
 
 
 def _shortened(raised: str) -> str:
-    """The end of a traceback, places alone."""
+    """Return the end of a traceback with its locations only."""
     lines = [line.strip() for line in raised.splitlines() if not set(line) <= set(" ^~")]
     places = [line for line in lines if line.startswith("File ")][-7:]
     return "\n  ".join([*places, lines[-1][-500:]])
 
 
 def is_sealed(path: Path) -> bool:
-    """Whether a file has a checksum in it."""
+    """Return whether a file contains a checksum."""
     if path.suffix == ".json":
         value = json.loads(path.read_bytes())
         return isinstance(value, dict) and SEAL in value

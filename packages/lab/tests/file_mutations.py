@@ -1,4 +1,4 @@
-"""Files as somebody else, a full disk or a bad one may leave them: seeded changes of every kind."""
+"""Seeded mutations of files, like those by other programs, or by full or broken disks."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from powernorm.checksums import save_sealed, save_sealed_tensors
 from powernorm.json_reading import SEAL, seal_json
 
 Change = Callable[[random.Random, Path, "Place"], bool]
-"""Changes a file, and says whether it did."""
+"""Function that changes a file and returns whether it did."""
 
 
 class Place:
-    """A change may take this from elsewhere: the same files of others, and a folder outside."""
+    """Material for changes: similar files of other samples, and a folder outside."""
 
     def __init__(self, others: Sequence[Path], outside: Path) -> None:
         self.others, self.outside = others, outside
 
 
 def hostile(chance: random.Random, outside: Path) -> Any:
-    """A value that no file of powernorm has in that place."""
+    """Return a value that powernorm would never write."""
     deep: Any = 1
     for _ in range(chance.choice([5, 50, 500])):
         deep = [deep]
@@ -49,7 +49,7 @@ def hostile(chance: random.Random, outside: Path) -> Any:
 
 
 def places_in(value: Any) -> Iterator[tuple[Any, Any]]:
-    """Every container in a value with each of its keys."""
+    """Yield all containers in a value with each of their keys."""
     if isinstance(value, dict):
         for key, item in value.items():
             yield value, key
@@ -61,7 +61,7 @@ def places_in(value: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def spoiled(chance: random.Random, value: Any, outside: Path) -> Any:
-    """A value with one part of it hostile, missing or under another name."""
+    """Return a value with one part replaced, removed or renamed."""
     places = [
         place
         for place in places_in(value)
@@ -69,7 +69,7 @@ def spoiled(chance: random.Random, value: Any, outside: Path) -> Any:
     ]
     if not places or chance.random() < 0.03:
         return hostile(chance, outside)
-    # Every depth as often as another; most of a file is in a few long lists.
+    # All depths are equally likely, because most of a file is in a few long lists.
     container, key = chance.choice(places[: max(1, int(len(places) * chance.random()))])
     what = chance.random()
     if what < 0.12:
@@ -152,7 +152,7 @@ def folder(chance: random.Random, path: Path, _: Place) -> bool:
 
 
 def spoil_json(chance: random.Random, path: Path, place: Place) -> bool:
-    """A hostile value under the seal of what was there."""
+    """Write a hostile value with the old seal."""
     if path.suffix != ".json":
         return False
     value = spoiled(chance, json.loads(path.read_bytes()), place.outside)
@@ -161,7 +161,7 @@ def spoil_json(chance: random.Random, path: Path, place: Place) -> bool:
 
 
 def seal_spoiled(chance: random.Random, path: Path, place: Place) -> bool:
-    """A hostile value under a seal of its own."""
+    """Write a hostile value with a valid seal."""
     if path.suffix == ".jsonl":
         lines = path.read_text().splitlines()
         at = chance.randrange(len(lines))

@@ -1,11 +1,11 @@
-"""Run a subject in children, kill them after random times, and let it come to its end.
+"""Run a subject in child processes, kill them after random times, and finally complete it.
 
     python killing.py SUBJECT FOLDER KILLS SEED
     python killing.py SUBJECT FOLDER MOMENTS
 
-`FOLDER/whole` is what nobody interrupted, `FOLDER/killed-*` what was. With a seed, how often a
-child ended in which way is printed as JSON. Without one, children are killed before changes of
-their folder and left so: MOMENTS of them (0: all), whose number is printed.
+`FOLDER/whole` is the uninterrupted result, `FOLDER/killed-*` the interrupted ones. With a seed, it
+prints the counts of the children's exits as JSON. Without one, children are killed before changes
+of their folder and not resumed: at MOMENTS changes (0: all), whose number is printed.
 """
 
 from __future__ import annotations
@@ -28,17 +28,17 @@ HERE = Path(__file__).parent
 CORE = HERE.parents[2] / "tests"
 WAYS = (signal.SIGKILL, signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 SUBJECTS = ("lm", "lm-char", "classify", "translation", "own", "tune", "race", "remove")
-"""Built-in tasks, a user's function, and the commands that train by them."""
+"""Built-in tasks, a user's function, and commands that train with them."""
 
 ENGINES: dict[str, dict[str, Any]] = {
     "local": {},
     "ray": {"executor": "ray"},
     "slurm": {"executor": "slurm", "executor_options": {"cluster": "local"}},
 }
-"""Comparisons whose runs other processes train, two at a time."""
+"""Comparisons whose runs are trained by other processes, two at a time."""
 
 CHANGED = "short-translation"
-"""A run with all kinds of files, so short that it can be killed before each of their changes."""
+"""Run with all kinds of files, short enough to be killed before each change of a file."""
 
 CHANGES = ("os.rename", "os.remove", "shutil.copyfile")
 
@@ -46,11 +46,11 @@ IMPORTED = (
     *("own_training", "racing", "recorded_runs", "small_models", "tiny_translation", "valleys"),
     *("powernorm_lab.tuning.norm_studies", "powernorm_lab.removal.removing"),
 )
-"""Before any child is forked: a kill must hit a training, not its imports."""
+"""Modules to import before forking children, so that kills hit training and not imports."""
 
 
 def train(subject: str, out: Path) -> None:
-    """Begin the subject in this folder, or resume what is there."""
+    """Start or resume the subject in this folder."""
     import racing
     import valleys
     from recorded_runs import recorded_config
@@ -65,7 +65,7 @@ def train(subject: str, out: Path) -> None:
     if subject == "own":
         compare_grid(own_training.tiny_grid(norms=["bn", "pn"]), out, resume=True)
     elif subject in ENGINES:
-        # What nobody interrupted, one process trained.
+        # One process trains the uninterrupted result.
         workers = {} if out.name == "whole" else {"jobs": 2, **ENGINES[subject]}
         lab.compare(
             own_training.train,
@@ -173,7 +173,7 @@ def killed_before(subject: str, out: Path, moment: int) -> tuple[int, bytes]:
 
 
 def kill_before_changes(subject: str, folder: Path, moments: int) -> int:
-    """Kill children before so many changes of their folder, 0 for all, and count the changes."""
+    """Kill children before `moments` changes of their folder, 0 for all, and count the changes."""
     status, counted = killed_before(subject, folder / "whole", 0)
     assert status == 0
     total = int(counted)
@@ -194,7 +194,7 @@ def train_whole(subject: str, out: Path) -> float:
 
 
 def kill_and_resume(subject: str, folder: Path, kills: int, seed: int) -> dict[str, int]:
-    """Return how often a child was over, killed, stopped or interrupted."""
+    """Return the numbers of children that finished, were killed, stopped or interrupted."""
     from powernorm_lab.engine.stopping import EXIT_CODE
 
     warm = train_whole(subject, folder / "warm")  # fills the caches
@@ -209,7 +209,7 @@ def kill_and_resume(subject: str, folder: Path, kills: int, seed: int) -> dict[s
         process = child(subject, out)
         time.sleep(chance.uniform(0, seconds))
         way = chance.choice(WAYS)
-        os.kill(process, way)  # one that has ended waits to be asked for its status
+        os.kill(process, way)  # a zombie accepts signals until its status is read
         status = ended(process)
         if os.WIFSIGNALED(status):
             end = "killed"

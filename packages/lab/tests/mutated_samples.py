@@ -1,9 +1,9 @@
-"""Small folders of everything that powernorm writes, and what each command makes of a mutated one.
+"""Small folders of all files that powernorm writes, and results of commands on mutated ones.
 
     export POWERNORM_MUTATIONS=200 POWERNORM_MUTATION_SEED=7
     pytest -m slow packages/lab/tests/test_mutated_files.py
 
-tries 200 mutations of each sample, drawn by another seed.
+tests 200 mutations of each sample with another seed.
 """
 
 from __future__ import annotations
@@ -94,31 +94,31 @@ UNEQUAL = {
     *("seconds", "tokens_per_second", "examples_per_second", "steps_per_second", "ran_on", "pid"),
     *("decoding_tokens_per_second", SEAL, "statistics"),
 }
-"""Keys of what is never the same, and of what `powernorm work` leaves to `compare`."""
+"""Keys of values that are never equal, and of those that `powernorm work` leaves to `compare`."""
 DRAWN = 0.05
-"""Share of the pages with figures that are drawn to the end, which is most of the time."""
+"""Fraction of pages whose figures are really drawn, which takes most of the time."""
 
 
 @dataclass
 class Sample:
-    """A folder, what made it, and the commands that read it."""
+    """A folder, the command that makes it, and the commands that read it."""
 
     name: str
     make: tuple[str, ...]
     commands: dict[str, tuple[str, ...]]
     stop_at: str = ""
-    """A half: part of the name of the file at which the command is stopped."""
+    """For an unfinished sample, part of the file's name at which the command is stopped."""
     stop_count: int = 1
-    """The how many-th opening of such a file that is."""
+    """Number of the opening of such a file at which it is stopped."""
     needs: tuple[tuple[str, ...], ...] = ()
-    """More commands that add files to it."""
+    """Further commands that add files to it."""
     home: Path = Path()
     whole: dict[str, Any] = field(default_factory=dict)
-    """By command, what it makes of the sample as it is."""
+    """Results of commands on the unchanged sample."""
 
 
 def samples() -> list[Sample]:
-    """All of them, not yet made."""
+    """Return all samples, which are not made yet."""
     run = "runs/bn-pre-seed0"
     readers = {
         "report": ("report", "runs"),
@@ -220,7 +220,7 @@ def samples() -> list[Sample]:
 
 
 def action_of(parts: tuple[str, ...]) -> Callable[[], Any]:
-    """A command, or what Python offers in place of one."""
+    """Return a command, or its equivalent in Python, as an action."""
     if parts[0] == "load":
         return lambda: _load(Path(parts[1]))
     if parts[0] == "save":
@@ -238,7 +238,7 @@ def _save(folder: Path) -> None:
 
 
 def _load(folder: Path) -> None:
-    """Write what loading gives into a file; tell its errors as the command line tells them."""
+    """Write a loaded model's values to a file; print errors like the command line."""
     import mine
 
     from powernorm_lab.tasks.trained_models import load_folded_run
@@ -255,7 +255,7 @@ def _load(folder: Path) -> None:
 
 
 def write_home(home: Path) -> None:
-    """The user's module and data."""
+    """Write the user's module and data."""
     from lab.tests.training.tiny_translation import write_pairs
 
     home.mkdir(parents=True)
@@ -271,7 +271,7 @@ def write_home(home: Path) -> None:
 
 
 def make(sample: Sample, home: Path, cache: Path) -> Sample:
-    """Run what makes a sample."""
+    """Run the commands that make a sample."""
     write_home(home)
     stopped: list[str] = []
 
@@ -292,7 +292,7 @@ def make(sample: Sample, home: Path, cache: Path) -> Sample:
 
 
 def files_of(sample: Sample) -> list[Path]:
-    """Return what is mutated: all that powernorm has written but pages, which it hardly reads."""
+    """Return the files to mutate: all except pages, which powernorm hardly reads."""
     given = ("mine.py", "pairs", "text")
     return sorted(
         path.relative_to(sample.home)
@@ -305,7 +305,7 @@ def files_of(sample: Sample) -> list[Path]:
 
 
 def kind_of(path: Path) -> str:
-    """Files with one reader."""
+    """Return the kind of a file; files of one kind have the same reader."""
     name = re.sub(r"step-\d+", "step-N", path.name)
     if path.parts[0] != "runs" or "model" in path.parts:
         return f"{'saved' if 'safetensors' in name or name == 'config.json' else 'other'} {name}"
@@ -313,7 +313,7 @@ def kind_of(path: Path) -> str:
 
 
 def _numbers(value: Any) -> Any:
-    """A value without times, tensors as their sums of bytes."""
+    """Return a value without times, and with checksums for tensors."""
     if isinstance(value, dict):
         return {str(k): _numbers(v) for k, v in value.items() if k not in UNEQUAL}
     if isinstance(value, list | tuple):
@@ -324,7 +324,7 @@ def _numbers(value: Any) -> Any:
 
 
 def _content(path: Path) -> Any:
-    """Return what is in a file but the times, which are never the same."""
+    """Return the contents of a file without times, which are never equal."""
     if path.suffix == ".json":
         return _numbers(json.loads(path.read_text()))
     if path.suffix == ".csv":
@@ -336,7 +336,7 @@ def _content(path: Path) -> Any:
 
 
 def contents(home: Path, besides: Path | None) -> dict[str, Any]:
-    """Return what is in a folder after a command, but in the file that was mutated."""
+    """Return the contents of a folder after a command, except for the mutated file."""
     found = {}
     for path in sorted(home.rglob("*")):
         name = path.relative_to(home)
@@ -352,7 +352,7 @@ def contents(home: Path, besides: Path | None) -> dict[str, Any]:
 
 
 def pages(home: Path, besides: Path | None) -> dict[str, str]:
-    """The texts of the pages; only where nothing was trained, which takes time that they tell."""
+    """Return the texts of pages, if nothing was trained, because they contain its times."""
     return {
         str(path.relative_to(home)): hashlib.sha256(path.read_bytes()).hexdigest()
         for path in sorted(home.rglob("*.html"))

@@ -1,4 +1,4 @@
-"""A training function such as users have, small: batches in random order, dropout, a monitor."""
+"""Small example of a user's training function: batches in random order, dropout, a monitor."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NUM_TRAINED = 120
 
 
 class Classifier(nn.Module):
-    """Two hidden layers with norms."""
+    """Classifier with two hidden layers and norms."""
 
     def __init__(self, num_features: int = 16) -> None:
         super().__init__()
@@ -36,7 +36,7 @@ class Classifier(nn.Module):
 
 
 def examples() -> tuple[Tensor, Tensor]:
-    """Inputs and classes: whether two of the inputs have the same sign."""
+    """Return inputs and classes; the class is whether two of the inputs have the same sign."""
     generator = torch.Generator().manual_seed(0)
     x = torch.randn(200, 8, generator=generator)
     return x, (x[:, 0] * x[:, 1] > 0).long()
@@ -45,7 +45,7 @@ def examples() -> tuple[Tensor, Tensor]:
 def train(
     run: Run, *, learning_rate: float = 1e-2, steps: int = 20, checkpoint_every: int = 6
 ) -> dict[str, Any]:
-    """Train, and return the accuracy on what was not trained on."""
+    """Train, and return the accuracy on held-out examples."""
     model = run.swap(Classifier()).to(run.device)
     called = run.wrap(model)
     optimizer = torch.optim.AdamW(model.parameters(), learning_rate)
@@ -78,7 +78,7 @@ def train(
 
 
 def tiny_grid(function: Any = train, **changes: Any) -> Grid:
-    """The grid of a comparison of the function above, or of another one."""
+    """Return the grid of a comparison of the function above or another one."""
     chosen: dict[str, Any] = {
         "norms": ["ln", "bn", "rbn", "pn"],
         "seeds": [0],
@@ -91,5 +91,5 @@ def tiny_grid(function: Any = train, **changes: Any) -> Grid:
 
 
 def run_folders(out: Path) -> Iterator[Path]:
-    """The folders of the runs of a comparison, by name."""
+    """Yield the folders of the runs of a comparison by name."""
     yield from sorted(path.parent for path in out.glob("*/config.json"))

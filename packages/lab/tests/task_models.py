@@ -13,17 +13,17 @@ Model = TypeVar("Model", bound=nn.Module)
 def check_first_weights(
     build: Callable[..., nn.Module], norm: str, number: int
 ) -> dict[str, Tensor]:
-    """Check that all norms begin with the same weights, and that seeds begin with others.
+    """Check that initial weights are equal for all norms and differ between seeds.
 
     Args:
-        build: a model by its norm and `seed`.
-        norm: short name, which is compared with `ln`.
-        number: of parameters outside the norms.
+        build: function that builds a model by norm and `seed`.
+        norm: short name of the norm to compare with `ln`.
+        number: number of parameters outside the norms.
 
     Returns:
         These parameters by name; those that are not drawn are 0.
     """
-    torch.manual_seed(len(norm))  # what was drawn before must not matter
+    torch.manual_seed(len(norm))  # earlier random numbers must not matter
     weights, reference, other = (
         _outside_norms(build(name, seed=seed)) for name, seed in ((norm, 5), ("ln", 5), (norm, 6))
     )
@@ -41,12 +41,12 @@ def _outside_norms(model: nn.Module) -> dict[str, Tensor]:
 
 
 def learned(model: Model, tokens: Callable[..., Tensor], rate: float = 0.1) -> Model:
-    """Predict next tokens for three steps; weights and running statistics leave their start.
+    """Train for three steps, so that weights and running statistics differ from the initial ones.
 
     Args:
-        model: of token logits; is evaluating afterwards.
-        tokens: a batch by `seed`.
-        rate: of the steps.
+        model: model with token logits; it is in evaluation mode afterwards.
+        tokens: function that makes a batch by `seed`.
+        rate: learning rate.
     """
     optimizer = torch.optim.SGD(model.parameters(), lr=rate)
     for step in range(3):
@@ -60,7 +60,7 @@ def learned(model: Model, tokens: Callable[..., Tensor], rate: float = 0.1) -> M
 
 @torch.no_grad()
 def check_causal(predict: Callable[[Tensor], Tensor], tokens: Tensor, vocabulary: int) -> None:
-    """Check that a token changes outputs from its place on, and none before it."""
+    """Check that a token changes outputs from its position on, and none before it."""
     expected = predict(tokens)
     for position in range(tokens.shape[1]):
         changed = tokens.clone()

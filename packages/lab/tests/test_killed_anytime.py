@@ -1,4 +1,4 @@
-"""Killed at any moment, in whatever way, what is resumed comes to the same results."""
+"""A run that is killed at any time and in any way has the same results after a resume."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def check(folder: Path, subject: str, kills: int) -> dict[str, int]:
     resumed = sorted(folder.glob("killed-*"))
     assert resumed
     for out in resumed:
-        if subject in ENGINES:  # beside the runs there is what the workers printed
+        if subject in ENGINES:  # which have logs of workers, too
             for run in (folder / "whole").glob("*-seed*"):
                 assert_same_folder(run, out / run.name)
         else:
@@ -68,7 +68,7 @@ def test_killed_at_many_random_moments(tmp_path: Path, subject: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("moments", [4, 0])
 def test_killed_before_changes_of_its_folder(tmp_path: Path, moments: int) -> None:
-    """Before every change where `moments` is 0, else before so many of them."""
+    """Kill before every change if `moments` is 0, else before that many of them."""
     total = int(run_script(tmp_path, CHANGED, moments, seconds=120 if moments else 1200))
     config = short_translation(tmp_path / "pairs")
     folders = sorted(tmp_path.glob("killed-*"))
@@ -82,7 +82,7 @@ def test_killed_before_changes_of_its_folder(tmp_path: Path, moments: int) -> No
 def test_killed_between_the_end_and_its_result(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The last checkpoint has the averaged weights by then, and no run resumes from them."""
+    """The last checkpoint then has the averaged weights, from which no run can resume."""
     grid = tiny_grid(norms=["bn"])
     compare_grid(grid, tmp_path / "whole")
 
@@ -94,6 +94,6 @@ def test_killed_between_the_end_and_its_result(
         with pytest.raises(KeyboardInterrupt):
             compare_grid(grid, tmp_path / "killed")
         assert not list((tmp_path / "killed").glob("*/result.json"))
-    monkeypatch.setattr(type(grid.task), "start", killed)  # it is not trained any more
+    monkeypatch.setattr(type(grid.task), "start", killed)  # it must not be trained again
     compare_grid(grid, tmp_path / "killed", resume=True)
     assert_same_folder(tmp_path / "whole", tmp_path / "killed")

@@ -1,4 +1,4 @@
-"""`powernorm_lab` costs nothing until it is used, and has what it names."""
+"""`powernorm_lab` imports lazily, and has all of its public names."""
 
 import subprocess
 import sys
@@ -36,7 +36,7 @@ def test_unknown_name() -> None:
 def test_a_comparison_imports_no_other_task(
     tmp_path: Path, text_file: Path, arguments: tuple[str, ...], folders: set[str]
 ) -> None:
-    """Each brings libraries of its own."""
+    """Each task has its own libraries."""
     (tmp_path / "mine.py").write_text("def train(run):\n    return {'loss': len(run.norm)}\n")
     command = ["powernorm", "compare", *arguments, "--norms", "ln", "--out", "out", "--quiet"]
     if folders:

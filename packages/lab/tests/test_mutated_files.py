@@ -1,6 +1,6 @@
-"""Files that are damaged, edited or replaced: a command refuses them in one line, or does without.
+"""Damaged, edited or replaced files: a command refuses them in one line, or works without them.
 
-`mutated_samples` says how to try more of them.
+`mutated_samples` explains how to test more of them.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Fuzzers = Callable[[str], Fuzzer]
 
 @pytest.fixture(scope="module")
 def fuzzers(tmp_path_factory: pytest.TempPathFactory, shared_cache: Path) -> Fuzzers:
-    """A fuzzer for each sample, made when it is first wanted."""
+    """Return fuzzers by sample, which are made on first use."""
     made: dict[str, Fuzzer] = {}
 
     def fuzzer(name: str) -> Fuzzer:

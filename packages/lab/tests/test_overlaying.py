@@ -1,4 +1,4 @@
-"""Which models an overlay diagnoses, which it knows, and what their lines are called."""
+"""Overlays of models: new and stored diagnoses, and names of lines."""
 
 import json
 import shutil
@@ -40,9 +40,9 @@ def test_only_runs_without_a_diagnosis_of_these_batches_are_diagnosed(comparison
     assert (found.num_diagnosed, found.num_known) == (3, 1)
     assert asked == ["ln-pre-seed0 0/4", "ln-pre-seed1 1/4", "bn-pre-seed1 3/4"]
     assert [(line.name, len(line.diagnoses)) for line in found.lines] == [("ln", 2), ("bn", 2)]
-    # Others than these batches: again.
+    # Another number of batches needs new diagnoses.
     assert overlay([str(comparison)], Look(num_batches=4)).num_diagnosed == 4
-    # Of other weights, as of a run that went on.
+    # A diagnosis of other weights, as if the run had been resumed afterwards.
     file = comparison / "ln-pre-seed0" / DIAGNOSIS_FILE
     file.write_text(json.dumps(json.loads(file.read_text()) | {"step": 3}))
     assert overlay([str(comparison)], Look(num_batches=4)).num_diagnosed == 1
@@ -83,7 +83,7 @@ def test_a_run_of_a_comparison_that_cannot_be_diagnosed_is_left_out(comparison: 
     found = overlay([str(comparison)], LOOK)
     assert list(found.left_out) == [str(run)]
     assert [len(line.diagnoses) for line in found.lines] == [2, 1]
-    # One that is named is an error.
+    # A named run that cannot be diagnosed is an error.
     with pytest.raises(InputError, match="bn-pre-seed1"):
         overlay([str(run)], LOOK)
 

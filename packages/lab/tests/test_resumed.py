@@ -1,7 +1,6 @@
-"""Stopped in the middle and resumed, a run leaves the same files as one that nobody stopped.
+"""A run that is stopped in the middle and resumed writes the same files as an uninterrupted one.
 
-One table for all that a checkpoint has to hold; the ways to be stopped are in
-`test_killed_anytime.py`.
+One table covers all contents of a checkpoint; the ways of stopping are in `test_killed_anytime.py`.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ ACCUMULATED = OptimizerSettings(learning_rate=1e-2, accumulation=2)
 SCORED = {"score_every": 2, "select_by": "score", "log_every": 1}
 UNEVEN = {"max_steps": 24, "log_every": 5, "validate_every": 12, "monitor_every": 7}
 UNEVEN |= {"average_checkpoints": 2, "recalibration_batches": 2}
-"""The checkpoint of step 12 is amid an epoch, and two updates of a row of the log are open."""
+"""The checkpoint of step 12 is inside an epoch, and two updates after the last row of the log."""
 
 
 pytestmark = pytest.mark.usefixtures("drawn_norm")
@@ -50,13 +49,13 @@ def translation(folder: Path, text: Path, norm: str, **training: Any) -> Compari
 
 
 def characters(folder: Path, text: Path, norm: str) -> ComparisonSettings:
-    """Two micro-batches with rows and memories of their own, dropout."""
+    """Return settings with two micro-batches, each with its rows and memory, and dropout."""
     del text
     return tiny_characters(write_stream(folder / "stream"), norms=(norm,))
 
 
 def moved_images(folder: Path, text: Path) -> ComparisonSettings:
-    """They are moved by seed and position alone."""
+    """Return settings with augmented images; augmentation depends on seed and position only."""
     del folder, text
     changes = ("data.path=drawn-digits", "data.augmentation=true", "data.max_examples=200")
     steps = ("training.max_steps=6", "training.validate_every=3", "training.tid_batches=0")
@@ -89,7 +88,7 @@ CASES: dict[str, tuple[Callable[[Path, Path], Any], dict[int, int]]] = {
         for precision in ("float32", "bfloat16", "float16")
     },
 }
-"""Settings by name, with steps to stop at and those from which a resumed run goes on."""
+"""Settings by name, with steps to stop at and the steps from which the run resumes."""
 
 RARE = ("muon", "module:Norm", "characters, ln", "early checkpoint", "rbn")
 IN_DEFAULT = (" pn, float32", " bn, bfloat16", " mabn, float16")

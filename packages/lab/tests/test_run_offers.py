@@ -1,4 +1,4 @@
-"""A run builds models, keeps weights, counts and diagnoses for a training function."""
+"""Services of a `Run` for training functions: models, weights, counts and diagnoses."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ from powernorm_lab.working import work
 def trained(
     function: Callable[..., Any], out: Path, *norms: str, resume: bool = False
 ) -> dict[str, RunResult]:
-    """The results of a function by norm."""
+    """Return the results of a function by norm."""
     grid = tiny_grid(function, norms=list(norms or ["bn"]), goal={"loss": "min"})
     results = compare_grid(grid, out, resume=resume)
     return {run.norm: run for run in results.runs}
 
 
 class Encoder(nn.Module):
-    """A model that is built with its norm inside."""
+    """Model that is built with its norm."""
 
     def __init__(self, norm: Callable[[int], nn.Module]) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ LOSSES = (5.0, 3.0, float("nan"), 4.0, 3.5, 1.0)
 
 
 def fading(run: Run, *, patience: int = 3, steps: int = 12, stop_at: int = 0) -> dict[str, Any]:
-    """Its weights are the step; its evaluations bring `LOSSES`, every two steps."""
+    """Train with the step as weights, and `LOSSES` as evaluations after every two steps."""
     model = run.swap(Classifier())
     run.track(model=model)
     run.evaluate_every(2, lambda: {"valid": LOSSES[run.step // 2 - 1]})
@@ -87,7 +87,7 @@ def fading(run: Run, *, patience: int = 3, steps: int = 12, stop_at: int = 0) ->
 
 def test_the_best_weights_come_back_and_patience_ends_a_run(tmp_path: Path) -> None:
     run = trained(fading, tmp_path)["bn"]
-    # The best of 5, 3, NaN, 4, 3.5 is the second one, and three others after it are too many.
+    # The best of 5, 3, NaN, 4, 3.5 is the second, and three later ones exhaust the patience.
     assert run.metrics == {"loss": 4.0, "last": 10.0}
     assert run.scored == "best checkpoint by valid"
     assert run.message == "stopped early after step 10"
@@ -114,7 +114,7 @@ def test_patience_survives_an_interruption(tmp_path: Path) -> None:
 
 
 def test_the_first_process_says_what_is_best(tmp_path: Path) -> None:
-    """Each may have evaluated rows of its own; all have to end at the same step."""
+    """Processes may evaluate different rows, but all have to end at the same step."""
 
     def gather(value: Any) -> list[Any]:
         is_evaluation = isinstance(value, dict) and "valid" in value
@@ -178,7 +178,7 @@ def test_the_speed_leaves_out_what_is_no_training(tmp_path: Path) -> None:
     clock = mock.Mock(side_effect=map(float, range(10**6)))
     with mock.patch("powernorm_lab.engine.throughput.time.perf_counter", clock):
         run = trained(function, tmp_path)["bn"]
-    # The steps read it twice each: the function, and the run that asks for its checkpoint.
+    # Every step reads the clock twice: in the function, and for the checkpoint.
     assert run.tokens_per_second == pytest.approx(10 / 2, rel=0.1)
     assert run.examples_per_second == pytest.approx(run.tokens_per_second / 5)
 
@@ -207,7 +207,7 @@ def test_a_run_is_diagnosed_while_it_trains(tmp_path: Path) -> None:
 
 
 def losing(run: Run, *, by_itself: bool = False, steps: int = 5) -> dict[str, float]:
-    """The loss of the second process, where there is one, is lost at step 2."""
+    """Train with a loss that is NaN in the second process, if any, at step 2."""
     run.track(model=run.swap(Classifier()))
 
     def log(step: int) -> None:

@@ -1,4 +1,4 @@
-"""JSON files of runs and comparisons that somebody edited are used when the user says so alone."""
+"""Edited JSON files of runs and comparisons are used only with `--accept-edits`."""
 
 import json
 import re

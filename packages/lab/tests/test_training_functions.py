@@ -1,4 +1,4 @@
-"""Comparisons of a user's own training function, from settings to results."""
+"""Comparisons of users' training functions, from settings to results."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ GOAL: dict[str, Literal["min", "max"]] = {"accuracy": "max"}
 
 
 def trained(function: Any, out: Path, **changes: Any) -> dict[str, RunResult]:
-    """Results by norm."""
+    """Return results by norm."""
     chosen = {"norms": ["pn"], "goal": {"loss": "min"}, **changes}
     events = chosen.pop("on_event", None)
     resume = chosen.pop("resume", False)
@@ -106,7 +106,7 @@ def test_the_callers_generators_are_as_before(tmp_path: Path) -> None:
 
 
 class Interrupting:
-    """Stops the process in some way after a step of a run."""
+    """Stop the process in some way after a step of a run."""
 
     def __init__(self, step: int, way: Callable[[], None]) -> None:
         self.step, self.way = step, way
@@ -161,7 +161,7 @@ def test_an_interrupted_run_comes_to_the_same_end(
 
 
 class Stretches:
-    """Batches that know where they are, as torchdata's StatefulDataLoader does."""
+    """Batches with a state, like torchdata's StatefulDataLoader."""
 
     def __init__(self, x: Tensor) -> None:
         self.x, self.position = x, 0
@@ -304,7 +304,7 @@ def test_one_run_that_breaks_does_not_cost_the_others(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_of_the_function_is_told_as_such(tmp_path: Path) -> None:
-    """Not as a folder that cannot be written."""
+    """The error is not that of a folder that cannot be written."""
 
     def reads(run: Run) -> dict[str, float]:
         run.build_norm(4)
@@ -402,7 +402,7 @@ def test_penalty_is_that_of_all_that_was_built(tmp_path: Path) -> None:
         model(x)
         norm(x)
         both = run.penalty(num_tokens=len(x))
-        # A second forward: asking takes the terms of the first.
+        # A second forward, because reading the penalty consumes that of the first.
         model.train()
         norm.train()
         model(x)
@@ -418,8 +418,8 @@ def test_penalty_is_that_of_all_that_was_built(tmp_path: Path) -> None:
     assert found["ln"].metrics["loss"] == 0
 
 
-def test_loops_of_other_libraries_stop_and_go_on(tmp_path: Path) -> None:
-    """By `should_stop`, `checkpoint` and `step`, in place of `steps`."""
+def test_loops_of_other_libraries_stop_and_resume(tmp_path: Path) -> None:
+    """They use `should_stop`, `checkpoint` and `step` instead of `steps`."""
 
     def loop(run: Run, *, signal_at: int = 0, steps: int = 9) -> dict[str, float]:
         model = run.swap(Classifier())
@@ -616,7 +616,7 @@ def test_settings_are_read_as_the_types_of_their_parameters() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"goal": {}}, "name the one value"),
+        ({"goal": {}}, "name the metric of"),
         ({"goal": {"accuracy": "up"}}, "expected min or max"),
         ({"norms": ["layernorm"]}, "layernorm"),
         ({"norm_options": {"gs": {}}}, "not among the norms"),

@@ -1,4 +1,4 @@
-"""Training functions as people write them: what they do besides training costs no run."""
+"""Unruly training functions: side effects do not cost a run."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def status(out: Path) -> str:
 
 @pytest.fixture
 def handlers() -> Iterator[None]:
-    """Give this process its handlers back, which a stop takes for good."""
+    """Restore the signal handlers of this process, which a stop replaces permanently."""
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR1)}
     yield
     for number, handler in before.items():
@@ -64,7 +64,7 @@ def epochs(x: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def test_batches_do_not_depend_on_what_training_draws_between_them(tmp_path: Path) -> None:
-    """Else an order that a generator draws in its third pass is another one after --resume."""
+    """Otherwise the order of a generator's third pass would change after --resume."""
     check_resumed(tmp_path, lambda x, _: epochs(x))
 
 
@@ -153,7 +153,7 @@ def test_a_checkpoint_within_steps_is_written_when_its_step_is_done(tmp_path: Pa
 
 
 def test_the_last_evaluation_is_made_up_for(tmp_path: Path, monkeypatch: Any) -> None:
-    """Of data whose end is not known the last checkpoint is older than the last evaluation."""
+    """For data of unknown length, the last checkpoint is older than the last evaluation."""
     evaluated: list[int] = []
 
     def function(run: Run) -> dict[str, float]:
@@ -228,7 +228,7 @@ def kill(number: int) -> None:
 def test_a_signal_that_the_function_swallows_ends_the_run_all_the_same(
     tmp_path: Path, number: int, expected: type[BaseException], after: str
 ) -> None:
-    """Else half a training is called finished, or failed, and the next run begins."""
+    """Otherwise half a training would count as finished or failed, and the next run would begin."""
 
     def function(run: Run, *, steps: int = 3) -> dict[str, float]:
         run.swap(Classifier())

@@ -1,4 +1,4 @@
-"""Commands in this process, and what they write: whatever ends them is an outcome."""
+"""Commands in this process: their outcomes, including exceptions, and the files they write."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ import pytest
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGALRM)
 SECONDS = 120
-"""After which a command counts as hung."""
+"""Time after which a command counts as hung."""
 _CHANGING = (
     *("os.remove", "os.rmdir", "os.mkdir", "os.rename", "os.link", "os.symlink", "os.truncate"),
     *("os.chmod", "os.chown", "os.utime", "sqlite3.connect"),
@@ -27,27 +27,27 @@ _STARTING = ("subprocess.Popen", "os.system", "os.exec", "os.posix_spawn", "sock
 
 
 class Outcome:
-    """How a command ended."""
+    """Outcome of a command."""
 
     def __init__(self, code: int, out: str, err: str, raised: str, outside: list[str]) -> None:
         self.code, self.out, self.err = code, out, err
         self.raised = raised
-        """The traceback of what nothing has caught."""
+        """Traceback of an uncaught exception."""
         self.outside = outside
-        """Names that were written outside of what is allowed, or started."""
+        """Files written outside of the allowed folders, and started programs."""
 
     @property
     def error(self) -> str:
-        """The one line of an error, "" of an outcome that is none."""
+        """Return the line of an error, or "" for another outcome."""
         lines = [line for line in self.err.splitlines() if line.startswith("error: ")]
         is_one = self.code == 2 and len(lines) == 1 and self.err.endswith(f"{lines[0]}\n")
         return lines[0] if is_one else ""
 
 
 class _Guard:
-    """Notes what is written outside of some folders; a hook of Python's audits cannot be taken off.
+    """Audit hook that records writes outside of some folders; Python cannot remove such hooks.
 
-    `opened` is called with what is opened to be written.
+    `opened` is called with the files that are opened for writing.
     """
 
     def __init__(self) -> None:
@@ -104,7 +104,7 @@ class _Guard:
 
 
 def _place(name: str, folder: int) -> str:
-    """The path itself, not what it leads to where it is a link."""
+    """Return the path itself, without following a link."""
     path = Path(name)
     if not path.is_absolute() and folder >= 0:
         path = Path(f"/proc/self/fd/{folder}").readlink() / path
@@ -125,7 +125,7 @@ def run_watched(
     opened: Callable[[str], None] | None = None,
     seconds: int = SECONDS,
 ) -> Outcome:
-    """Run an action in a folder; it may write there and into what else is allowed."""
+    """Run an action in a folder; it may write there and into the `allowed` folders."""
 
     def ring(*_: Any) -> None:
         raise HungError(f"not over after {seconds} s")
@@ -163,7 +163,7 @@ def run_watched(
 
 
 def _forget_modules(before: set[str], folder: Path) -> None:
-    """Modules of the folder, so that a copy of it has its own."""
+    """Forget modules of the folder, so that a copy of it imports its own."""
     for name in sys.modules.keys() - before:
         module = sys.modules[name]
         places = [getattr(module, "__file__", None), *getattr(module, "__path__", ())]
@@ -172,7 +172,7 @@ def _forget_modules(before: set[str], folder: Path) -> None:
 
 
 def command(*parts: str | Path) -> Callable[[], None]:
-    """`powernorm …` as an action."""
+    """Return `powernorm …` as an action."""
 
     def called() -> None:
         from powernorm.cli import main

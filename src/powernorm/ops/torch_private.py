@@ -20,7 +20,7 @@ from torch.autograd.graph import disable_saved_tensors_hooks
 
 from powernorm.errors import InputError
 
-NEWEST_TESTED: Final = (2, 14)
+NEWEST_TESTED: Final = (2, 15)
 """Newest release of torch that the tests have run with."""
 _NEWEST: Final = ".".join(map(str, NEWEST_TESTED))
 

@@ -1,6 +1,6 @@
-"""Corpora that the laboratory of powernorm reads: compressed files and nothing that runs.
+"""Corpora for the laboratory of powernorm, as compressed files without code.
 
-powernorm finds them by itself and compares each with a checksum of its own.
+powernorm finds the files and verifies their checksums.
 """
 
 __all__ = ["__version__"]

@@ -1,4 +1,4 @@
-"""The laboratory behind `powernorm compare`: the same thing trained with each norm, and compared.
+"""Laboratory behind `powernorm compare`: train the same model with each norm, and compare them.
 
     def train(run, *, learning_rate: float = 1e-3, steps: int = 1000):
         model = run.swap(MyModel())
@@ -12,8 +12,8 @@ or one of the built-in tasks:
     config = lab.override(lab.recipe("lm", "smoke"), ["norms=ln,rbn", "seeds=0,1"])
     lab.compare(config, "runs/lm")
 
-The interface is provisional: it may change with any release. The names below are loaded when they
-are first used, so that `import powernorm_lab` costs nothing.
+The interface is provisional: it may change with any release. The names below are imported on first
+use, so that `import powernorm_lab` is fast.
 """
 
 from typing import TYPE_CHECKING
@@ -96,7 +96,7 @@ else:
     }
 
     def __getattr__(name):
-        """Load a public name from its module when it is first asked for."""
+        """Import a public name from its module on first use."""
         if name not in __all__:
             raise AttributeError(f"module 'powernorm_lab' has no attribute {name!r}")
         from importlib import import_module

@@ -1,4 +1,4 @@
-"""`powernorm_lab.compare`: norms in a user's training function, or on a built-in task."""
+"""`powernorm_lab.compare`: compare norms with a training function or on a built-in task."""
 
 import sys
 import time
@@ -44,7 +44,7 @@ from powernorm_lab.settings.comparison import ComparisonSettings, Notes
 from powernorm_lab.working import with_threads
 
 LEASE_SECONDS: Final = 10.0
-"""A worker that writes results.json has its lease for less."""
+"""Longest time in seconds that a worker holds the folder's lease to write results.json."""
 
 
 def compare(
@@ -71,57 +71,59 @@ def compare(
     on_event: Listener | None = None,
     notes: Notes | None = None,
 ) -> Comparison:
-    """Train the same thing with every norm and seed, and compare what came of it.
+    """Train the same model with every norm and seed, and compare the results.
 
     `out` receives a folder for each run, `comparison.json`, `results.json` (rewritten after every
-    run) and `report.html`. A run whose loss becomes NaN, or that fails, is marked so, and the
-    others go on. SIGTERM and SIGUSR1 end the run at hand after its step, with a checkpoint.
+    run) and `report.html`. A run that fails, or whose loss becomes NaN, is marked, and the other
+    runs are still trained. SIGTERM and SIGUSR1 stop the current run after its step, with a
+    checkpoint.
 
     Args:
         train: function of a `Run` that trains and returns metrics, with its settings as keyword
-            parameters with defaults; `module:name` of one; a `Task`; or a recipe of a built-in
-            task, which has norms, seeds and settings of its own.
+            parameters with defaults; its `module:name`; a `Task`; or a recipe of a built-in task,
+            which includes norms, seeds and settings.
         out: folder of the comparison.
         norms: short names, or `module:Class`.
-        seeds: how many (0 to n - 1), or which.
-        goal: the one metric that decides, with `max` or `min` for which way it is better, such as
-            `{"accuracy": "max"}`; needed for a function.
+        seeds: number of seeds (0 to n - 1), or list of seeds.
+        goal: metric that decides, with its better direction `max` or `min`, such as
+            `{"accuracy": "max"}`; required for a function.
         settings: values of the function's keyword parameters; the others have their defaults.
         norm_options: options of `build_norm` by norm, such as `{"rbn": {"mean_penalty": 1.0}}`.
-        device: `auto` (a GPU where there is one), `cpu`, `cuda`, `cuda:1`, …
-        jobs: runs at a time, each in a process of its own, on a GPU of its own where there are
-            GPUs; a function has to be at the top level of a module or script, which the processes
+        device: `auto` (a GPU if there is one), `cpu`, `cuda`, `cuda:1`, …
+        jobs: number of runs at a time, each in its own process and, if there are GPUs, on its own
+            GPU; a function has to be at the top level of a module or script, which the processes
             import (a script needs `if __name__ == "__main__":` around the call).
         num_threads: CPU threads of each run, part of its settings; None is 1 with `jobs` or an
-            executor, else torch's choice.
-        executor: where the processes of `jobs` are: `local`, on this machine; `ray`, tasks of a Ray
-            cluster; `slurm`, jobs of SLURM. All machines have to see `out`.
-        executor_options: of `ray` or `slurm`; see RayExecutor and SlurmExecutor.
-        devices: processes that train each run together, each on a GPU of its own or with
-            `num_threads` CPU threads; `jobs` times so many are at work.
-        retries: with `jobs`, so often a run is tried again whose process was lost.
-        race: drop norms that are behind, seed by seed, and stop when it is decided; `seeds` is then
-            how many there are at most, three at least. None trains every norm with every seed.
-        log_to: trackers that show every number of a run, too: `tensorboard`, `wandb`, `mlflow`,
+            executor, else torch's default.
+        executor: place of the processes of `jobs`: `local`, on this machine; `ray`, tasks of a Ray
+            cluster; `slurm`, jobs of SLURM. All machines need access to `out`.
+        executor_options: options of `ray` or `slurm`; see RayExecutor and SlurmExecutor.
+        devices: number of processes that train each run together, each on its own GPU or with
+            `num_threads` CPU threads; `jobs` multiplies it.
+        retries: with `jobs`, how often a run is retried after its process was lost.
+        race: rule for dropping norms that are behind, seed by seed, until the race is decided;
+            `seeds` is then the largest number of seeds, at least three. None trains every norm with
+            every seed.
+        log_to: trackers that also receive every number of a run: `tensorboard`, `wandb`, `mlflow`,
             `trackio`.
-        resume: leave runs that are over as they are, and go on with interrupted ones from their
-            last checkpoint, exactly as if they had not been interrupted.
-        force: delete the runs that `out` holds first.
+        resume: keep finished runs, and continue interrupted runs from their last checkpoints,
+            exactly as if they had not been interrupted.
+        force: delete existing runs in `out` first.
         quiet: show no progress and no table.
-        on_event: is called with what happens, in place of the progress that is shown.
-        notes: of a recipe: what `results.json` says beside what was measured; else what is known.
+        on_event: function that receives events; it replaces the progress display.
+        notes: caveats and published results for `results.json`; None takes them from the recipe.
 
     Returns:
-        What was read back from `out`.
+        The comparison, read from `out`.
 
     Raises:
-        InputError: something given cannot be used, or another process trains in `out`.
-        KeyboardInterrupt: after the run at hand has been marked as interrupted.
+        InputError: an argument cannot be used, or another process trains in `out`.
+        KeyboardInterrupt: after the current run has been marked as interrupted.
         SystemExit: the same after SIGTERM or SIGUSR1, with the exit code 75.
 
     Distributed:
-        Under `torchrun` every process calls it and the function; the first one writes the files,
-        in a folder that all can read.
+        Under `torchrun` every process calls it and the function. The first one writes the files, in
+        a folder that all can read.
     """
     if devices > 1:
         executor = executor or "local"
@@ -132,7 +134,7 @@ def compare(
         own = [name for name, value in given.items() if value]
         if own:
             raise InputError(f"{own[0]} is part of a recipe: change it by powernorm_lab.override")
-        from powernorm_lab.tasks.builtin import grid_of  # a function needs none of it
+        from powernorm_lab.tasks.builtin import grid_of  # not imported for a function
 
         grid = grid_of(with_threads(train, workers, num_threads), notes or notes_of(train))
     else:
@@ -159,7 +161,7 @@ def compare(
         )
     except Stopped as end:
         if is_first_process():
-            message = f"stopped ({end}): {out} keeps the runs; go on with resume=True"
+            message = f"stopped ({end}): {out} keeps the runs; continue them with resume=True"
             sys.stderr.write(f"{message}\n")
         raise
 
@@ -175,15 +177,15 @@ def compare_and_show(
     table: bool,
     wide: bool = False,
 ) -> Comparison:
-    """Train, show what happens, write the page and print the table; see `compare`."""
+    """Train with a progress display, write the page and print the table; see `compare`."""
     stop = Stop()
     with stop.watching():
         try:
             executor = workers.start_executor(folder, grid) if workers.are_used else None
-            stop.install()  # Ray takes the signals, too
+            stop.install()  # again, because Ray installs handlers of its own
         except Stopped:
             raise
-        except SystemExit as end:  # of Ray's handler of SIGTERM
+        except SystemExit as end:  # raised by Ray's handler of SIGTERM
             raise Stopped from end
         try:
             with shown(folder, progress) as listener:
@@ -203,11 +205,11 @@ def compare_and_show(
 
 @contextmanager
 def shown(folder: Path, progress: bool | Listener) -> Iterator[Listener | None]:
-    """Show what happens in the block, and write the page of what there is if it is interrupted.
+    """Show the progress of the block; if it is interrupted, write the page of the runs so far.
 
     Args:
-        folder: of the comparison.
-        progress: whether to show it, or who receives the events.
+        folder: folder of the comparison.
+        progress: whether to show it, or a function that receives the events.
     """
     try:
         if callable(progress) or not progress or not is_first_process():
@@ -236,7 +238,7 @@ def show_comparison(folder: Path, *, table: bool, wide: bool = False) -> Compari
 
 
 def _add_statistics(folder: Path, comparison: Comparison) -> None:
-    """Write into results.json what the seeds say."""
+    """Write the statistics over seeds into results.json."""
     lease = _lease_of(folder)
     try:
         with lease.writing():
@@ -249,7 +251,7 @@ def _add_statistics(folder: Path, comparison: Comparison) -> None:
 
 
 def _lease_of(folder: Path) -> Lease:
-    """Take a folder's lease; a worker that was started by hand may have it for a moment."""
+    """Acquire a folder's lease; a worker that was started by hand may hold it for a moment."""
     deadline = time.monotonic() + LEASE_SECONDS
     while True:
         try:
@@ -261,11 +263,11 @@ def _lease_of(folder: Path) -> Lease:
 
 
 def notes_of(config: ComparisonSettings, recipe: Recipe | None = None) -> Notes:
-    """Return what is known of a comparison before it is made.
+    """Return main metric, published results and caveats of a comparison before it is trained.
 
     Args:
-        config: of the comparison.
-        recipe: it was made of; None means the one of its name.
+        config: settings of the comparison.
+        recipe: recipe that they are based on; None finds it by the preset's name.
     """
     return Notes(
         goal_of(measure_of(config.task)),

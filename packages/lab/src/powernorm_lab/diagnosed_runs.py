@@ -1,4 +1,4 @@
-"""Diagnoses of runs beside what a paper prints, and of all runs of a folder with their scores."""
+"""Diagnoses of runs with published statistics, and of all runs of a folder with their scores."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -20,16 +20,16 @@ from powernorm_lab.tasks.run_diagnosis import diagnose_run
 from powernorm_lab.tasks.trained_models import load_trained, run_config
 
 OnRun = Callable[[Path, str], None]
-"""Is told what becomes of a run: `scored`, or why it is left as it is."""
+"""Function that receives a run and `scored`, or the reason why it was skipped."""
 _KEPT: Final = "has its scores"
 
 
 def with_paper(report: Diagnosis, path: Path) -> Diagnosis:
-    """Return a diagnosis with what a paper prints of the run's norm.
+    """Return a diagnosis with the published statistics of the run's norm.
 
     Args:
-        report: of the run.
-        path: its folder, or one of its checkpoints.
+        report: diagnosis of the run.
+        path: folder of the run, or one of its checkpoints.
     """
     folder = path if path.is_dir() else path.parent.parent
     settings = read_json(folder / CONFIG_FILE)
@@ -38,7 +38,7 @@ def with_paper(report: Diagnosis, path: Path) -> Diagnosis:
 
 
 def comparisons_in(folder: Path) -> list[Path]:
-    """Return the folder itself if it holds runs, else those directly in it that do; by name."""
+    """Return the folder itself if it has runs, else its direct subfolders with runs, by name."""
     if not folder.is_dir() or (folder / CONFIG_FILE).is_file():
         return []
     if find_runs(folder):
@@ -55,19 +55,19 @@ def score_runs(
     on_run: OnRun | None = None,
     on_scored: Progress | None = None,
 ) -> None:
-    """Diagnose runs and score them by running, re-estimated and batch statistics.
+    """Diagnose runs and score them with running, re-estimated and batch statistics.
 
-    Each run gets its `diagnosis.json` and `diagnosis.html` when it is done. A run that has them
-    with scores of the split, newer than its weights, is left as it is, as is one without batch
-    statistics, so that the call goes on where an earlier one was interrupted.
+    Each run gets its `diagnosis.json` and `diagnosis.html` as soon as it is scored. Runs whose
+    diagnosis has scores of the split and is newer than their weights are skipped, so that the call
+    resumes an interrupted one. Runs without batch statistics are skipped, too.
 
     Args:
-        comparisons: their folders.
-        split: to score.
+        comparisons: folders of comparisons.
+        split: split to score.
         num_batches: training batches in each pass.
-        device: where they run.
-        on_run: is told of every run.
-        on_scored: is told of every kind of statistics, see `powernorm.diagnose`.
+        device: device of the models.
+        on_run: called after every run.
+        on_scored: called after every kind of statistics, see `powernorm.diagnose`.
 
     Raises:
         InputError: a run cannot be read, or none has batch statistics.
@@ -89,8 +89,8 @@ def score_runs(
     if not num_scored:
         names = ", ".join(map(str, comparisons))
         raise InputError(
-            f"{names}: no finished run has batch statistics, so there is nothing to score by "
-            "them: leave out --scores, or train norms such as bn and rbn"
+            f"{names}: no finished run has batch statistics to score: leave out --scores, or train "
+            "norms such as bn and rbn"
         )
 
 

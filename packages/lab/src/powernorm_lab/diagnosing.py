@@ -1,4 +1,4 @@
-"""What `powernorm diagnose` looks at: runs, checkpoints, pretrained models and models by name."""
+"""Diagnosis of runs, checkpoints, pretrained models and models by name."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -30,20 +30,20 @@ from powernorm_lab.tasks.run_diagnosis import diagnose_run
 from powernorm_lab.tasks.trained_models import scored_step
 
 _TEXT: Final = "rt"
-"""For a pretrained model: sentences, documents of a length that a batch is made of."""
+"""Default text for a pretrained model: sentences, whose length suits a batch."""
 
 
 @dataclass(frozen=True)
 class Look:
-    """How a model is looked at.
+    """Options of a diagnosis.
 
     Attributes:
         num_batches: training batches in each pass.
-        data: another text than the run's.
+        data: text that replaces the run's.
         sequences: rows in a batch of a pretrained model; None is 32.
         length: tokens in a row of a pretrained model; None is 128.
-        device: where it runs.
-        scores: split of a run that is scored by each kind of statistics; None scores none.
+        device: device of the model.
+        scores: split of a run that is scored with each kind of statistics; None scores none.
     """
 
     num_batches: int = 50
@@ -54,7 +54,7 @@ class Look:
     scores: EvaluatedSplit | None = None
 
     def given(self) -> dict[str, object]:
-        """Return the options that a model with batches of its own does not take, as given."""
+        """Return the options that do not apply to a model with batches, by name."""
         return {
             "--data": self.data,
             "--sequences": self.sequences,
@@ -64,12 +64,12 @@ class Look:
 
 
 def is_run(path: Path) -> bool:
-    """Return whether a folder is a run of `compare`, so that it can keep its diagnosis."""
+    """Return whether a folder is a run of `compare`, which stores its diagnosis."""
     return path.is_dir() and is_run_folder(path) and not is_pretrained(path)
 
 
 def runs_in(path: Path) -> list[Path]:
-    """Return the runs of a comparison's folder, in its order; none of a folder of another kind."""
+    """Return the runs of a comparison's folder in its order; empty for other folders."""
     if not path.is_dir() or is_run_folder(path) or not any(map(is_run, path.iterdir())):
         return []
     return [run for one in read_comparison(path).runs if is_run(run := path / one.folder)]
@@ -84,14 +84,14 @@ def diagnose_source(
     """Load a model and diagnose it.
 
     Args:
-        source: a run's folder, one of its checkpoints, a folder in Hugging Face's layout, or
+        source: folder of a run, one of its checkpoints, a folder in Hugging Face's layout, or
             `module:name`.
-        look: how.
+        look: options.
         on_progress: see `powernorm.diagnose`.
         on_scored: see `diagnose_run`.
 
     Raises:
-        InputError: there is no such model, an option does not fit it, or it cannot be diagnosed.
+        InputError: the model does not exist, an option does not fit it, or it cannot be diagnosed.
     """
     path = Path(source)
     own = own_model(source)
@@ -102,7 +102,8 @@ def diagnose_source(
         )
     if look.scores is not None and is_pretrained(path):
         raise InputError(
-            f"{source} is no run of a built-in task, which has scores: leave out --scores"
+            f"{source} has no scores, because it is not a run of a built-in task: leave out "
+            "--scores"
         )
     if is_pretrained(path):
         return diagnose_pretrained(
@@ -117,8 +118,8 @@ def diagnose_source(
     check_folder(path)
     if look.sequences is not None or look.length is not None:
         raise InputError(
-            f"{path} is a run, which has batches of its own: leave out --sequences and --length, "
-            "which are for a folder with a Hugging Face model"
+            f"{path} is a run with its own batches: leave out --sequences and --length, which are "
+            "for a folder with a Hugging Face model"
         )
     report = diagnose_run(
         path,
@@ -129,7 +130,7 @@ def diagnose_source(
         on_progress=on_progress,
         on_scored=on_scored,
     )
-    # Another text is not what the paper's numbers are of.
+    # Published statistics do not apply to another text.
     return report if look.data is not None else with_paper(report, path)
 
 
@@ -138,13 +139,13 @@ def diagnose_source(
 
 @dataclass
 class Overlay:
-    """Models side by side.
+    """Diagnoses of several models for comparison.
 
     Attributes:
-        lines: of the pictures.
-        num_diagnosed: models that were diagnosed for it.
-        num_known: runs whose `diagnosis.json` of the same batches was there.
-        left_out: runs of a comparison that cannot be diagnosed, by their path, and why.
+        lines: lines of the figures.
+        num_diagnosed: number of models diagnosed by this call.
+        num_known: number of runs with an existing `diagnosis.json` of the same batches.
+        left_out: reasons by path for runs of a comparison that cannot be diagnosed.
     """
 
     lines: list[OverlayLine] = field(default_factory=list)
@@ -158,19 +159,19 @@ def overlay(
     look: Look,
     on_model: Callable[[str, int, int], Progress | None] | None = None,
 ) -> Overlay:
-    """Diagnose several models, as far as they are not, and put them side by side.
+    """Diagnose several models for comparison, except for those with a diagnosis.
 
-    A run keeps its diagnosis as `diagnosis.json`, unless it is of another text.
+    A run stores its diagnosis as `diagnosis.json` unless `look` names another text.
 
     Args:
-        sources: as for `diagnose_source`, and folders of comparisons, which are all of their runs.
-        look: how.
-        on_model: called before each model with (name, how many before it, how many in all);
-            returns what is called with its progress.
+        sources: as for `diagnose_source`, and folders of comparisons for all of their runs.
+        look: options.
+        on_model: called before each model with (name, number of models before it, number of
+            models); returns a function for its progress.
 
     Raises:
         InputError: as `diagnose_source`; a run of a comparison that cannot be diagnosed is left
-            out where others can.
+            out if others can.
     """
     found = Overlay()
     places = _places(sources)
@@ -206,7 +207,7 @@ def overlay(
 
 
 def _places(sources: Sequence[str]) -> dict[str, bool]:
-    """Return the models, each once, and whether they are only part of a comparison."""
+    """Return the distinct models, and whether each comes from a comparison's folder."""
     places: dict[str, bool] = {}
     for source in sources:
         runs = runs_in(Path(source))
@@ -229,7 +230,7 @@ def _is_known(run: Path, look: Look) -> bool:
 def _lines_of_runs(runs: Sequence[Path], records: dict[Path, DiagnosisRecord]) -> list[OverlayLine]:
     if not runs:
         return []
-    # Runs of one folder are one comparison's, also where only some of them are named.
+    # Runs in the same folder belong to one comparison, even if only some of them are named.
     folders: dict[Path, list[Path]] = {}
     for run in runs:
         folders.setdefault(run.resolve().parent, []).append(run)
@@ -244,7 +245,7 @@ def _lines_of_runs(runs: Sequence[Path], records: dict[Path, DiagnosisRecord]) -
 
 
 def _label(run: ReportedRun, comparison: Comparison, comparisons: Sequence[Comparison]) -> str:
-    """Return the name of a run's line, with its comparison where another one has the same."""
+    """Return the name of a run's line, with its comparison if another one has the same name."""
     if sum(run.name in one.names for one in comparisons) == 1:
         return run.name
     shared = os.path.commonpath([one.folder.resolve() for one in comparisons])
@@ -252,7 +253,7 @@ def _label(run: ReportedRun, comparison: Comparison, comparisons: Sequence[Compa
 
 
 def _line(report: Diagnosis, others: Sequence[OverlayLine]) -> OverlayLine:
-    """Return the line of a model that is no run; equal names are told apart by a number."""
+    """Return the line of a model that is not a run; equal names are numbered."""
     step = "" if report.step is None else f", step {report.step}"
     name = f"{report.model}{step}"
     same = sum(line.name == name or line.name.startswith(f"{name} (") for line in others)

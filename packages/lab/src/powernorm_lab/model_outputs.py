@@ -1,4 +1,4 @@
-"""What a model answers, in an output of any kind."""
+"""Tensors in the outputs of any model."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -9,7 +9,7 @@ from powernorm.inspection.examples import tensors_in
 
 
 def answer_in(outputs: Any) -> Tensor | None:
-    """Return logits or last hidden states, else the first floating-point tensor, None without."""
+    """Return logits or last hidden states, else the first floating-point tensor, else None."""
     for name in ("logits", "last_hidden_state"):
         value = outputs.get(name) if isinstance(outputs, Mapping) else getattr(outputs, name, None)
         if isinstance(value, Tensor):

@@ -1,4 +1,4 @@
-"""Trained models by the name that commands take, runs of `compare` included, with batches."""
+"""Trained models, including runs of `compare`, with batches, by the names that commands accept."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ _LENGTH = 128
 
 
 def open_run(source: str) -> ModelSource:
-    """Return the model of a run; `powernorm.integrations.model_sources.open_source` calls it.
+    """Load the model of a run; `powernorm.integrations.model_sources.open_source` calls it.
 
     Args:
         source: a run's folder or checkpoint, or a folder that `powernorm fold` or `remove` wrote
-            of a run.
+            for a run.
 
     Raises:
-        InputError: there is no such model, or it cannot be loaded.
+        InputError: the model does not exist or cannot be loaded.
     """
     path = Path(source)
     if is_own_run(path):
@@ -48,26 +48,26 @@ def open_run(source: str) -> ModelSource:
 
 
 def _own_subwords(checkpoint: Path) -> dict[str, Any]:
-    """Return those of a run, with which its folded model translates wherever it is taken."""
+    """Return the run's subwords, which its folded model needs to translate outside the run."""
     folder = checkpoint if checkpoint.is_dir() else checkpoint.parent.parent
     file = folder / SUBWORDS_FILE
     return {SUBWORDS: read_json(file)} if file.is_file() else {}
 
 
 def batches_of(source: ModelSource, number: int, data: str | None = None) -> list[Any]:
-    """Return inputs of a model that are not random.
+    """Return inputs of a model from real data.
 
     Args:
         source: the model.
-        number: how many at most.
-        data: a text: needed for a Hugging Face folder, else that of the run.
+        number: largest number of batches.
+        data: text; required for a Hugging Face folder, optional for a run.
 
     Raises:
-        InputError: there is no text, it is too short, or the model has batches of its own.
+        InputError: the text is missing or too short, or the model comes with its own batches.
     """
     if source.kind == "own":
         if data is not None:
-            raise InputError(f"{source.name} has batches of its own: leave out --data")
+            raise InputError(f"{source.name} comes with its own batches: leave out --data")
         return list(source.own_batches[:number])
     if source.kind == "run":
         return _with_all_masks(training_batches(source.settings, number, data=data))
@@ -83,14 +83,13 @@ def _texts(source: ModelSource, number: int, data: str | None) -> list[Any]:
     batches = Pretrained(source.model, tokenizer, ()).batches(texts, _ROWS, _LENGTH)
     if not batches:
         raise InputError(
-            f"{data} holds {len(texts)} documents to take, fewer than the {_ROWS} of a batch: "
-            "give more text"
+            f"{data} has {len(texts)} documents, fewer than the {_ROWS} of a batch: give more text"
         )
     return list(batches)
 
 
 def _with_all_masks(batches: Sequence[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
-    """Return batches with the masks of all of them: one of nothing may be left out."""
+    """Return batches that all have the same masks; a batch without padding may lack its mask."""
     masks = dict.fromkeys(name for batch in batches for name in batch if name.endswith(MASK))
     return [
         {**{name: _no_padding(batch, name) for name in masks}, **batch} if masks else batch

@@ -1,4 +1,4 @@
-"""The grid of a user's own training function: what is asked for, checked."""
+"""Grid of runs of a training function, with checked arguments."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -36,23 +36,23 @@ def own_grid(
     variants: Sequence[Variant] = (),
     labels: Sequence[str] | None = None,
 ) -> Grid:
-    """Return the grid of a training function and of settings, all of them checked.
+    """Return the grid of a training function after checking all arguments.
 
     Args:
         train: function of a `Run`, a `Task`, or `module:name` of one.
         norms: short names, or `module:Class`.
-        seeds: of the runs.
-        goal: the metric that decides, and whether it is best at its `max` or `min`.
-        settings: values of the function's keyword parameters, or texts of them.
+        seeds: seeds of the runs.
+        goal: metric that decides, with its better direction, `max` or `min`.
+        settings: values of the function's keyword parameters, or strings to parse.
         norm_options: options of `build_norm` by norm.
         device: as in `_chosen_device`.
-        num_threads: CPU threads of torch in each run; None leaves torch its choice.
-        variants: what is trained in place of the norms as such; one whose label is its norm is
-            that norm's own line.
-        labels: of the variants that are trained; None is all. The others may have runs already.
+        num_threads: CPU threads of torch in each run; None is torch's default.
+        variants: variants to train instead of plain norms; a variant whose label is its norm is
+            the line of that norm.
+        labels: labels of the variants to train; None is all. The others may already have runs.
 
     Raises:
-        InputError: one of them cannot be used; the message names it.
+        InputError: an argument cannot be used; the message names it.
     """
     task = task_of(train)
     checked_goal = _checked_goal(goal, task.name)
@@ -62,8 +62,8 @@ def own_grid(
     unused = [norm for norm in norm_options if norm not in norms]
     if unused:
         raise InputError(
-            f"norm_options.{unused[0]} is given, and {unused[0]} is not among the norms "
-            f"({', '.join(norms)}): add it, or leave its options out"
+            f"norm_options.{unused[0]} is given, but {unused[0]} is not among the norms "
+            f"({', '.join(norms)}): add it, or leave out its options"
         )
     options = {norm: dict(norm_options.get(norm, {})) for norm in norms}
     lines = {norm: Line(norm, checked, options[norm]) for norm in norms}
@@ -100,10 +100,10 @@ def _line_of_variant(
 
 
 def _chosen_device(device: str) -> torch.device:
-    """Return the device of a name; `auto` is a GPU where there is one.
+    """Return the device of a name; `auto` is a GPU if there is one.
 
     Raises:
-        InputError: torch knows no such device, or it is not there.
+        InputError: torch does not know the device, or the machine does not have it.
     """
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
@@ -128,20 +128,20 @@ def _checked_goal(goal: Mapping[str, str], task: str) -> Goal:
     """
     if len(goal) != 1:
         raise InputError(
-            f"goal is {goal!r}: name the one value that {task} returns by which the norms are "
-            "compared, and which way it is better, e.g. {'valid_loss': 'min'}"
+            f"goal is {goal!r}: name the metric of {task} that compares the norms, and its better "
+            "direction, e.g. {'valid_loss': 'min'}"
         )
     ((metric, direction),) = goal.items()
     if direction not in get_args(Direction):
-        raise InputError(f"the goal {metric} has the direction {direction!r}, expected min or max")
+        raise InputError(f"goal {metric!r}: the direction is {direction!r}, expected min or max")
     return Goal(metric=metric, direction=cast("Direction", direction))
 
 
 def checked_seeds(seeds: int | Sequence[int]) -> list[int]:
-    """Return the seeds: 0 to n - 1 of a number n.
+    """Return the list of seeds; a number n gives 0 to n - 1.
 
     Raises:
-        InputError: there is none, one is negative or given twice.
+        InputError: the list is empty, or has negative or repeated seeds.
     """
     chosen = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
     if not chosen or len(set(chosen)) < len(chosen) or min(chosen) < 0:
@@ -155,7 +155,7 @@ def checked_norms(norms: Sequence[str]) -> list[str]:
     """Return the norms of a comparison.
 
     Raises:
-        InputError: there is none, or one is given twice.
+        InputError: the list is empty or has repeated norms.
     """
     chosen = list(norms)
     if isinstance(norms, str) or not chosen or len(set(chosen)) < len(chosen):
@@ -210,10 +210,10 @@ def _line_of(
     folder: Path,
     old: Mapping[str, Any],
 ) -> Line:
-    """Return the line of a run of an earlier call, also of a norm that is not chosen now."""
+    """Return the line of a run from an earlier call, even if its norm is not chosen now."""
     norm = old.get("norm")
     if not isinstance(norm, str):
-        raise InputError(f"{folder} is no run of a training function: give another --out")
+        raise InputError(f"{folder} is not a run of a training function: give another --out")
     variant = variants.get(old.get("label", norm))
     if variant is not None:
         return variant

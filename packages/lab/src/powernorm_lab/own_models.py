@@ -1,4 +1,4 @@
-"""Trained models of the user's own functions, with batches to look at them."""
+"""Trained models of users' functions, with batches to diagnose them."""
 
 from pathlib import Path
 
@@ -24,7 +24,7 @@ def own_model(source: str) -> ModelWithBatches | None:
     """Return a model that comes with batches: `module:name`, or a run of a function.
 
     Args:
-        source: as commands take it; None is returned for every other name.
+        source: name as commands accept it; other names give None.
 
     Raises:
         InputError: the model cannot be imported or loaded.
@@ -36,10 +36,10 @@ def own_model(source: str) -> ModelWithBatches | None:
 
 @names_of_files()
 def load_own_run(folder: Path) -> ModelWithBatches:
-    """Return what the task of a run loads from its folder.
+    """Load model and batches by the `load` of a run's task.
 
     Raises:
-        InputError: the task is not imported, or does not say how its model is loaded.
+        InputError: the task cannot be imported, or has no `load`.
     """
     config = read_json(folder / CONFIG_FILE)
     name = str(config["function"]["name"])

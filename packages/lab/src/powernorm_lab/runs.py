@@ -1,41 +1,41 @@
-"""The run folder: the names of its files and the types of their rows.
+"""Format of run folders: names of their files and types of their rows.
 
-Training writes run folders and the report reads them; this module and `powernorm.records` are all
-that the two share.
+Training writes run folders and the report reads them. They share only this module and
+`powernorm.records`.
 
 ```
-COMPARISON/                 one folder a comparison
-  comparison.json           ComparisonHead: what is compared, written before the first run
-  results.json              ComparisonResults: settings, baselines, one RunResult a run
-  work.json                 what other processes have to know to train the runs that are left
-  workers/                  what the workers of `--jobs` printed
+COMPARISON/                 one folder per comparison
+  comparison.json           ComparisonHead: settings and data, written before the first run
+  results.json              ComparisonResults: settings, baselines, one RunResult per run
+  work.json                 instructions for other processes to train the remaining runs
+  workers/                  output of the workers of `--jobs`
   report.html               self-contained report
-  tuning.json               of `powernorm tune`: how the settings were chosen, TuningRecord
-  trials.csv                one row a trial (TRIALS_COLUMNS, then the settings by dotted key)
-  trials/                   a folder as this one, of the trials
-  optuna.db                 the trials as Optuna has them
-  RUN/                      one folder a run, named by `run_name`
-    config.json             the full configuration of the run
-    metrics.csv             one row a logged step (METRICS_COLUMNS; empty cells where not logged;
-                            then what else the run logged, under its own names)
-    norms.csv               one row a norm and monitored step (NORMS_COLUMNS)
+  tuning.json               TuningRecord of `powernorm tune`: how the settings were chosen
+  trials.csv                one row per trial (TRIALS_COLUMNS, then the settings by dotted key)
+  trials/                   comparison folder of the trials
+  optuna.db                 trials in Optuna's storage
+  RUN/                      one folder per run, named by `run_name`
+    config.json             full configuration of the run
+    metrics.csv             one row per logged step (METRICS_COLUMNS, with empty cells for values
+                            that were not logged; then the run's own columns)
+    norms.csv               one row per norm and monitored step (NORMS_COLUMNS)
     result.json             RunResult, written when the run has ended
-    scales.json             ScalesRecord, where `training.record_scales` asks for it
+    scales.json             ScalesRecord, with `training.record_scales`
     diagnosis.json          DiagnosisRecord, written by `powernorm diagnose`
-    diagnoses.jsonl         one DiagnosisRecord a line, in the order of the steps, where
-                            `training.diagnose_every` asks for them
+    diagnoses.jsonl         one DiagnosisRecord per line, in the order of the steps, with
+                            `training.diagnose_every`
     translations.tsv        source, reference, translation of the test split (task translation)
-    checkpoints/            last.ckpt, best.ckpt; early.ckpt where the recipe asks for it;
+    checkpoints/            last.ckpt, best.ckpt; early.ckpt with `training.early_checkpoint`;
                             step-N.safetensors (weights of the last validations) and
-                            average.safetensors where it averages checkpoints
+                            average.safetensors with `training.average_checkpoints`
     tensorboard/            event files
 ```
 
-All but the diagnoses' JSON files end in their checksum, `powernorm.json_reading.SEAL`.
+All JSON files except those of diagnoses end with their checksum, `powernorm.json_reading.SEAL`.
 
-The classes with attributes, as RunResult, are read and written by `powernorm_lab.schema`: a field
-without a default is always in the file, one with a default only where it has another value. Their
-fields are in the order of the files.
+`powernorm_lab.schema` reads and writes the dataclasses, such as RunResult: a field without a
+default is always in the file, one with a default only if it has another value. Their fields have
+the order of the files.
 """
 
 import re
@@ -58,7 +58,7 @@ from powernorm.records import (
 PLACEMENTS: Final[tuple[Placement, ...]] = get_args(Placement)
 
 TASKS: Final = ("lm", "translation", "classify", "ner", "parse", "image", "lm-char", "sequences")
-"""Names of the built-in tasks, in the order in which they are listed; the help needs no more."""
+"""Names of the built-in tasks in the order of lists; kept here so that the help imports little."""
 
 STUDIES: Final = (
     "micro-batches",
@@ -79,7 +79,7 @@ TUNING_FILE: Final = "tuning.json"
 TRIALS_FILE: Final = "trials.csv"
 TRIALS_FOLDER: Final = "trials"
 TRIALS_COLUMNS: Final = ("norm", "trial", "status", "value", "step", "seconds", "folder")
-"""`value` is what the trials are judged by, of those that came to their end; `trial` is Optuna's
+"""Columns of trials.csv: `value` is the selection metric of a completed trial, `trial` Optuna's
 number, from 0."""
 METRICS_FILE: Final = "metrics.csv"
 NORMS_FILE: Final = "norms.csv"
@@ -89,21 +89,21 @@ DIAGNOSES_FILE: Final = "diagnoses.jsonl"
 DIAGNOSIS_PAGE: Final = "diagnosis.html"
 SCALES_FILE: Final = "scales.json"
 SUBWORDS_FILE: Final = "subwords.json"
-"""The vocabulary of a run's model of translation."""
+"""Vocabulary of a run's translation model."""
 REMOVAL_FILE: Final = "removal.json"
 TRANSLATIONS_FILE: Final = "translations.tsv"
 TRANSLATIONS_COLUMNS: Final = ("source", "reference", "translation")
 BEST_SCORED: Final = "best checkpoint"
-"""What a result says of its scores where they are those of the best checkpoint."""
+"""Beginning of `RunResult.scored` if the best checkpoint is scored."""
 LAST_SCORED: Final = "last checkpoint"
 AVERAGE_SCORED: Final = "average of the last"
 CHECKPOINTS_FOLDER: Final = "checkpoints"
 
 
 def is_run_folder(path: Path) -> bool:
-    """Return whether a folder is a run's, over or not.
+    """Return whether a folder belongs to a run, finished or not.
 
-    A model of another library has a config.json, too, and another name.
+    A model of another library has a config.json, too, but another folder name.
     """
     is_begun = re.search(r"-seed\d+$", path.name) and (path / CONFIG_FILE).is_file()
     is_any = is_begun or (path / RESULT_FILE).is_file()
@@ -125,110 +125,109 @@ METRICS_COLUMNS: Final = (
 )
 """Losses are in nats per token, perplexities per word, seconds since the start of the run.
 
-The gaps are of a few validation batches, by running statistics and by each batch's own (see
-`powernorm.diagnosis.evaluation_gap`); empty for norms without batch statistics. The last is the
-task's own measure of the valid split, or of a sample of it: `score` in results.json says which.
+The gap columns are losses on a few validation batches, with running statistics and with those of
+each batch (see `powernorm.diagnosis.evaluation_gap`); empty for norms without batch statistics.
+`valid_score` is the task's own measure on the valid split, or on a sample of it; `score` in
+results.json names it.
 """
 
 
 Status = Literal[
     "finished", "diverged", "nonfinite", "interrupted", "failed", "dropped", "pruned", "unfinished"
 ]
-"""How a run ended.
+"""Status of a run.
 
-`diverged`: of a built-in task, its loss rose above the first baseline (the unigram) for good; of an
-own one, its goal is worse than the first baseline's, or the function says so;
-`nonfinite`: its loss became NaN or infinite; `interrupted`: stopped by the user, `--resume`
+`diverged`: in a built-in task, the loss rose above the first baseline (the unigram) for good; in a
+user's function, the goal is worse than the first baseline's, or the function says so;
+`nonfinite`: the loss became NaN or infinite; `interrupted`: stopped by the user, `--resume`
 continues it; `failed`: an exception; `dropped`: not trained, or not to the end, because the race
-was decided; `pruned`: a trial of a tuning that fell behind the earlier ones; `unfinished`: in no
-result, the run is still going or was killed.
+was decided; `pruned`: a trial of a tuning that was worse than earlier ones; `unfinished`: still in
+progress or killed, without a result.
 """
 
 LOST: Final[frozenset[Status]] = frozenset({"diverged", "nonfinite"})
-"""Statuses of runs whose loss was lost."""
+"""Statuses of runs that diverged or became NaN."""
 OVER: Final[frozenset[Status]] = LOST | {"finished", "pruned"}
-"""Statuses of runs that `resume` leaves as they are."""
+"""Statuses of runs that `resume` does not train again."""
 
 
 class ScalesRecord(TypedDict):
-    """The contents of `scales.json`."""
+    """Contents of `scales.json`."""
 
     format: Literal[1]
     layers: list[ScaleRecord]
 
 
 class StudyInfo(TypedDict):
-    """What a study varies, for its figure."""
+    """Description of a study for its figure."""
 
     name: str
     title: str
     x_label: str
-    """Empty where the variants have no number."""
+    """Label of the x axis; empty if the variants have no `x`."""
     logarithmic: bool
-    """Whether the x axis is."""
+    """Whether the x axis is logarithmic."""
     source: str
-    """The paper's figure or table that it repeats."""
+    """Figure or table of a paper that it repeats."""
     y_label: NotRequired[str]
-    """Of the second number, for grids."""
+    """Label of the second axis of a grid."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RunResult:
-    """What one run came to."""
+    """Result of a run."""
 
     norm: str
     seed: int
     placement: Placement | None = None
-    """None for an own function."""
+    """None for a user's function."""
     status: Status
     metrics: dict[str, float | None]
-    """`valid_perplexity`, `test_perplexity` (per word; of translations per subword), `valid_loss`,
-    `test_loss` (nats/token); of translations also those of TRANSLATION_METRICS, and of other tasks
-    their scores (`test_accuracy`, in percent, and the like). Of an own function what it returned,
-    under any names; None for a number that is not finite."""
+    """`valid_perplexity`, `test_perplexity` (per word; in translation per subword), `valid_loss`,
+    `test_loss` (nats/token); in translation also TRANSLATION_METRICS, in other tasks their scores
+    (such as `test_accuracy`, in percent). For a user's function the returned metrics, under any
+    names; None for a number that is not finite."""
     tid: TID | None
     seconds: float
-    """0 of a run that nobody has trained to an end."""
+    """Training time; 0 for a run that was not trained to the end."""
     tokens_per_second: float | None
     parameters: int | None
-    """None where the run does not know its model."""
+    """Number of parameters; None if the run does not know its model."""
     folder: str
-    """The run's folder, relative to the comparison's."""
+    """Folder of the run, relative to the comparison's."""
     label: str = ""
-    """Name of the variant in a study; elsewhere the norm's short name is the name."""
+    """Name of the variant in a study; empty if the norm's short name is the name."""
     x: float | None = None
-    """Where the variant lies on the study's axis."""
+    """Position of the variant on the study's axis."""
     y: float | None = None
-    """And on the second axis of a grid."""
+    """Position on the second axis of a grid."""
     remark: str = ""
-    """What has to stand beside every number of the run, such as `sees the future`."""
+    """Caveat displayed next to every number of the run, such as `sees the future`."""
     examples_per_second: float | None = None
-    """Rows of the batches, such as images, that the training took in a second, where that is worth
-    telling."""
+    """Training throughput in rows, such as images, for tasks in which tokens say little."""
     scored: str = ""
-    """Which weights the metrics are of: `best checkpoint`, `best checkpoint by valid_accuracy`
-    where that and not the loss chose it or `average of the last N
-    checkpoints, running statistics recalibrated` (or `averaged`); empty where the run does not
-    say."""
+    """Weights that were scored: `best checkpoint`, `best checkpoint by valid_accuracy` if that
+    selected it instead of the loss, or `average of the last N checkpoints, running statistics
+    recalibrated` (or `averaged`); empty if the run does not say."""
     signatures: dict[str, str] = field(default_factory=dict)
-    """How TRANSLATION_METRICS were computed, in sacrebleu's words, by their names."""
+    """Signatures of sacrebleu by names of TRANSLATION_METRICS."""
     message: str = ""
-    """Why the run failed or where it stopped."""
+    """Reason of a failure, or place of a stop."""
     ran_on: dict[str, str | int] = field(default_factory=dict)
-    """`host`, `worker` and `gpu` of the worker that trained it, or ended it; empty where
-    `compare` trained it itself."""
+    """`host`, `worker` and `gpu` of the worker that trained or ended it; empty if `compare` itself
+    trained it."""
     study: StudyInfo | None = None
-    """Of which it is a variant; in the run's own file only, should `results.json` be lost."""
+    """Study of the variant; only in the run's own file, in case `results.json` is lost."""
 
     @classmethod
     def empty(cls, **known: Any) -> "RunResult":
-        """Return the result of a run that nobody has trained to an end."""
+        """Return the result of a run that was not trained to the end."""
         known |= {"metrics": {}, "seconds": 0.0}
         return cls(tid=None, tokens_per_second=None, parameters=None, **known)
 
     @property
     def name(self) -> str:
-        """What the run is called: the variant's label, else the norm's short name."""
+        """Label of the variant, or the norm's short name."""
         return self.label or self.norm
 
 
@@ -240,248 +239,248 @@ TRANSLATION_METRICS: Final = (
     "decoding_tokens_per_second",
 )
 """Corpus scores of the translations of the test split, 0 to 100: detokenized, cased BLEU; BLEU of
-Moses tokens, cased; the same in lower case; chrF. Then target subwords that the search gave in a
-second, end marks included. A comparison may ask for `test_bleu_compound` besides, BLEU of Moses
+Moses tokens, cased; the same in lower case; chrF. The last is the number of target subwords that
+the search generates per second, end marks included. Optional: `test_bleu_compound`, BLEU of Moses
 tokens, cased, with compounds split at their dashes.
 """
 
 
 class PaperRecord(TypedDict):
-    """A number that a paper prints, to stand beside ours."""
+    """Published result that is shown next to ours."""
 
     norm: str
     """Short name, or the label of a variant."""
     placement: Placement
     dataset: str
     metric: str
-    """Name among the metrics of a run, such as `test_bleu_tokenised`."""
+    """Name of the run metric, such as `test_bleu_tokenised`."""
     value: float | None
-    """None where the paper says that the training diverged; a BLEU of 0 is one that failed."""
+    """None if the training diverged according to the paper; a BLEU of 0 is a failed training."""
     source: str
     """Paper and table."""
     against: NotRequired[list[str]]
-    """The norms that the paper compares this one with; without it LayerNorm."""
+    """Norms that the paper compares this one with; if absent, LayerNorm."""
 
 
 class ChangeRecord(TypedDict):
-    """A setting that is not as in a preset."""
+    """Setting that differs from a preset."""
 
     here: NotRequired[Any]
-    """Its value in the comparison; absent where that is the default."""
+    """Value in the comparison; absent if that is the default."""
     preset: NotRequired[Any]
-    """Its value in the preset; absent where that is the default."""
+    """Value in the preset; absent if that is the default."""
 
 
 class ChangesRecord(TypedDict):
-    """The settings that are not as in the preset that a comparison stands for."""
+    """Settings of a comparison that differ from its reference preset."""
 
     preset: str
-    """Its name: of a paper's experiment, or of the comparison's own."""
+    """Name of the reference: the paper's experiment, or the comparison's own preset."""
     settings: dict[str, ChangeRecord]
-    """By dotted name, as `--set` takes it; of those that bear on what the comparison comes to."""
+    """Changed settings by dotted key, as for `--set`; only those that affect the results."""
 
 
 class Goal(TypedDict):
-    """What a comparison is about."""
+    """Main metric of a comparison."""
 
     metric: str
-    """Name among the metrics of its runs."""
+    """Name of the run metric."""
     direction: Literal["min", "max"]
-    """Which way is better."""
+    """Better direction."""
 
 
 class ChosenTrial(TypedDict):
-    """The best trial of a norm."""
+    """Best trial of a norm."""
 
     trial: int
-    """Its number, from 0."""
+    """Number of the trial, from 0."""
     value: float
-    """Of the valid split."""
+    """Selection metric on the valid split."""
     settings: dict[str, Any]
-    """By dotted key."""
+    """Settings by dotted key."""
 
 
 class NormTuning(TypedDict):
-    """How the settings of one norm were chosen."""
+    """Tuning of one norm's settings."""
 
     search: dict[str, str]
-    """Ranges by dotted key, as `--search` takes them."""
+    """Ranges by dotted key, as for `--search`."""
     trials: dict[str, int]
-    """How many ended with each status; all of them count."""
+    """Number of trials by status; all of them count."""
     untuned: float | None
-    """What the recipe's own settings came to, which are the first trial."""
+    """Value of the first trial, which has the recipe's settings."""
     best: ChosenTrial | None
-    """None where no trial has come to its end."""
+    """None if no trial was completed."""
     curve: list[float | None]
-    """The best value after 1, 2, … trials."""
+    """Best value after 1, 2, … trials."""
     importance: dict[str, float]
-    """How much each setting mattered, parts of 1; empty of too few trials."""
+    """Importance of each setting, with a sum of 1; empty for too few trials."""
 
 
 class TuningRecord(TypedDict):
-    """How the settings of a comparison were chosen: the same budget for every norm."""
+    """Tuning of a comparison's settings with the same budget for every norm."""
 
     num_trials: int
-    """Of each norm."""
+    """Number of trials per norm."""
     select_by: Goal
-    """The value of the valid split by which trials are judged."""
+    """Selection metric of the trials, on the valid split."""
     seed: int
-    """Of the runs of all trials, and of the sampler; none of the comparison's."""
+    """Seed of all trials and of the sampler; not one of the comparison's."""
     sampler: str
     pruner: str | None
-    """The rule by which trials are given up early; None where none is."""
+    """Rule that stops trials early; None without one."""
     norms: dict[str, NormTuning]
 
 
 class FunctionRecord(TypedDict):
-    """The training function of a user that a comparison ran."""
+    """User's training function of a comparison."""
 
     name: str
     """`module:name`."""
     file: str | None
-    """Where it is written; None for a function without a file, as of a notebook."""
+    """Source file; None for a function without a file, such as in a notebook."""
     sha256: str | None
-    """Of that file."""
+    """Checksum of the file."""
 
 
 class Baseline(TypedDict):
-    """A model without a network over the same vocabulary: what every norm has to beat."""
+    """Simple model over the same vocabulary, without a network, that every norm should beat."""
 
     name: str
-    """Of the built-in tasks `unigram`, `bigram`, `trigram`, `word`, `copy`, `attach` or
-    `naive_bayes`: `copy` leaves the source as it is, `attach` hangs every word from its neighbor,
+    """In built-in tasks `unigram`, `bigram`, `trigram`, `word`, `copy`, `attach` or `naive_bayes`:
+    `copy` outputs the source unchanged, `attach` makes every word depend on its neighbor,
     `naive_bayes` counts the words of each class."""
     metrics: dict[str, float | None]
 
 
 class RaceSettings(TypedDict):
-    """How the norms of a comparison race."""
+    """Settings of a race between norms."""
 
     confidence: float
-    """With which the best norm is not dropped."""
+    """Probability that the best norm is not dropped."""
     margin: float | None
-    """Differences that are smaller do not matter."""
+    """Largest difference that does not matter."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonHead:
-    """The contents of `comparison.json`: what is compared, as `results.json` says it, too."""
+    """Contents of `comparison.json`, which are also in `results.json`."""
 
     format: Literal[2]
     task: str
-    """Name of a built-in task, or `module:name` of an own one."""
+    """Name of a built-in task, or `module:name` of a user's."""
     function: FunctionRecord | None = None
-    """Of own functions only."""
+    """User's training function; None for a built-in task."""
     preset: str = ""
-    """Size of the experiment; empty for an own function."""
+    """Size of the experiment; empty for a user's function."""
     placement: Placement | None = None
-    """None for an own function."""
+    """None for a user's function."""
     settings: dict[str, Any]
-    """The whole configuration with `norms` and `seeds` in their order, plus `versions`, `machine`
-    and `date` of the comparison."""
+    """Whole configuration with `norms` and `seeds` in their order, plus `versions`, `machine` and
+    `date` of the comparison."""
     score: Goal | None = None
-    """What `valid_score` in metrics.csv is, such as `valid_bleu`, and which way it is better;
-    None where no validation tells it."""
+    """Meaning of `valid_score` in metrics.csv, such as `valid_bleu`, and its better direction; None
+    if validations have no score."""
     study: StudyInfo | None = None
-    """What the variants are about; None where norms as such are compared."""
+    """Study of the variants; None if plain norms are compared."""
     paper: list[PaperRecord] = field(default_factory=list)
-    """What the papers print for this recipe, also for norms that were not run."""
+    """Published results for this recipe, also for norms that were not run."""
     paper_statistics: list[PaperStatistic] = field(default_factory=list)
-    """And what they print of the statistics of its norms."""
+    """Published statistics of the recipe's norms."""
     reduced: str = ""
-    """What has to be known beside a paper's numbers, in words: for which preset it stands, whether
-    the data are the paper's, and what a remark of its runs means. Empty where nothing has."""
+    """Caveat displayed next to the published results: the full preset of a reduced one, whether the
+    data are the paper's, and the meaning of a run's remark. Empty without one."""
     changes: ChangesRecord | None = None
-    """None where every setting is the preset's."""
+    """None if every setting is the preset's."""
     tuning: TuningRecord | None = None
-    """How the settings of each norm were chosen; None where nobody tuned them."""
+    """Tuning of each norm's settings; None without one."""
     goal: Goal
     race: RaceSettings | None = None
-    """None where every norm is trained with every seed."""
+    """None if every norm is trained with every seed."""
     data: dict[str, Any] = field(default_factory=dict)
-    """Name, source, licence and sizes of the corpus; empty for an own function."""
+    """Name, source, licence and sizes of the corpus; empty for a user's function."""
     baselines: list[Baseline] = field(default_factory=list)
-    """Empty where the task has none."""
+    """Empty if the task has none."""
 
 
 class SeedStatistics(TypedDict):
-    """What the seeds say of a norm, in the comparison's goal; None where they are too few."""
+    """Statistics of a norm's goal over seeds; values are None if the seeds are too few."""
 
     label: str
-    """As the table names the norm."""
+    """Name of the norm in the table."""
     seeds: int
-    """That finished."""
+    """Number of finished seeds."""
     mean: float
     mean_interval: list[float] | None
     """Both ends of the 95 % bootstrap interval over seeds."""
     interquartile_mean: float
     interquartile_mean_interval: list[float] | None
     against: NotRequired[str]
-    """The norm that it is held against, seed by seed; absent, with what follows, of that norm, and
-    where no seed finished with both."""
+    """Reference norm of the paired test. This and the following keys are absent for the reference
+    itself, and if no seed finished with both."""
     difference: NotRequired[float]
     difference_interval: NotRequired[list[float] | None]
-    """By Student's t."""
+    """Interval by Student's t."""
     p: NotRequired[float | None]
-    """Of the two-sided paired t-test."""
+    """p-value of the two-sided paired t-test."""
     p_holm: NotRequired[float | None]
-    """The same, corrected for the number of norms."""
+    """p-value corrected for the number of norms by Holm's method."""
     seeds_needed: NotRequired[int | None]
-    """By which the test shows a gap of this size and scatter with a chance of 80 %; None also where
-    1,000 are too few."""
+    """Seeds for which the test detects a gap of this size and spread with a power of 80 %; None
+    also if 1,000 are too few."""
 
 
 RaceOutcome = Literal["one left", "level", "undecided", "open"]
-"""`level`: the norms that are left differ by less than the margin; `undecided`: all seeds were
-used; `open`: runs are missing."""
+"""Outcome of a race. `level`: the remaining norms differ by less than the margin; `undecided`: all
+seeds were used; `open`: runs are missing."""
 
 
 class DropRecord(TypedDict):
-    """A norm that is out of a race."""
+    """Norm that was dropped from a race."""
 
     label: str
     after: int
-    """Seeds that were trained with it."""
+    """Number of seeds that were trained with it."""
     behind: str
-    """The norm that led."""
+    """Norm that was leading."""
     difference: float | None
-    """How much worse, mean over the seeds that finished with both, in the race's metric and its
-    direction; None where it was dropped because its runs were lost."""
+    """Mean of how much worse it is over the seeds that finished with both norms, in the race's
+    metric and direction; None if it was dropped because its runs were lost."""
     at_least: float | None
-    """How much worse by the lower confidence bound."""
+    """Lower confidence bound of the difference."""
     seeds: int
-    """That finished with both."""
+    """Number of seeds that finished with both norms."""
 
 
 class RaceRecord(TypedDict):
-    """What a race came to."""
+    """Result of a race."""
 
     metric: str
-    """By which it was decided."""
+    """Metric that decides it."""
     leader: str | None
-    """The best of those that are left; None before the first seed."""
+    """Best remaining norm; None before the first seed."""
     left: list[str]
     """Norms that were not dropped."""
     dropped: list[DropRecord]
     outcome: RaceOutcome
     rounds: int
-    """Seeds that all norms that were left by then have ended."""
+    """Number of seeds that all norms remaining at the time have completed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ComparisonResults(ComparisonHead):
-    """The contents of `results.json`."""
+    """Contents of `results.json`."""
 
     standing: RaceRecord | None = None
-    """What the race has come to; None without one, and of parts of several."""
+    """Result of the race so far; None without a race, and for parts of several comparisons."""
     runs: Sequence[RunResult]
-    """In the order of the lines and seeds."""
+    """Results in the order of the lines and seeds."""
     statistics: list[SeedStatistics] | None = None
-    """Written when a comparison has ended."""
+    """Statistics over seeds, written when a comparison has ended."""
 
 
 def placement_words(placement: str) -> str:
-    """Where the norms stand, in words.
+    """Return the placement of the norms in words.
 
     >>> placement_words("pre"), placement_words("peri")
     ('pre-norm', 'placement peri')
@@ -490,15 +489,15 @@ def placement_words(placement: str) -> str:
 
 
 def run_name(norm: str, placement: str | None, seed: int) -> str:
-    """The folder name of a run.
+    """Return the folder name of a run.
 
-    The colon of `module:Class`, which not every file system takes, becomes a plus, which no name of
-    a norm has.
+    The colon of `module:Class`, which some file systems do not allow, becomes a plus, which occurs
+    in no name of a norm.
 
     Args:
         norm: short name, or label of a variant.
-        placement: where the norms stand; None for an own function.
-        seed: of the run.
+        placement: placement of the norms; None for a user's function.
+        seed: seed of the run.
 
     >>> run_name("pn", "pre", 1), run_name("pn", None, 1)
     ('pn-pre-seed1', 'pn-seed1')

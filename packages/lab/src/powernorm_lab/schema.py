@@ -1,4 +1,4 @@
-"""Records as JSON files hold them: `powernorm_lab.runs`, work.json and parts of settings."""
+"""Records in JSON files: `powernorm_lab.runs`, work.json and parts of settings."""
 
 from __future__ import annotations
 
@@ -28,57 +28,57 @@ _WORDS: Final[Mapping[str, str]] = {
     "list_type": "a list",
     "dataclass_type": "an object",
 }
-"""By pydantic's kind of error, what was expected."""
+"""Expected values by pydantic's types of errors."""
 _MAX_WHOLE: Final = 2**63 - 1
-"""No count in a file is larger."""
+"""Largest count in a file."""
 _SHORT: Final = Repr()
 _SHORT.maxstring = _SHORT.maxother = 60
 
 
 def written(record: object) -> dict[str, Any]:
-    """Return what a JSON file says of a record: all fields but those that have their default.
+    """Convert a record for JSON: all fields except those with their defaults.
 
     Args:
-        record: of a dataclass of `powernorm_lab.runs`.
+        record: instance of a dataclass of `powernorm_lab.runs`.
     """
     adapter = _adapter(cast(Any, type(record)))
     return cast(dict[str, Any], adapter.dump_python(record, exclude_defaults=True))
 
 
-def read_record(kind: type[Record], path: Path, mend: str, *, exact: bool = False) -> Record:
-    """Return the record that a JSON file holds.
+def read_record(kind: type[Record], path: Path, hint: str, *, exact: bool = False) -> Record:
+    """Read a record from a JSON file.
 
     Args:
-        kind: a class of `powernorm_lab.runs`. Keys that it does not declare are left out.
-        path: of the file.
-        mend: how to mend the file; the end of every error.
-        exact: leave numbers beyond 1e100 as they are, which is for records that are written again.
-            Else they become infinite, as figures and averages cannot carry them.
+        kind: class of `powernorm_lab.runs`. Keys that it does not declare are ignored.
+        path: path of the file.
+        hint: how to repair the file, appended to every error message.
+        exact: keep numbers beyond 1e100, for records that are written again. Otherwise they become
+            infinite, because they would overflow in figures and averages.
 
     Raises:
-        InputError: the file cannot be read, a value is missing or of another type, or the file has
-            a format of a newer version; the message names file and key.
+        InputError: the file cannot be read, a value is missing or has another type, or the file has
+            the format of a newer version; the message names file and key.
     """
-    return record_of(kind, read_json_object(path, mend), str(path), mend, exact=exact)
+    return record_of(kind, read_json_object(path, hint), str(path), hint, exact=exact)
 
 
 def record_of(
     kind: type[Record],
     values: object,
     place: str,
-    mend: str,
+    hint: str,
     trail: tuple[str | int, ...] = (),
     *,
     exact: bool = False,
 ) -> Record:
-    """Return values of a JSON file as a record.
+    """Convert values of a JSON file to a record.
 
     Args:
         kind: as in `read_record`.
-        values: what the file, or a line of it, holds.
-        place: the file and its line, for errors.
-        mend: as in `read_record`.
-        trail: keys and places in lists that lead to the values.
+        values: contents of the file or of a line.
+        place: file and line, for error messages.
+        hint: as in `read_record`.
+        trail: keys and indices of the values in the file.
         exact: as in `read_record`.
 
     Raises:
@@ -86,19 +86,19 @@ def record_of(
     """
     values = values if exact else _bounded(values)
     try:
-        # Halves of letters, which escapes in an edited file may stand for, become question marks.
+        # Lone surrogates, which an edited file may contain as escapes, become question marks.
         dumped = json.dumps(values, ensure_ascii=False, allow_nan=not exact)
         text = dumped.encode(errors="replace")
     except ValueError as error:
-        raise InputError(f"{place}: a number is infinite or NaN; {mend}") from error
+        raise InputError(f"{place}: a number is infinite or NaN; {hint}") from error
     try:
-        # From Python values, strict validation takes no dict for a dataclass.
+        # Strict validation of Python values does not accept a dict for a dataclass.
         return cast(Record, _adapter(cast(Any, kind)).validate_json(text, strict=True))
     except ValidationError as error:
         details = error.errors(include_url=False)
-    # A wrong format explains everything else, and a wrong value more than a missing one.
+    # A wrong format explains all other errors, and a wrong value explains more than a missing one.
     first = min(details, key=lambda one: (one["loc"] != ("format",), one["type"] == "missing"))
-    raise InputError(f"{place}: {_explained(first, trail)}; {mend}")
+    raise InputError(f"{place}: {_explained(first, trail)}; {hint}")
 
 
 @cache
@@ -113,7 +113,7 @@ def _explained(error: Any, trail: tuple[str | int, ...]) -> str:
     if error["type"] == "missing":
         return f"{name} is missing"
     value = error["input"]
-    if error["type"] == "value_error":  # of a class of ours
+    if error["type"] == "value_error":  # raised by a record's __post_init__
         return f"{name}: {error['ctx']['error']}"
     found = f"{name} is {'null' if value is None else _SHORT.repr(value)}"
     if error["type"] != "literal_error":
@@ -129,7 +129,7 @@ def _explained(error: Any, trail: tuple[str | int, ...]) -> str:
 
 
 def bounded(value: float) -> float:
-    """Return the number, infinite where it is too large to be drawn or averaged.
+    """Return the number, or infinity if it is too large to be drawn or averaged.
 
     >>> bounded(-7), bounded(1e280), bounded(-(10**400))
     (-7.0, inf, -inf)

@@ -1,4 +1,4 @@
-"""Workers of a comparison: what its folder tells them, and `powernorm work`, which they run."""
+"""Workers of a comparison: `powernorm work` and the instructions in the comparison's folder."""
 
 import importlib.util
 import os
@@ -60,24 +60,24 @@ def with_threads(
     """Return the settings of a built-in task with the number of CPU threads of a run.
 
     Args:
-        config: to change.
-        workers: that train.
-        num_threads: of each; None is what the settings say, else what the workers have by default.
+        config: settings to change.
+        workers: workers that train.
+        num_threads: threads of each run; None is the settings' value, else the workers' default.
     """
     chosen = workers.threads(num_threads or config.training.num_threads)
     return replace(config, training=replace(config.training, num_threads=chosen))
 
 
 def read_work(out: Path) -> Grid:
-    """Return what the file of a comparison's folder tells a worker to train.
+    """Read from work.json in a comparison's folder what a worker trains.
 
     Raises:
-        InputError: there is none, or it cannot be used here.
+        InputError: the file does not exist, or cannot be used here.
     """
     path = out / WORK_FILE
     if not path.exists():
         raise InputError(
-            f"{out} holds no {WORK_FILE}, which says what to train: begin it by "
+            f"{out} has no {WORK_FILE}, which says what to train: create it with "
             "`powernorm compare … --plan`"
         )
     record = read_record(_Work, path, PLAN_AGAIN, exact=True)
@@ -92,7 +92,7 @@ def read_work(out: Path) -> Grid:
 
 
 def named_code(out: Path) -> list[str]:
-    """Return what the file of a comparison's folder has a worker import: norms and a function."""
+    """Return the norms and the function that a worker of a comparison's folder imports."""
     path = out / WORK_FILE
     if not path.exists():
         return []
@@ -120,7 +120,7 @@ def _read_head(out: Path) -> ComparisonHead:
 
 @dataclass(frozen=True)
 class _FunctionPlace:
-    """Where a worker finds a function: a module or a script, and a name in it."""
+    """Location of a function for a worker: a module or a script, and a name in it."""
 
     name: str
     module: str | None = None
@@ -133,7 +133,7 @@ class _FunctionPlace:
 
 @dataclass(frozen=True)
 class _OwnWork:
-    """Function of the user, as work.json describes it."""
+    """Work of a user's function in work.json."""
 
     function: _FunctionPlace
     norms: list[str]
@@ -148,14 +148,14 @@ class _OwnWork:
 
 @dataclass(frozen=True)
 class _Work:
-    """The contents of work.json."""
+    """Contents of work.json."""
 
     format: Literal[1]
     comparison: dict[str, Any] | None = None
-    """Settings of a built-in task; else there is `own`."""
+    """Settings of a built-in task; None if `own` is set."""
     own: _OwnWork | None = None
     path: list[str] = field(default_factory=list)
-    """Where modules are imported from."""
+    """Folders from which modules are imported."""
     race: Race | None = None
     trial: TrialRules | None = None
     log_to: list[str] = field(default_factory=list)
@@ -170,7 +170,7 @@ class _Work:
 
 def _recorded_grid(record: _Work, head: ComparisonHead) -> Grid:
     if record.own is None:
-        # Workers of a user's own function need none of the built-in tasks.
+        # Not imported for a user's function.
         from powernorm_lab.tasks.builtin import grid_of
         from powernorm_lab.tasks.settings import settings_from
 
@@ -196,7 +196,7 @@ def _imported(where: _FunctionPlace) -> Task | TrainingFunction:
     path = Path(where.script)
     specification = importlib.util.spec_from_file_location(SCRIPT, path)
     if specification is None or specification.loader is None or not path.is_file():
-        raise InputError(f"{path} cannot be imported: is it on this machine, too?")
+        raise InputError(f"{path} cannot be imported: check that it exists on this machine, too")
     module: ModuleType = importlib.util.module_from_spec(specification)
     sys.modules[SCRIPT] = module
     specification.loader.exec_module(module)
@@ -204,7 +204,9 @@ def _imported(where: _FunctionPlace) -> Task | TrainingFunction:
     for part in where.name.split("."):
         found = getattr(found, part, None)
     if found is None:
-        raise InputError(f"{path} has no {where.name}: is it the same file on this machine?")
+        raise InputError(
+            f"{path} has no {where.name}: check that the file is the same on this machine"
+        )
     return task_of(found)
 
 
@@ -214,26 +216,26 @@ def work(
     worker: str | None = None,
     on_event: Listener | None = None,
 ) -> int:
-    """Train the runs of a comparison's folder that nobody else trains, until none is left.
+    """Train the runs of a comparison's folder that no other worker trains, until none is left.
 
     Args:
         out: folder of the comparison.
-        worker: name of a worker that `compare` has started: that writes results.json, and starts
-            another one where it is needed. None is one that was started by hand: it writes
-            results.json, too, and waits for runs of others, in case these come to grief.
-        on_event: receives what happens.
+        worker: name of a worker that `compare` started; `compare` itself writes results.json and
+            replaces lost workers. None is a worker that was started by hand: it writes
+            results.json, and waits for runs of other workers in case one of them dies.
+        on_event: function that receives events.
 
     Returns:
-        How many of the runs failed.
+        The number of failed runs.
 
     Raises:
-        InputError: the folder tells nothing to train, or something cannot be used here.
-        KeyboardInterrupt: after the run at hand has been marked as interrupted.
+        InputError: the folder has no work, or it cannot be used here.
+        KeyboardInterrupt: after the current run has been marked as interrupted.
         Stopped: the same after SIGTERM or SIGUSR1.
 
     Distributed:
-        Under `torchrun` every process calls it: together they are one worker, each run is trained
-        by all of them, and the first one takes the leases and writes the files.
+        Under `torchrun` every process calls it. Together they are one worker: all of them train
+        each run, and the first one acquires the leases and writes the files.
     """
     out = out.absolute()
     grid = read_work(out)
@@ -268,7 +270,7 @@ def work(
 
 
 def _here(worker: str | None) -> dict[str, Any]:
-    """Return where this worker is, for the results of its runs."""
+    """Return host, worker and GPU for the results of this worker's runs."""
     place: dict[str, Any] = {"host": socket.gethostname()}
     if worker is not None:
         place["worker"] = worker
@@ -279,17 +281,17 @@ def _here(worker: str | None) -> dict[str, Any]:
 
 
 def _write_shared_results(results: Results, *, is_last: bool = False) -> None:
-    """Write results.json of a folder in which several processes work, each in its turn.
+    """Write results.json of a folder that several processes share, under its lease.
 
-    Where a `compare` has the folder, it does so.
+    A `compare` that holds the folder's lease writes the file itself.
 
     Args:
-        results: of the comparison.
-        is_last: leave no lease behind.
+        results: results of the comparison.
+        is_last: delete the lease, and wait until the file has all results.
     """
     out = results.out
     while True:
-        # Read again each time: a `compare --resume` may have added norms or seeds.
+        # Read each time, because a `compare --resume` may have added norms or seeds.
         head = _read_head(out)
         try:
             lease = Lease(out)
@@ -298,7 +300,7 @@ def _write_shared_results(results: Results, *, is_last: bool = False) -> None:
             finally:
                 lease.release(forget=is_last)
         except (LeaseHeldError, LeaseLostError):
-            if not is_last:  # who has it writes what is known, and so does this one in the end
+            if not is_last:  # the holder of the lease writes, and this worker writes at its end
                 return
             told = read_record(ComparisonResults, out / RESULTS_FILE, PLAN_AGAIN, exact=True)
             if told.runs == results.told(head).runs:

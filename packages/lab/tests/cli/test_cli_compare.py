@@ -16,7 +16,7 @@ SHORT = (
     *("--set", "training.validate_every=2"),
     *("--set", "training.monitor_every=0"),
 )
-"""For tests of the command, not of what comes of a study."""
+"""Settings for tests of the command, in which the results of a study do not matter."""
 
 
 def test_study_ends_in_its_figure(tmp_path: Path, text_file: Path) -> None:
@@ -51,7 +51,7 @@ def test_recipes_say_which_studies_a_task_has(tmp_path: Path) -> None:
     assert "micro-batches" in studies
     assert "lowest-layers" not in studies
     refused = refusal(tmp_path, "compare", "image", "--study", "lowest-layers")
-    assert "makes no sense for the task image" in refused
+    assert "does not apply to the task image" in refused
     assert "choose one of lm, translation" in refused
 
 

@@ -164,7 +164,7 @@ def test_at_a_terminal_the_user_is_asked(
     while True:
         try:
             part = os.read(ours, 4096)
-        except OSError:  # as Linux tells the end of a terminal
+        except OSError:  # Linux signals the end of a terminal by this error
             break
         if not part:
             break
@@ -208,7 +208,7 @@ def test_a_stopped_download_is_no_data(tmp_path: Path, sent: signal.Signals) -> 
         assert out == ""
         if sent == signal.SIGINT:
             assert process.returncode == 130
-            assert err == "interrupted: nothing half is left; what was finished is kept\n"
+            assert err == "interrupted: completed data sets are kept, partial ones deleted\n"
             assert sets_in(tmp_path) == []
         assert states(tmp_path)["fake"] == "absent"
         server.stalled = None
@@ -260,7 +260,7 @@ def test_wrong_use_is_refused(
 
 
 def test_the_catalog_holds_what_the_readers_know(monkeypatch: pytest.MonkeyPatch) -> None:
-    # Only what is said about them is looked at.
+    # Only the message is tested, so that the trees are not parsed.
     monkeypatch.setattr(treebanks, "parse_conllu", lambda *_: [])
     assert {*IMAGE_SETS, *TEXT_SETS, *ENTITY_SETS} <= SETS.keys()
     embedded = [entry for entry in SETS.values() if entry.home == "embedded"]
@@ -292,5 +292,5 @@ def test_every_fetched_set_has_addresses_and_sums() -> None:
         assert (bool(entry.archive) + bool(entry.mirrors)) == fetched
         assert bool(sums) == (entry.home == "embedded" and entry.name != "drawn-digits") or fetched
         if entry.archive:
-            # The package index names a file by three parts of a sum of 64 digits.
+            # The package index's path of a file has a checksum of 64 digits in three parts.
             assert re.search(r"/[0-9a-f]{2}/[0-9a-f]{2}/[0-9a-f]{60}/[^/]+$", entry.archive.url)

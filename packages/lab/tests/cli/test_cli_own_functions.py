@@ -1,4 +1,4 @@
-"""`powernorm compare my_module:train`, and what other commands make of its runs."""
+"""`powernorm compare my_module:train`, and other commands on its runs."""
 
 from __future__ import annotations
 
@@ -122,13 +122,13 @@ def test_the_table_and_the_page(home: Path) -> None:
 
 
 def test_a_race_and_its_continuation(home: Path, tmp_path: Path) -> None:
-    """Every norm of this training is like the others, so that the first three seeds are level."""
+    """All norms are equal in this training, so that the race is level after three seeds."""
     shutil.copy(home / "mine.py", tmp_path)
     raced = (*COMMAND, "--norms", "ln,bn", "--seeds", "5", "--race", "--race-margin", "100")
     assert powernorm(tmp_path, *raced, "--plan").code == 0
     done = powernorm(tmp_path, "work", "runs")
     assert done.code == 0, done.err
-    assert done.err.startswith("runs names code, which is imported: mine:train\n")
+    assert done.err.startswith("importing code that runs names: mine:train\n")
     assert "The race is over after 3 seeds: level within the margin are ln, bn." in done.err
     done = powernorm(tmp_path, *raced, "--resume")
     assert done.code == 0, done.err
@@ -158,7 +158,7 @@ def test_json_and_quiet(home: Path, tmp_path: Path) -> None:
     ("changes", "message"),
     [
         (("mine:train",), "needs --goal METRIC:max"),
-        (("mine:train", "--goal", "accuracy:up"), "direction 'up'"),
+        (("mine:train", "--goal", "accuracy:up"), "direction is 'up'"),
         (("mine:nothing", "--goal", "loss:min"), "cannot be loaded"),
         (("nowhere:train", "--goal", "loss:min"), "put that on PYTHONPATH"),
         (("mine.py:train", "--goal", "loss:min"), "name its module, mine:train"),
@@ -172,10 +172,10 @@ def test_json_and_quiet(home: Path, tmp_path: Path) -> None:
         (("mine:train", "--goal", "loss:min", "--seeds", "a"), "--seeds a"),
         (("mine:train", "--goal", "loss:min", "--seeds", "0"), "--seeds 0"),
         (("mine:train", "--goal", "loss:min", "--race", "--seeds", "2"), "give at least 3"),
-        (("mine:train", "--goal", "loss:min", "--race-margin", "1"), "give --race, too"),
+        (("mine:train", "--goal", "loss:min", "--race-margin", "1"), "needs --race: give it, too"),
         (("mine:train", "--goal", "loss:min", "--device", "abacus"), "'abacus'"),
         (("mine:train", "--goal", "speed:max", "--norms", "ln"), "returned no 'speed'"),
-        (("lm", "--goal", "loss:min"), "lm has a measure of its own"),
+        (("lm", "--goal", "loss:min"), "--goal cannot be used with the built-in task lm"),
         (("lm", "--device", "cuda:1"), "CUDA_VISIBLE_DEVICES"),
     ],
 )
@@ -194,10 +194,10 @@ def test_a_failed_run_fails_the_command(home: Path, tmp_path: Path) -> None:
     assert found.code == 1
     assert found.err.splitlines()[-1] == (
         "error: 1 of 2 runs failed, the first by RuntimeError: boom (runs/bn-seed0); the same "
-        "command with --resume tries them again"
+        "command with --resume retries them"
     )
     assert (tmp_path / "runs" / "report.html").exists()
-    # A run that was not asked for is none of this command's failures.
+    # The command does not fail for runs that it was not asked for.
     others = powernorm(tmp_path, *command[:-1], "ln", "--out", "runs", "--quiet", "--resume")
     assert (others.code, others.err) == (0, "")
     assert powernorm(tmp_path, *command, "--out", "planned", "--plan").code == 0
@@ -235,11 +235,11 @@ def test_a_schedulers_signal_saves_and_says_how_to_go_on(
     found = ended(process)
     assert found.code == 75, found.err
     (line,) = [line for line in found.err.splitlines() if line.startswith("stopped")]
-    assert line.endswith("go on with: powernorm " + " ".join(slow) + " --resume")
+    assert line.endswith("resume with: powernorm " + " ".join(slow) + " --resume")
     assert (tmp_path / "runs" / "report.html").exists()
     (run,) = json.loads((tmp_path / "runs" / "results.json").read_text())["runs"]
     assert run["status"] == "interrupted"
-    # All that was logged is in the checkpoint, too.
+    # Everything that was logged is in the checkpoint, too.
     steps = int(log.read_text().splitlines()[-1].partition(",")[0])
     begun = start(tmp_path, *slow, "--resume")
     assert begun.stderr is not None
@@ -292,7 +292,7 @@ def metrics_of(found: Outcome, runs: Path) -> dict[str, float]:
 @pytest.mark.slow
 @pytest.mark.distributed
 def test_several_processes_train_as_one(home: Path, tmp_path: Path) -> None:
-    """Each on its part of every batch, by the mean of their gradients."""
+    """Each process trains on its part of every batch, with the mean of the gradients."""
     shutil.copy(home / "mine.py", tmp_path)
     one = powernorm(tmp_path, *SHARED, "--out", "one")
     two = powernorm(tmp_path, *SHARED, "--out", "two", "--devices", "2", fresh=True)

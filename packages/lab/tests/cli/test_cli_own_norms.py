@@ -1,4 +1,4 @@
-"""A user's own norm on the command line, from a file in the working directory."""
+"""A custom norm on the command line, from a file in the working directory."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def command(text_file: Path, *more: str) -> tuple[str | Path, ...]:
 def compared(
     tmp_path_factory: pytest.TempPathFactory, text_file: Path
 ) -> tuple[Path, Path, Outcome]:
-    """The working directory, the folder of the comparison, and what the command said."""
+    """Return the working directory, the folder of the comparison, and the command's outcome."""
     home = home_of(tmp_path_factory.mktemp("home"))
     outcome = powernorm(home, *command(text_file))
     assert outcome.code == 0, outcome.err
@@ -90,7 +90,7 @@ def test_resumed_and_reported(
     assert outcome.err.count("from before") == len(NAMES)
     page = folder / "report.html"
     before = page.read_bytes()
-    # A report needs no module: it reads files only.
+    # A report only reads files, so that it needs no module.
     assert powernorm(tmp_path, "report", folder).code == 0
     assert page.read_bytes() == before
 

@@ -46,15 +46,15 @@ def test_a_model_by_its_name_from_start_to_end(home: Path) -> None:
     written = json.loads((home / "out" / "removal.json").read_text())
     assert written["settings"]["method"]["name"] == "freeze"
     assert written["settings"]["seed"] == 1
-    assert "holds another removal" in refusal(home, *chosen)
+    assert "has another removal" in refusal(home, *chosen)
 
 
 def test_what_does_not_fit_is_one_line(home: Path) -> None:
     wanted = {
-        ("my_models:post", "--method", "match-centered"): "method.name=match fits every place",
+        ("my_models:post", "--method", "match-centered"): "method.name=match works for every norm",
         ("my_models:build", "--share", "0.1"): "give training.steps",
         ("my_models:build", "--data", "rt"): "leave out --data",
-        ("my_models:build", "--stock"): "is no model of transformers",
+        ("my_models:build", "--stock"): "is not a model of transformers",
         ("nothing", "--steps", "3"): "nothing does not exist: give a run",
         ("my_models:build", "--set", "method.nam=match"): "did you mean method.name",
     }
@@ -75,7 +75,7 @@ def test_interrupted_it_says_how_to_go_on_and_does(home: Path) -> None:
     process.send_signal(signal.SIGTERM)
     _, err = process.communicate(timeout=SECONDS)
     assert process.returncode == 75, err
-    assert f"go on with: powernorm {' '.join(chosen)} --resume" in err
+    assert f"resume with: powernorm {' '.join(chosen)} --resume" in err
     assert json.loads((home / "out" / "result.json").read_text())["status"] == "interrupted"
     other = powernorm(home, "remove", "my_models:build", "--out", "out", *FEW, "--resume")
     assert "settings.training.steps 4000 → 4" in other.refused()

@@ -14,7 +14,7 @@ def test_results_are_printed(tmp_path: Path) -> None:
     assert (printed.code, printed.err) == (0, "")
     assert "### lm, demo" in printed.out
     twice = powernorm(tmp_path, "results", "demo", "demo")
-    assert "demo and demo both hold ln, seed 0, of one comparison" in twice.refused()
+    assert "demo and demo both have ln, seed 0, of one comparison" in twice.refused()
     write_comparison(tmp_path / "more", seeds=(7,))
     joined = powernorm(tmp_path, "results", "demo", "more")
     assert (joined.code, joined.out.count("### lm, demo")) == (0, 1)
@@ -22,7 +22,7 @@ def test_results_are_printed(tmp_path: Path) -> None:
 
 def test_folders_without_results_are_named(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
-    assert "empty holds neither" in refusal(tmp_path, "results", "empty")
+    assert "empty has neither" in refusal(tmp_path, "results", "empty")
 
 
 def test_tables_are_files(tmp_path: Path) -> None:

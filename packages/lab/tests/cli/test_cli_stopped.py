@@ -29,7 +29,7 @@ def last_step(log: Path) -> int:
     return int(log.read_text().splitlines()[-1].partition(",")[0])
 
 
-# In one process the test of a user's function does it, too.
+# The test of a user's function covers one process, too.
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "processes",
@@ -37,7 +37,7 @@ def last_step(log: Path) -> int:
     ids=["one process", "two processes"],
 )
 def test_sigterm_saves_the_step_at_hand(tmp_path: Path, processes: tuple[str, ...]) -> None:
-    """No validation has written a checkpoint by then; in two processes both stop alike."""
+    """No validation has written a checkpoint before; two processes stop at the same step."""
     process = start(tmp_path, *LONG, *processes)
     log = tmp_path / "runs" / "pn-pre-seed0" / "metrics.csv"
     wait_for_rows(log, 3)
@@ -45,12 +45,12 @@ def test_sigterm_saves_the_step_at_hand(tmp_path: Path, processes: tuple[str, ..
     _, err = process.communicate(timeout=SECONDS)
     assert process.returncode == 75, err
     assert [line for line in err.splitlines() if line.startswith("stopped")][-1].endswith(
-        f"go on with: powernorm {' '.join([*LONG, *processes])} --resume"
+        f"resume with: powernorm {' '.join([*LONG, *processes])} --resume"
     )
     (run,) = json.loads((tmp_path / "runs" / "results.json").read_text())["runs"]
     assert run["status"] == "interrupted"
     stopped = last_step(log)
-    # Goes on behind what was logged, and can be stopped again.
+    # It continues after the last logged step, and can be stopped again.
     again = start(tmp_path, *LONG, "--resume")
     assert again.stderr is not None
     lines = iter(again.stderr.readline, "")
@@ -85,7 +85,7 @@ def test_the_second_of_two_commands_is_refused_and_the_first_is_not_harmed(
 @pytest.mark.parametrize("raised", ["KeyboardInterrupt", "ImportError('half')", "SystemError"])
 @pytest.mark.parametrize("command", ["norms", "compare", "tune", "remove", "work"])
 def test_ctrl_c_while_torch_is_imported(tmp_path: Path, raised: str, command: str) -> None:
-    """A package that is being imported may make another error of it."""
+    """A package may convert the interrupt to another error during its import."""
     (tmp_path / "torch.py").write_text(
         "import signal\n"
         f"try:\n    signal.raise_signal(signal.SIGINT)\n"
@@ -126,7 +126,7 @@ def test_a_tuning_ends_by_ctrl_c_whatever_a_trial_makes_of_it(tmp_path: Path) ->
     (tmp_path / "mine.py").write_text(INTERRUPTED)
     done = powernorm(tmp_path, "tune", "mine:train", *TUNED)
     assert done.code == 130, done.err
-    assert done.err.splitlines()[-1].startswith("interrupted: runs keeps what is over")
+    assert done.err.splitlines()[-1].startswith("interrupted: runs has the finished runs")
     trial = json.loads((tmp_path / "runs/trials/bn-trial1-seed1000/result.json").read_text())
     assert trial["status"] == "interrupted"
 

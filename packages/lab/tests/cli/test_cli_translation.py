@@ -21,7 +21,7 @@ from powernorm_lab.cli import launching
 from powernorm_lab.engine.stopping import EXIT_CODE
 
 SECONDS = 240
-"""After which a subprocess counts as hung; far more than it needs."""
+"""Time after which a subprocess counts as hung, far more than it needs."""
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -100,7 +100,7 @@ def test_a_lost_process_ends_all(pairs: Path, tmp_path: Path) -> None:
     assert "Traceback" not in err
     said = err.splitlines()[-1]
     assert said.startswith(
-        "error: process 1 of 2 was lost (SIGKILL), and the others were stopped; go on with: "
+        "error: process 1 of 2 was lost (SIGKILL), and the others were stopped; resume with: "
         "powernorm compare translation"
     )
     assert said.endswith("--out runs --devices 2 --resume")
@@ -190,7 +190,7 @@ def test_interrupted_processes_end_with_one_message(pairs: Path, tmp_path: Path)
     assert process.returncode == 130, err
     lines = [line for line in err.splitlines() if not line.startswith("pn seed 0: step")]
     assert len(lines) == 1, err
-    assert lines[0].startswith("interrupted; go on with: powernorm compare translation")
+    assert lines[0].startswith("interrupted; resume with: powernorm compare translation")
     assert lines[0].endswith("--resume")
     assert torch.load(tmp_path / "runs/pn-pre-seed0/checkpoints/last.ckpt", weights_only=True)
 

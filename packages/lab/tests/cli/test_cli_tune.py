@@ -60,7 +60,7 @@ def test_a_tuning_from_the_command_line(home: Path) -> None:
     page = powernorm(home, "results", "runs").out
     assert "Every norm had 2 trials (" in page
     assert "log:1e-5:1" in page
-    assert "holds a tuning: give another --out" in refusal(home, *COMMAND, *SEARCH)
+    assert "has a tuning: give another --out" in refusal(home, *COMMAND, *SEARCH)
 
 
 @pytest.mark.slow
@@ -86,8 +86,10 @@ def test_interrupted_it_says_how_to_go_on_and_does(home: Path, tmp_path: Path) -
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=SECONDS)
     assert process.returncode == 130, err
-    assert err.splitlines()[-1].endswith("go on with: powernorm " + " ".join(command) + " --resume")
-    assert "a tuning whose trials are not over" in refusal(tmp_path, "report", "runs")
+    assert err.splitlines()[-1].endswith(
+        "resume with: powernorm " + " ".join(command) + " --resume"
+    )
+    assert "a tuning with unfinished trials" in refusal(tmp_path, "report", "runs")
     done = powernorm(tmp_path, *command, "--resume")
     assert done.code == 0, done.err
     assert statuses(tmp_path / "runs") == ["finished"] * 4
@@ -97,9 +99,9 @@ def test_interrupted_it_says_how_to_go_on_and_does(home: Path, tmp_path: Path) -
     ("changes", "words"),
     [
         (("--trials", "0"), "trials is 0: give at least 1 for every norm"),
-        (("--search", "learning_rate=1e-4:1"), "is no range: give log:LOW:HIGH"),
+        (("--search", "learning_rate=1e-4:1"), "is not a range: give log:LOW:HIGH"),
         (("--select-by", "valid_loss"), "give METRIC:max or METRIC:min"),
-        (("--preset", "demo"), "mine:train is a function of your own, for which --preset means"),
+        (("--preset", "demo"), "--preset cannot be used with the function mine:train"),
     ],
 )
 def test_what_cannot_be_used_is_one_line(home: Path, changes: tuple[str, str], words: str) -> None:
@@ -110,9 +112,11 @@ def test_what_cannot_be_used_is_one_line(home: Path, changes: tuple[str, str], w
 
 def test_of_a_built_in_task(tmp_path: Path) -> None:
     lm = ("tune", "lm", "--preset", "smoke", "--out", "new")
-    assert "lm has a measure of its own" in refusal(tmp_path, *lm, "--goal", "a:max")
+    assert "--goal cannot be used with the built-in task lm" in refusal(
+        tmp_path, *lm, "--goal", "a:max"
+    )
     judged = refusal(tmp_path, *lm, "--select-by", "valid_bleu:max")
-    assert "lm cannot be judged by valid_bleu:max during the training: choose valid_loss" in judged
+    assert "lm does not measure valid_bleu:max during the training: choose valid_loss" in judged
     shared = refusal(tmp_path, *lm, "--search", "training.num_threads=int:1:2")
     assert "training.num_threads, which all runs of a comparison share" in shared
     unknown = refusal(tmp_path, *lm, "--search", "learning_rate=log:1e-4:1e-2")

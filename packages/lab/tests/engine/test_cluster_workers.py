@@ -101,7 +101,7 @@ def test_an_interrupted_comparison_leaves_no_worker_and_goes_on(
     process.send_signal(signal.SIGINT)
     _, error = process.communicate(timeout=240)
     assert process.returncode == 130, error
-    assert "go on with: powernorm compare" in error
+    assert "resume with: powernorm compare" in error
     for owner in owners:
         assert not Path(f"/proc/{owner['pid']}").exists()
     runs = json.loads((tmp_path / "out" / "results.json").read_text())["runs"]
@@ -136,7 +136,7 @@ def test_a_job_that_is_to_be_requeued_saves_and_goes_on(
     _, error = process.communicate(timeout=300)
     assert process.returncode == 0, error
     (log,) = tmp_path.glob("out/workers/*.log")
-    assert "go on with: powernorm work" in log.read_text()
+    assert "resume with: powernorm work" in log.read_text()
     compared(tmp_path / "serial", norms=["bn"], seeds=1, settings=settings)
     assert_equal(tmp_path / "serial", tmp_path / "out")
 

@@ -302,7 +302,7 @@ def _runs(out: Path) -> list[Mapping[str, Any]]:
 
 def test_a_folder_without_a_plan_is_refused(tmp_path: Path) -> None:
     error = refusal(tmp_path, "work", ".")
-    assert "holds no work.json, which says what to train: begin it by" in error
+    assert "has no work.json, which says what to train: create it with" in error
 
 
 @needs_two_cores
@@ -328,7 +328,7 @@ def test_an_end_from_outside_leaves_no_process_and_goes_on(tmp_path: Path, numbe
             assert time.monotonic() < deadline
             time.sleep(0.05)
     if number != signal.SIGKILL:
-        assert "go on with: powernorm compare" in error
+        assert "resume with: powernorm compare" in error
         statuses = {run["status"] for run in _runs(tmp_path / "out")}
         assert statuses <= {"interrupted", "finished"}
     resumed = powernorm(*command, "--resume", "--json", "-q", cwd=tmp_path)

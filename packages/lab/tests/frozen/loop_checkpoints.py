@@ -1,6 +1,6 @@
-"""Checkpoints of a run as the states that recordings keep, and back.
+"""Conversion of a run's checkpoints to the states of recordings, and back.
 
-It is the only file of the recordings that knows how checkpoints are kept.
+This is the only file of the recordings that depends on the format of checkpoints.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ def state_of_run(run: Path) -> RecordedState:
 
 
 def write_checkpoint(run: Path, state: RecordedState) -> None:
-    """Write a state into the folder of a run, as it is after a first validation."""
+    """Write a state into the folder of a run, as after a first validation."""
     optimizer, names = _optimizer_of(run, state.weights)
     numbers = {names.index(name): dict(kept) for name, kept in state.optimizer.items()}
     states: dict[str, Any] = {

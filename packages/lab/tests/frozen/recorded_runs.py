@@ -1,7 +1,7 @@
-"""Runs whose numbers stay while the laboratory is rebuilt: what is trained, and how it is kept.
+"""Recorded runs, whose numbers must not change when the laboratory does.
 
-`python packages/lab/tests/frozen/recorded_runs.py [CASE…]` trains them into `recorded`: only where
-a change of the numbers is meant, and for new cases.
+`python packages/lab/tests/frozen/recorded_runs.py [CASE…]` trains them into `recorded`. Use it only
+for intended changes of the numbers, and for new cases.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ NORMS: Final = "ln,bn,rbn,pn"
 BUFFERS: Final = "buffers.json"
 STATE: Final = "state-10.safetensors.xz"
 PROCESSOR: Final = RUNS / "processor.txt"
-"""The `fingerprint` where the runs were recorded."""
+"""`fingerprint` of the processor that recorded the runs."""
 LOGS: Final = ("metrics.csv", "norms.csv")
 _SHORT: Final = (
     f"training.max_steps={STEPS}",
@@ -69,11 +69,11 @@ ONE_WAY: Final = {
     "POWERNORM_BACKEND": "eager",
     "OMP_NUM_THREADS": "1",
 }
-"""Environment in which processors of several makers add numbers in the same order."""
+"""Environment in which processors of different vendors add numbers in the same order."""
 
 
 def recorded_config(case: str) -> ComparisonSettings:
-    """The settings of a recorded comparison."""
+    """Return the settings of a recorded comparison."""
     if case in TASKS:
         return override(recipe(case, "smoke"), (f"norms={NORMS}", *_SHORT))
     if case == "early-stop":
@@ -95,7 +95,7 @@ def recorded_config(case: str) -> ComparisonSettings:
 
 @contextmanager
 def one_way() -> Iterator[ProcessPoolExecutor]:
-    """Give a process that computes in the same way on processors of several makers."""
+    """Yield a process that computes equally on processors of different vendors."""
     context = multiprocessing.get_context("spawn")
     with (
         mock.patch.dict(os.environ, ONE_WAY),
@@ -114,7 +114,7 @@ def _without_onednn() -> None:
 
 
 def fingerprint() -> str:
-    """Return what some training steps of common layers end at, to the bit."""
+    """Return the exact results of some training steps of common layers."""
     torch.manual_seed(0)
     layers = (nn.Linear(48, 96), nn.GELU(), nn.LayerNorm(96), nn.Linear(96, 33), nn.Tanh())
     convolution = nn.Conv1d(33, 20, 3)
@@ -129,7 +129,7 @@ def fingerprint() -> str:
 
 
 def _stop_after(norm: str, step: int) -> Any:
-    """A listener that stops the run of a norm as Ctrl-C does."""
+    """Return a listener that stops the run of a norm like Ctrl-C."""
 
     def listen(event: Event) -> None:
         if isinstance(event, StepsDone) and event.norm == norm and event.step >= step:
@@ -139,13 +139,13 @@ def _stop_after(norm: str, step: int) -> Any:
 
 
 def rows(folder: Path, name: str) -> list[dict[str, str]]:
-    """The rows of a log without what the clock says."""
+    """Return the rows of a log without times."""
     with (folder / name).open(newline="") as file:
         return [{k: v for k, v in row.items() if k not in TIMES} for row in csv.DictReader(file)]
 
 
 def buffers(folder: Path) -> dict[str, list[float]]:
-    """The running statistics in a run's last checkpoint, by name."""
+    """Return the running statistics in a run's last checkpoint by name."""
     weights = state_of_run(folder).weights
     return {
         f"model.{name}": weights[name].flatten().tolist()
@@ -163,7 +163,7 @@ def measured(result: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def resumable(case: str) -> str | None:
-    """The norm of which a state of the middle is kept; of images it would be 5 MB."""
+    """Return the norm whose state in the middle is stored; None for images, as it has 5 MB."""
     others = dict.fromkeys(("image", "early-stop", "study", *IN_PROCESSES))
     kept = {"averaging": "bn", "float16": "rbn", "accumulation": "rbn"}
     return {**kept, **others}.get(case, "pn")
@@ -196,10 +196,10 @@ def interrupt(case: str, out: Path, step: int) -> Path:
 
 
 def resume(case: str, out: Path) -> str:
-    """Train one norm of a recorded comparison from its recorded state; returns the run's name.
+    """Train one norm of a recorded comparison from its recorded state; return the run's name.
 
-    In a process of `one_way`. The run begins as any other does and is interrupted at once; then it
-    gets the state and the logs that it would have had.
+    This needs a process of `one_way`. The run starts normally and is interrupted at once; then its
+    state and logs are replaced by the recorded ones.
     """
     run = interrupt(case, out, 1)
     for name in LOGS:
@@ -238,7 +238,7 @@ def _run_folders(out: Path) -> list[Path]:
 
 
 def recorded() -> Iterator[str]:
-    """The names of all recorded comparisons."""
+    """Yield the names of all recorded comparisons."""
     yield from (*TASKS, *OTHERS, *IN_PROCESSES)
 
 

@@ -1,4 +1,4 @@
-"""The state of a run in the middle, in a file that does not depend on how checkpoints are kept."""
+"""States of runs in the middle, in files that do not depend on the format of checkpoints."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class RecordedState:
-    """Everything that a run continues from.
+    """Complete state from which a run continues.
 
     Attributes:
-        step: updates that are done; with the settings it says the place in the batches.
-        weights: parameters and buffers, by name.
-        optimizer: what the optimizer keeps of each parameter, by the parameter's name.
-        random: state of torch's generator, by process.
-        memory: of a model that continues from earlier batches, by lane.
-        scaler: of the loss, in float16.
-        losses: of the micro-batches since the last row of the log, by process.
-        valid_losses: of every validation so far.
-        valid_scores: of those that told the task's score.
+        step: number of completed updates, which with the settings determines the next batch.
+        weights: parameters and buffers by name.
+        optimizer: state of the optimizer by the names of parameters.
+        random: state of torch's generator by process.
+        memory: memory of earlier batches by lane, for a model that has one.
+        scaler: state of the loss scaler in float16.
+        losses: losses of micro-batches since the last row of the log, by process.
+        valid_losses: losses of all validations so far.
+        valid_scores: scores of all scored validations so far.
     """
 
     step: int
@@ -53,14 +53,14 @@ def write_state(path: Path, state: RecordedState) -> None:
     for i, lane in enumerate(state.memory or []):
         tensors |= {("memory", str(i), key): tensor for key, tensor in lane.items()}
     numbers = {key: getattr(state, key) for key in _NUMBERS} | {"has_memory": bool(state.memory)}
-    # A copy: tied weights share memory.
+    # Copies, because tied weights share memory.
     whole = {"/".join(key): tensor.clone().contiguous() for key, tensor in tensors.items()}
     packed = save(whole, {"numbers": json.dumps(numbers)})
     path.write_bytes(lzma.compress(packed, preset=9))
 
 
 def read_state(path: Path, folder: Path) -> RecordedState:
-    """Return what `write_state` wrote, unpacked into a folder."""
+    """Read a state of `write_state`, unpacked into a folder."""
     unpacked = folder / path.stem
     unpacked.write_bytes(lzma.decompress(path.read_bytes()))
     with safe_open(unpacked, "pt") as file:

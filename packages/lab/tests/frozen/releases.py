@@ -1,7 +1,7 @@
-"""What each release wrote: saved models and run folders, kept so that later ones are held to them.
+"""Saved models and run folders of each release, which later releases must load.
 
-`python packages/lab/tests/frozen/releases.py` writes those of the version at hand into
-packages/lab/tests/frozen/releases/VERSION: once, when it is released.
+`python packages/lab/tests/frozen/releases.py` writes those of the current version into
+packages/lab/tests/frozen/releases/VERSION, once for each release.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from powernorm_lab.runs import REPORT_FILE, WORK_FILE
 
 RELEASES: Final = Path(__file__).with_name("releases")
 EXPECTED: Final = "expected/{}.safetensors"
-"""For each saved model `x`, and `y`, what the model made of it."""
+"""File of a saved model's input `x` and output `y`."""
 SMALL: Final = (
     *("norms=rbn,pn", "seeds=0", "data.vocabulary_size=300", "data.sequence_length=8"),
     *("data.batch_size=4", "model.num_features=8", "model.feedforward_features=8"),
@@ -32,7 +32,7 @@ NORMS: Final = ("bn", "rbn", "brn", "mabn", "pnv", "pn", "adanorm", "rms", "dyt"
 
 
 def norms_in_a_row() -> nn.Module:
-    """One LayerNorm for each of `NORMS`, to be swapped."""
+    """Return a model with a LayerNorm for each of `NORMS`, to be swapped."""
     pairs = [module for _ in NORMS for module in (nn.Linear(8, 8), nn.LayerNorm(8))]
     return nn.Sequential(*pairs)
 
@@ -72,7 +72,7 @@ def output(model: nn.Module, x: Tensor) -> Tensor:
 
 
 def trained(model: nn.Module, x: Tensor) -> nn.Module:
-    """Its running statistics are no longer those it began with."""
+    """Train a model, so that its running statistics differ from the initial ones."""
     for step in range(3):
         output_of = model(x + step if x.is_floating_point() else x)
         y = output_of if isinstance(output_of, Tensor) else output_of.last_hidden_state
@@ -114,11 +114,11 @@ MODELS: Final[dict[str, tuple[Any, Any, Any]]] = {
     "bert-swapped": (bert, tokens, _swapped(bert)),
     "bert-folded": (bert, tokens, _folded(bert)),
 }
-"""By name: the original architecture, an input, and the model that is saved, made with it."""
+"""Original architecture, input, and function that makes the saved model, by name."""
 
 
 def own_function(run: lab.Run, *, learning_rate: float = 0.1, steps: int = 6) -> dict[str, float]:
-    """A training function as a user writes it."""
+    """Train as in a user's function."""
     model = run.swap(nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 1)))
     optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate)
     run.track(model=model, optimizer=optimizer)
@@ -133,7 +133,7 @@ def own_function(run: lab.Run, *, learning_rate: float = 0.1, steps: int = 6) ->
 
 
 def write(folder: Path) -> None:
-    """Write all that a release is held to."""
+    """Write all files that later releases must load."""
     torch.manual_seed(0)
     (folder / EXPECTED).parent.mkdir(parents=True)
     for name, (_, make_input, make) in MODELS.items():
@@ -151,7 +151,7 @@ def write(folder: Path) -> None:
     )
     for run in (folder / "runs").glob("*/*/tensorboard"):
         shutil.rmtree(run)
-    # Pages are made again, and the settings of workers know this machine's folders.
+    # Pages are rebuilt, and the settings of workers contain paths of this machine.
     for file in (REPORT_FILE, WORK_FILE):
         for path in (folder / "runs").glob(f"*/{file}"):
             path.unlink()

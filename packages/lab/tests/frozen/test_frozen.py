@@ -1,7 +1,7 @@
-"""What users of the laboratory see first: names, help and stored figures, beside snapshots.
+"""Snapshots of names, help and stored results of the laboratory.
 
-Where a change is meant: `pytest packages/lab/tests/frozen --snapshot-update`, and look at the
-difference.
+For intended changes, run `pytest packages/lab/tests/frozen --snapshot-update` and check the
+differences.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def test_figures_of_the_stored_comparisons(tmp_path: Path) -> None:
     ]
 
     def cells(text: str) -> dict[str, list[list[str]]]:
-        """The numbers in the rows of each section."""
+        """Return the numbers in the rows of each section."""
         sections = [section.partition("\n") for section in text.split("\n### ")[1:]]
         return {
             title: [

@@ -1,4 +1,4 @@
-"""What earlier releases wrote still loads, and computes what it did."""
+"""Files of earlier releases load and compute the same results."""
 
 from __future__ import annotations
 
@@ -72,8 +72,8 @@ def test_all_sums_are_right(version: str) -> None:
 
 @pytest.mark.parametrize("version", VERSIONS)
 @pytest.mark.parametrize("name", some_default(["lm", "own"], "own"))
-def test_a_finished_comparison_is_gone_on_with(version: str, name: str, tmp_path: Path) -> None:
-    """With a seed more: what is there is kept, and the new runs are trained beside it."""
+def test_a_finished_comparison_is_continued(version: str, name: str, tmp_path: Path) -> None:
+    """With one more seed, existing runs are kept and new ones trained."""
     folder = tmp_path / name
     shutil.copytree(RELEASES / version / "runs" / name, folder)
     before = {run.folder: run.metrics for run in lab.read_comparison(folder).runs}

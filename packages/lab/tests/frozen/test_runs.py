@@ -1,4 +1,4 @@
-"""Recorded runs repeat, load and go on from their middle."""
+"""Recorded runs repeat, load and resume from their middle."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ RESUMABLE = [case for case in (*TASKS, *OTHERS) if resumable(case)]
 
 
 class Process(NamedTuple):
-    """Where recorded runs are repeated."""
+    """Process in which recorded runs are repeated."""
 
     executor: ProcessPoolExecutor
     relative: float
-    """Of a number to the recorded one: where this processor adds in another order than the one that
-    recorded, 20 steps of training enlarge what that changes."""
+    """Relative tolerance: if this processor adds in another order than the recording one, 20 steps
+    of training amplify the differences."""
 
 
 @pytest.fixture(scope="module")
@@ -87,14 +87,14 @@ def _number(cell: str) -> float | str:
 
 
 def assert_repeats(case: str, out: Path, relative: float, names: list[str] | None = None) -> None:
-    """Logs, results and running statistics are those that were recorded."""
+    """Assert that logs, results and running statistics equal the recorded ones."""
     for recorded_run in (path.parent for path in (RUNS / case).glob(f"*/{BUFFERS}")):
         if names is not None and recorded_run.name not in names:
             continue
         run = out / recorded_run.name
         for name in LOGS:
             found, wanted = (numbers(rows(folder, name)) for folder in (run, recorded_run))
-            # Columns that are newer than the recording are not in it.
+            # Columns that are newer than the recording are ignored.
             found = [{key: row[key] for key in row if key in wanted[0]} for row in found]
             if relative < 1e-3 or name == "metrics.csv":
                 assert_close(found, wanted, relative, f"{run}/{name}")
@@ -109,7 +109,7 @@ def assert_repeats(case: str, out: Path, relative: float, names: list[str] | Non
 
 @pytest.mark.parametrize(
     "case",
-    # The second half of the others is what a run from their middle repeats.
+    # Runs from the middle repeat the second half of the others.
     some_default([*TASKS, *OTHERS], "lm"),
 )
 def test_a_recorded_comparison_repeats(case: str, process: Process, tmp_path: Path) -> None:
@@ -138,7 +138,7 @@ def test_a_run_goes_on_from_its_recorded_middle(
 
 @pytest.mark.parametrize("case", ["lm", "lm-char", "float16"])
 def test_a_state_is_read_as_it_was_written(case: str, process: Process, tmp_path: Path) -> None:
-    """Through the file of a recording, and through a checkpoint."""
+    """This holds for the file of a recording and for a checkpoint."""
     run = process.executor.submit(interrupt, case, tmp_path / "runs", 11).result()
     state = state_of_run(run)
     write_state(tmp_path / STATE, state)

@@ -1,4 +1,4 @@
-"""The presets over bytes have the paper's settings, and the paper's numbers are the paper's."""
+"""Presets over bytes have the settings and results of the paper."""
 
 import pytest
 
@@ -22,7 +22,7 @@ def test_enwik8_of_xu() -> None:
     assert (model.num_layers, model.num_features, model.num_heads) == (12, 512, 8)
     assert model.num_features // model.num_heads == 64
     assert (model.dropout, data.batch_size, optimizer.learning_rate) == (0.1, 22, 2.5e-4)
-    # The text leaves these to Transformer-XL's run on the same data.
+    # The paper refers to Transformer-XL's run on the same data for these.
     assert (data.sequence_length, model.memory_length) == (512, 512)
     assert (model.evaluation_memory_length, model.feedforward_features) == (2100, 2048)
     assert (config.training.max_steps, config.schedule.name) == (400_000, "cosine")

@@ -1,4 +1,4 @@
-"""Choices that a preset is not meant for."""
+"""Choices that do not fit a preset."""
 
 from pathlib import Path
 
@@ -23,7 +23,7 @@ def test_placement_of_another_preset_is_refused(preset: str, twin: str, tmp_path
     own, other = preset.rpartition("-")[2], twin.rpartition("-")[2]
     found = named_recipe("translation", preset)
     message = (
-        rf"^model.placement={other}: .* of the preset {preset} are those of {own}-norm; use "
+        rf"^model.placement={other}: .* of the preset {preset} are for {own}-norm; use "
         rf"--preset {twin}$"
     )
     path = f"data.path={tmp_path}"

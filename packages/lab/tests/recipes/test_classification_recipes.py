@@ -1,4 +1,4 @@
-"""The presets of classification have the papers' settings, and the papers' numbers are theirs."""
+"""Presets of classification have the settings and results of the papers."""
 
 from dataclasses import replace
 from pathlib import Path

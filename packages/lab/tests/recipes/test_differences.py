@@ -1,4 +1,4 @@
-"""How a comparison differs from what the papers did: settings, data, placement."""
+"""Differences between a comparison and the papers: settings, data, placement."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +29,7 @@ def note_of(preset: str, *assignments: str, task: str = "translation") -> str:
 
 
 def settings_of(preset: str, *assignments: str, task: str = "translation") -> dict[str, Any]:
-    """Here and in the preset; what is absent has its default."""
+    """Return changed values here and in the preset; absent values are defaults."""
     changes = changes_of(override(recipe(task, preset), assignments))
     return {} if changes is None else {**changes["settings"]}
 
@@ -148,7 +148,7 @@ def test_reduced_verses_say_how() -> None:
     assert "in place of" not in note
     changed = settings_of("verses-reduced")
     assert changed["model.num_features"] == {"here": 128, "preset": 512}
-    # By these the run is validated, and its best checkpoint chosen.
+    # These settings affect the validation, and so the best checkpoint.
     assert changed["training.validation_tokens"] == {"here": 32768, "preset": None}
     assert settings_of("verses-small") == {}
 
@@ -268,7 +268,7 @@ def test_a_stand_in_is_one_for_its_own_data() -> None:
 def test_default_data_are_what_a_reader_takes(
     task: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # What a user fetches into the cache, MNIST alone, in the official format.
+    # MNIST in the official format, as in a user's cache.
     folders = {"mnist": write_mnist(tmp_path / "mnist", 1000, 20)}
     monkeypatch.setattr(image_sets, "fetched", folders.__getitem__)
     config = recipe(task, "demo")

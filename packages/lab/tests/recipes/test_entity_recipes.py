@@ -1,4 +1,4 @@
-"""What the papers say of their experiments with named entities."""
+"""Settings and results of the papers' experiments with named entities."""
 
 import pytest
 
@@ -29,7 +29,7 @@ def test_the_experiments_of_wang_et_al(
     steps = config.training.max_steps * config.data.batch_size
     assert 0.99 * epochs * sentences < steps <= epochs * sentences
     penalties = config.norm_options["rbn"]
-    # Per sentence, for the penalty is divided by the sentences of a batch.
+    # Per sentence, because the penalty is divided by the sentences of a batch.
     assert penalties["mean_penalty"] == pytest.approx(0.01 * config.data.batch_size)
     assert penalties["var_penalty"] == 0
     assert config.norm_options["pn"]["warmup_steps"] == 4000
@@ -92,7 +92,7 @@ def test_own_warmups_of_norms_end_within_the_run(preset: str) -> None:
 
 
 def test_choices_that_do_not_fit_are_refused() -> None:
-    # A fetched data set is no file of one's own.
+    # A fetched data set needs no file.
     check_choice(recipe("ner", "conll-wang2022-pre"))
     moved = override(recipe("ner", "conll-wang2022-pre"), ["model.placement=post"])
     with pytest.raises(InputError, match="use --preset conll-wang2022-post"):

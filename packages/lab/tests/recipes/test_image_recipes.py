@@ -1,4 +1,4 @@
-"""What the papers say of their experiments with images."""
+"""Settings and results of the papers' experiments with images."""
 
 import pytest
 

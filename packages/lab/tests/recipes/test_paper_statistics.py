@@ -1,4 +1,4 @@
-"""The TID and the scores by kind of statistics that Wang et al. 2022 print."""
+"""TID and scores by kind of statistics published by Wang et al. 2022."""
 
 import tomllib
 from collections import Counter
@@ -32,7 +32,7 @@ def test_all_of_tables_4_and_6_to_8() -> None:
     tid = [row for row in rows if "statistics" not in row]
     keys = [(row["dataset"], row["placement"], row["norm"], row["metric"]) for row in tid]
     assert len(set(keys)) == 160 == 10 * 2 * 2 * 4
-    # RegularizedBatchNorm lowers it; where it does not, both are small.
+    # RegularizedBatchNorm lowers it unless both are small.
     by_key = dict(zip(keys, (row["value"] for row in tid), strict=True))
     for (dataset, placement, norm, metric), value in by_key.items():
         if norm == "rbn":
@@ -66,7 +66,7 @@ def test_translation_has_the_scores_by_statistics(preset: str) -> None:
     assert [scores["bn", "batch", size] for size in SIZES] == [27.2, 30.9, 32.3, 32.7, 32.8, 32.9]
     assert scores["bn", "running", None] == 34.8
     assert scores["rbn", "re-estimated in one pass", None] == 35.4
-    # By running statistics it is the score of the paper's other tables.
+    # The score with running statistics is that of the paper's other tables.
     results = named_recipe("translation", preset).results
     printed = {(r.norm, r.placement): r.value for r in results if r.source.endswith("Table 2")}
     assert scores["rbn", "running", None] == printed["rbn", "pre"]

@@ -1,4 +1,4 @@
-"""What stands beside a comparison's results: the papers' numbers."""
+"""Published results that are shown with a comparison."""
 
 import json
 
@@ -24,7 +24,7 @@ ALL = [
     for preset in presets
 ]
 WITHOUT_SCORES = [("image", "cifar10-resnet18"), ("image", "mnist-resnet20"), ("lm", "addresses")]
-"""Of what they repeat the papers print no score."""
+"""Recipes whose experiments have no published scores."""
 
 
 @pytest.mark.parametrize(("task", "preset"), ALL)
@@ -71,7 +71,7 @@ def test_a_study_that_no_paper_prints_has_no_records() -> None:
     config = study_config("lm", "penalties", "demo")
     assert paper_records(config) == []
     assert reduced_note(config) is None
-    # Beside the numbers of a recipe stands what it says of them.
+    # The numbers of a recipe come with its note.
     assert "The text is an embedded one" in str(reduced_note(study_config("lm", "alphas", "full")))
 
 

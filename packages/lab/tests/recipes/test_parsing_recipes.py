@@ -1,4 +1,4 @@
-"""What Xu et al. 2019 say of their parser."""
+"""Settings and results of the parser of Xu et al. 2019."""
 
 import pytest
 
@@ -19,7 +19,7 @@ def test_the_experiment_of_xu_et_al(preset: str) -> None:
     assert config.optimizer.clip_norm is None
     assert config.schedule.name == "constant"
     assert len(config.seeds) == 5
-    # Two transitions a word of the trees that have some: 1,900,056 of sections 2-21.
+    # Two transitions per word of projective trees: 1,900,056 in sections 2-21.
     passes = {"petrogold": 349_456, "ptb-xu2019": 1_900_056}[preset] / config.data.batch_size
     assert config.training.max_steps / passes == pytest.approx(10, rel=0.01)
 

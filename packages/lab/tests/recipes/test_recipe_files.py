@@ -1,4 +1,4 @@
-"""Recipes of the user's own: what extends what, and what is said of a file that cannot be used."""
+"""Users' recipes: inheritance, and errors about invalid files."""
 
 from pathlib import Path
 
@@ -33,7 +33,7 @@ norm = "rbn"
 
 
 def test_variants_are_trained_in_place_of_the_norms_of_what_is_extended(tmp_path: Path) -> None:
-    """As docs/recipes.md has them; norms in the file itself choose among them."""
+    """The variants are those of docs/recipes.md; `norms` in the file selects among them."""
     lines = lines_of(read_recipe(written(tmp_path, VARIANTS)).settings)
     assert [line.name for line in lines] == ["fast", "slow"]
     chosen = written(tmp_path, f'norms = ["pn"]\n{VARIANTS}', "chosen.toml")
@@ -68,7 +68,7 @@ pn = { momentum = 0.2 }
     assert own.norm_options["rbn"] == {"mean_penalty": 0.1}
     # The paper's numbers come with its settings.
     assert {row["norm"] for row in paper_records(own, found)} == {"ln", "bn", "pnv", "pn"}
-    assert paper_records(own) == []  # no recipe of ours is called so
+    assert paper_records(own) == []  # no built-in recipe has this name
 
 
 def test_files_extend_files_beside_them(tmp_path: Path) -> None:
@@ -106,20 +106,20 @@ values = { ln = 50, bn = "diverged", pn = inf }
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("norms = ", "is no TOML"),
-        ("norms = ['ln']", "needs a task or what it extends"),
+        ("norms = ", "is not valid TOML"),
+        ("norms = ['ln']", "neither a task nor a base"),
         ("task = 'mt'", "no task 'mt': choose one of lm"),
         ("extends = 'lm/big'", "no recipe 'lm/big'"),
-        ("extends = 'demo'", "several recipes 'demo': say which, lm/demo, translation/demo"),
-        ("extends = 'mine.toml'", "goes round in a circle"),
+        ("extends = 'demo'", "several recipes 'demo': choose one of lm/demo, translation/demo"),
+        ("extends = 'mine.toml'", "is circular"),
         ("task = 'lm'\nextends = 'ner/demo'", "task=lm: it extends ner/demo, a recipe of ner"),
         ("task = 'lm'\nspeed = 3", "'speed' is not a setting"),
         ("task = 'lm'\n[data]\nlanguages = 'de-en'", r"'data\.languages' is not a setting"),
         ("task = 'lm'\n[training]\nmax_steps = '7'", r"training\.max_steps=7 has the wrong type"),
         ("task = 'lm'\ndata = 3", "data=3 has the wrong type: expected a section"),
         ("task = 'lm'\n[about]\nsumary = ''", r"'about\.sumary' is not a setting; did you mean"),
-        ("task = 'lm'\n[[results]]\ndataset = 'a'\nsource = 'b'", r"results\.values is needed"),
-        ("task = 'translation'", r"data\.batch_tokens is needed: set it"),
+        ("task = 'lm'\n[[results]]\ndataset = 'a'\nsource = 'b'", r"results\.values is required"),
+        ("task = 'translation'", r"data\.batch_tokens is required: set it"),
     ],
 )
 def test_what_is_wrong_is_said_with_the_file(tmp_path: Path, text: str, message: str) -> None:
@@ -140,7 +140,7 @@ def test_a_name_finds_its_file() -> None:
 
 @pytest.mark.parametrize("task", TASKS)
 def test_files_hold_nothing_that_is_the_default_anyway(task: str) -> None:
-    """What a file says is what somebody chose."""
+    """Every value in a file differs from its default."""
     import tomllib
     from dataclasses import MISSING
 
@@ -169,7 +169,7 @@ def test_the_command_line_runs_a_file_and_prints_one(tmp_path: Path, text_file: 
     shown = powernorm(tmp_path, "recipes", "show", "iwslt14-shen2020")
     assert shown.out == find_recipe("iwslt14-shen2020").read_text()
     refused = refusal(tmp_path, "compare", "mine.toml", "--preset", "demo")
-    assert "mine.toml is a recipe of your own, for which --preset means nothing" in refused
+    assert "--preset cannot be used with the recipe mine.toml" in refused
     assert "cannot be read (No such file" in refusal(tmp_path, "compare", "nowhere.toml")
 
 

@@ -30,7 +30,7 @@ def test_recipes_say_what_they_are_and_can_be_built(task: str, preset: str) -> N
 
 
 def line_of(values: Any) -> str:
-    """One line a section of settings, a record or a row of the catalog."""
+    """Format a section of settings, a record or a row of the catalog as a line."""
     if not isinstance(values, dict):
         return f"{values}"
     return ", ".join(f"{key}={value}" for key, value in values.items())
@@ -38,7 +38,7 @@ def line_of(values: Any) -> str:
 
 @pytest.mark.parametrize("task", TASKS)
 def test_what_every_recipe_sets_and_is_held_against(task: str, snapshot: SnapshotAssertion) -> None:
-    """Settings, options of norms, lines, numbers of papers and what is said beside them."""
+    """The snapshot has settings, options of norms, lines, published results and their notes."""
     found = {}
     for preset in paths_of(task):
         config, named = recipe(task, preset), named_recipe(task, preset)

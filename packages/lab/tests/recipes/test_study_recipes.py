@@ -1,4 +1,4 @@
-"""Every study on every task: its variants, its settings, its training at a tiny size, its page."""
+"""Every study on every task: variants, settings, training at a tiny size, and page."""
 
 import json
 from dataclasses import replace
@@ -96,7 +96,7 @@ def test_a_budget_of_tokens_is_divided_too() -> None:
     ]
     smallest = lines["pn-512"]
     assert (smallest.data.batch_tokens, smallest.optimizer.accumulation) == (512, 8)
-    # Of as many updates, whatever they are divided into.
+    # The number of updates does not depend on the division.
     assert smallest.norm_options["pn"]["warmup_steps"] == 8 * 8000
     assert smallest.model.final_norm_warmup == 8 * 1000
     assert config.study is not None
@@ -166,7 +166,7 @@ def test_numbers_of_a_paper_stand_beside_the_variants_that_repeat_them() -> None
     assert (parts["none"], parts["detach-mean"]) == (76.85, 75.02)
     notes = notes_of(study_config("translation", "micro-batches", "verses-reduced"))
     assert "these of the embedded verses" in str(notes.reduced)
-    # Other batches, other depths: no number is of these.
+    # Other batch sizes and depths have no published results.
     assert printed("lm", "micro-batches", "full") == printed("lm", "lowest-layers", "full") == {}
 
 
@@ -180,16 +180,16 @@ def test_numbers_of_a_paper_stand_beside_the_variants_that_repeat_them() -> None
             "lowest-layers",
             "demo",
             [],
-            "lowest-layers makes no sense for the task image, whose model has no setting "
+            "lowest-layers does not apply to the task image, whose model has no setting "
             "model.num_norm_layers: choose one of lm, translation, classify, ner, lm-char",
         ),
-        ("ner", "future", "demo", [], "makes no sense for the task ner.*: choose one of lm"),
+        ("ner", "future", "demo", [], "does not apply to the task ner.*: choose one of lm"),
         (
             "lm",
             "future",
             "smoke",
             ["model.architecture=plain", "model.head_features=none"],
-            "model.architecture=plain has the causal form alone.*set model.architecture=tensorized",
+            "model.architecture=plain has only the causal form.*set model.architecture=tensorized",
         ),
         (
             "lm",
@@ -205,7 +205,7 @@ def test_numbers_of_a_paper_stand_beside_the_variants_that_repeat_them() -> None
             "micro-batches",
             "smoke",
             ["data.batch_size=7"],
-            "data.batch_size=7 cannot be divided, for the study micro-batches: choose an even",
+            "data.batch_size=7 cannot be divided for the study micro-batches: choose an even",
         ),
         (
             "lm",
@@ -259,7 +259,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("cache")
 def test_every_variant_of_the_lowest_layers_finishes(tmp_path: Path) -> None:
-    """The recipe as it is, on a part of its text: a study of diverged runs would show nothing."""
+    """The unchanged recipe on a part of its text: diverged runs would make the study useless."""
     text = tmp_path / "text.txt"
     text.write_text("\n".join(load_corpus(None).documents["train"])[:300_000], encoding="utf-8")
     settings = [f"data.path={text}", "training.tid_batches=0", "training.monitor_every=0"]
@@ -316,7 +316,7 @@ def test_the_axis_is_the_score_of_the_task(
     compare(config, tmp_path / "out", notes=notes)
     comparison = read_comparison(tmp_path / "out")
     assert comparison.measure.metric == notes.goal["metric"]
-    # That so short a run learns anything is not what this is about.
+    # Such short runs need not learn anything.
     runs = [replace(run, status="finished") for run in comparison.runs]
     shown = "".join(study_contents(replace(comparison, runs=runs)))
     assert f">{label}<" in shown
@@ -324,7 +324,7 @@ def test_the_axis_is_the_score_of_the_task(
 
 
 def test_settings_of_a_study_may_need_each_other() -> None:
-    """Each alone does not fit the preset's model."""
+    """Each of them alone does not fit the preset's model."""
     config = study_config("lm", "alphas", "smoke", ["model.num_heads=5", "model.num_features=100"])
     assert (config.model.num_heads, config.model.num_features) == (5, 100)
 

@@ -1,4 +1,4 @@
-"""The papers' language model as a recipe: its settings, its numbers, its mark."""
+"""Recipes of the papers' language model: settings, results and remark."""
 
 from math import isinf
 from pathlib import Path
@@ -43,7 +43,7 @@ def test_shen_et_al_train_30_epochs_after_4000_steps_of_warmup(preset: str, num_
     assert config.schedule.warmup_steps == 4000
     assert options_of(config, "pn")["warmup_steps"] == 4000
     assert config.model.dropout == 0.3
-    # Layer-scale stands in front of every norm with batch statistics that the paper compares.
+    # Layer-scale precedes every norm with batch statistics that the paper compares.
     assert all(options_of(config, norm)["groups"] == 1 for norm in config.norms if norm != "ln")
 
 

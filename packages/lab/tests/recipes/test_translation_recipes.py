@@ -1,4 +1,4 @@
-"""The presets of translation have the papers' settings, and the papers' numbers are the papers'."""
+"""Presets of translation have the settings and results of the papers."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""`powernorm_lab.remove` end to end: runs, Hugging Face folders and models of one's own."""
+"""`powernorm_lab.remove` end to end: runs, Hugging Face folders and users' models."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ SHORT = ("training.steps=6", "training.validations=2", "training.log_every=2", "
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory, text: Path) -> Path:
-    """A run of `compare lm` that learned a little."""
+    """Return a run of `compare lm` that learned a little."""
     configure: Configure = partial(tiny_config, str(text))
     out = tmp_path_factory.mktemp("runs")
     compare(override(configure(norms=["ln"]), ["training.max_steps=20"]), out)
@@ -70,7 +70,7 @@ def test_run_becomes_a_folder_without_norms(run: Path, tmp_path: Path) -> None:
     assert result["metrics"].keys() >= {"valid_loss", "original_valid_loss", "test_divergence"}
     assert {row["action"] for row in result["fold"]} == {"fold"}
     assert all(0 < row["explained"] <= 1 for row in result["norms"])
-    # The laboratory builds it again, with what it was made of beside it.
+    # The laboratory can rebuild it from the settings next to it.
     loaded = load_folded_run(out / "model")
     example = loaded.example_inputs()
     torch.testing.assert_close(loaded.model(*example), removed.model(*example))
@@ -98,7 +98,7 @@ def test_goes_on_exactly_as_if_it_had_not_been_interrupted(
     with pytest.raises(KeyboardInterrupt):
         powernorm_lab.remove(run, out, settings=settings, on_event=stop_at(4, KeyboardInterrupt()))
     assert json.loads((out / "result.json").read_text())["status"] == "interrupted"
-    assert "--resume goes on from there" in (out / "report.html").read_text()
+    assert "--resume continues from there" in (out / "report.html").read_text()
     parts = powernorm_lab.remove(run, out, settings=settings, quiet=True, resume=True)
     assert metrics_of(out) == metrics_of(tmp_path / "whole")
     assert parts.metrics == whole.metrics
@@ -108,7 +108,7 @@ def test_goes_on_exactly_as_if_it_had_not_been_interrupted(
 
 @pytest.mark.slow
 def test_norms_fade_while_the_model_learns(tmp_path: Path) -> None:
-    """Step 0 is the original itself, the end is without norms and near it, interrupted or not."""
+    """Step 0 equals the original, and the result has no norms and is close, interrupted or not."""
     settings = [*SHORT, "method.name=prepbn", "training.steps=40", "optimizer.learning_rate=1e-2"]
     whole = powernorm_lab.remove(own(), tmp_path / "whole", settings=settings, quiet=True)
     assert norms_in(whole.model) == []
@@ -132,8 +132,8 @@ def test_scheduler_that_stops_it_finds_a_checkpoint(run: Path, tmp_path: Path) -
 
 
 @pytest.mark.slow
-def test_model_of_ones_own_learns_from_itself(tmp_path: Path) -> None:
-    """Without a loss the outputs and the values behind the norms are the goal."""
+def test_users_model_learns_from_itself(tmp_path: Path) -> None:
+    """Without a loss, the targets are the outputs and the norms' outputs."""
     settings = [*SHORT, "training.steps=40", "optimizer.learning_rate=3e-3"]
     model = own()[0], [namedtuple("Rows", "x")(x) for x in own()[1]]
     removed = powernorm_lab.remove(model, tmp_path / "out", settings=settings, quiet=True)
@@ -188,7 +188,7 @@ def test_a_long_removal_of_a_run_learns_its_task_too(
 
     with pytest.raises(KeyboardInterrupt):
         powernorm_lab.remove(run, tmp_path / "out", settings=settings, on_event=listen)
-    assert heard[0].endswith(f"then it learns from {goal}")
+    assert heard[0].endswith(f"then training with {goal}")
 
 
 @pytest.mark.slow
@@ -204,7 +204,7 @@ def test_a_long_fit_says_how_far_it_is(tmp_path: Path, monkeypatch: pytest.Monke
 
 @pytest.mark.slow
 def test_layers_compute_in_bfloat16_while_they_are_trained_alone(tmp_path: Path) -> None:
-    """Weights and measurements stay float32, and the result is near that of float32."""
+    """Weights and measurements stay float32, and the result is close to that of float32."""
     settings = [*SHORT, "training.steps=40", "optimizer.learning_rate=3e-3"]
     errors, computed = dict[str, float | None](), set[tuple[bool, torch.dtype]]()
     for precision in ("float32", "bfloat16"):
@@ -212,7 +212,7 @@ def test_layers_compute_in_bfloat16_while_they_are_trained_alone(tmp_path: Path)
         watched = next(m for m in model.modules() if type(m) is nn.Linear)
         if precision == "bfloat16":
             watched.register_forward_hook(
-                # The original, which learns nothing, takes part in the loss.
+                # The original, which is not trained, takes part in the loss.
                 lambda m, _, y: computed.add(
                     (torch.is_grad_enabled() or not m.weight.requires_grad, y.dtype)
                 )
@@ -299,7 +299,7 @@ def test_model_of_ones_own_in_half_precision_is_refused(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_divergence_is_a_mean_over_positions(tmp_path: Path) -> None:
-    """Batches of the last rows, and of the longest, are not like the others."""
+    """The batches of the last and the longest rows have other sizes."""
     folder, text = pretrained(tmp_path, "GPT2LMHeadModel")
     small = ["data.batch_size=3", "data.sequence_length=8"]
     out = tmp_path / "out"
@@ -328,7 +328,7 @@ def test_divergence_is_a_mean_over_positions(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_embeddings_are_compared_on_this_text_and_another(tmp_path: Path) -> None:
-    """Mean over the tokens of a row, padding left out; of the whole test split."""
+    """The embedding is a mean over a row's tokens without padding; both test splits are whole."""
     folder, text = pretrained(tmp_path, "BertModel")
     other = tmp_path / "other"
     other.mkdir()
@@ -352,7 +352,7 @@ def test_embeddings_are_compared_on_this_text_and_another(tmp_path: Path) -> Non
         cosines.append(float(torch.cosine_similarity(ours, theirs)))
     assert removed.metrics["other_cosine"] == pytest.approx(sum(cosines) / 5, abs=1e-5)
     assert removed.metrics["other_lowest_cosine"] == pytest.approx(min(cosines), abs=1e-5)
-    # The folded model comes with its words.
+    # The folded model comes with its vocabulary.
     ids = batches_of(open_source(str(out / "model")), 1, str(text))[0]["input_ids"]
     assert torch.equal(ids, batches_of(open_source(str(folder)), 1, str(text))[0]["input_ids"])
     assert len(ids.unique()) == len(WORDS)
@@ -393,7 +393,7 @@ def refused(*args: Any, **kwargs: Any) -> str:
 def test_folder_of_another_removal_is_not_touched(tmp_path: Path) -> None:
     first = powernorm_lab.remove(own(), tmp_path, settings=SHORT, quiet=True)
     before = (tmp_path / "result.json").read_text()
-    assert "holds another removal: give another --out, --resume" in refused(own(), tmp_path)
+    assert "has another removal: give another --out, --resume" in refused(own(), tmp_path)
     other = [*SHORT, "seed=1"]
     message = refused(own(), tmp_path, settings=other, resume=True)
     assert "settings.seed 0 → 1" in message
@@ -409,14 +409,17 @@ def test_folder_of_another_removal_is_not_touched(tmp_path: Path) -> None:
     ("changes", "words"),
     [
         (["method.name=none"], "method.name=none is not known"),
-        (["distillation.name=logits"], "whose outputs are no logits: distillation.name=hidden"),
-        (["distillation.name=none"], "is not known, so that it can learn from the original alone"),
+        (
+            ["distillation.name=logits"],
+            "whose outputs are not logits: set distillation.name=hidden",
+        ),
+        (["distillation.name=none"], "is not known, so that it can only learn from the original"),
         (["distillation.share=0.5"], "distillation.share=0.5: the loss of model is not known"),
-        (["training.share=0.1"], "training.share=0.1: how long model was trained is not known"),
-        (["training.steps=3", "training.share=0.1"], "both say how long it trains"),
+        (["training.share=0.1"], "training.share=0.1: the length of model's training is not known"),
+        (["training.steps=3", "training.share=0.1"], "cannot be combined with training.steps"),
         (["training.stpes=3"], "did you mean training.steps"),
-        (["data.path=rt"], "has batches of its own: leave out --data"),
-        (["data.other=rt"], "has batches of its own: leave out --other"),
+        (["data.path=rt"], "comes with its own batches: leave out --data"),
+        (["data.other=rt"], "comes with its own batches: leave out --other"),
     ],
 )
 def test_settings_that_do_not_fit_leave_no_folder(
@@ -438,7 +441,7 @@ def test_method_that_does_not_fit_is_refused_before_the_training(tmp_path: Path)
 def test_what_is_no_model_is_named(tmp_path: Path, run: Path) -> None:
     out = tmp_path / "out"
     assert "does not exist: give a run" in refused(tmp_path / "nothing", out)
-    assert "is no model: give a run" in refused(tmp_path, out)
+    assert "is not a model: give a run" in refused(tmp_path, out)
     assert "expected (model, batches)" in refused((1, 2), out)
     assert "of which one is held out" in refused((stack(), data(1)), out)
     assert "has no norms: there is nothing to remove" in refused(
@@ -447,11 +450,11 @@ def test_what_is_no_model_is_named(tmp_path: Path, run: Path) -> None:
     (tmp_path / "file").touch()
     assert "is a file" in refused(own(), tmp_path / "file")
     shutil.copytree(run, tmp_path / "copy")
-    assert "holds something else (" in refused(own(), tmp_path / "copy")
+    assert "has other files (" in refused(own(), tmp_path / "copy")
 
 
 def test_saved_model_that_differs_is_refused(tmp_path: Path) -> None:
     other = copy.deepcopy(stack())
     nn.init.zeros_(other.head.weight)
-    with pytest.raises(InputError, match="puts out something else when it is loaded"):
+    with pytest.raises(InputError, match="has other outputs after loading"):
         check_agreement(stack(), other, data(1)[0], tmp_path)

@@ -26,7 +26,7 @@ def small_folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def blank_figures(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Figures without a picture: drawing takes long, and many tests look at the rest only."""
+    """Replace figures by blank ones, because drawing is slow and many tests ignore them."""
 
     def savefig(_drawn: Figure, stream: StringIO, **_options: object) -> None:
         stream.write('<svg xmlns="http://www.w3.org/2000/svg"/>')
@@ -35,7 +35,7 @@ def blank_figures(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class FigureData:
-    """What would be drawn, by the title of the frame; nothing is."""
+    """Recorder of the data of figures by title, without drawing."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.figures: list[Sequence[Panel]] = []
@@ -76,7 +76,7 @@ class FigureData:
 
 
 def _words(shown: Panel | Band | RowQuantity | Mapping[str, object]) -> str:
-    """The attributes that say something, but for bands, which have lines of their own."""
+    """Return the non-empty attributes except for bands, which have separate lines."""
     if isinstance(shown, Mapping):
         values = dict(shown)
     else:

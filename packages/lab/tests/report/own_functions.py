@@ -1,4 +1,4 @@
-"""A comparison of norms in somebody's own training function, as its folder looks: no training."""
+"""Folder of a comparison of a user's training function, written without training."""
 
 import json
 import math
@@ -42,16 +42,16 @@ def write_own_comparison(
     lost: Iterable[tuple[str, int]] = (FAILED, UNFINISHED),
     **head: object,
 ) -> Path:
-    """Write the folder of a comparison; return it.
+    """Write the folder of a comparison and return it.
 
     Args:
-        folder: of the comparison.
-        norms: which were compared.
-        seeds: of each.
-        metrics: what the function returned beside its accuracy and loss.
-        logged: what it logged beside them.
-        lost: of the runs, the one that failed and the one that still goes on.
-        head: what `comparison.json` says otherwise.
+        folder: folder of the comparison.
+        norms: compared norms.
+        seeds: seeds of each norm.
+        metrics: metrics that the function returned in addition to accuracy and loss.
+        logged: columns that it logged in addition to them.
+        lost: whether one run failed and another is in progress.
+        head: changed values of `comparison.json`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     failed, unfinished = (*lost, None, None)[:2]
@@ -73,7 +73,7 @@ def write_own_comparison(
 
 
 def own_head(norms: Sequence[str], seeds: Sequence[int]) -> dict[str, Any]:
-    """What `comparison.json` says."""
+    """Return the contents of `comparison.json`."""
     head = ComparisonHead(
         format=2,
         task=TASK,

@@ -25,7 +25,7 @@ STEPS = range(10, 110, 10)
 
 @dataclass(frozen=True)
 class Row:
-    """A variant with its loss by seed; a text is what became of the run instead."""
+    """A variant with its loss by seed; a string is the status of a run without one."""
 
     label: str
     norm: str
@@ -46,12 +46,12 @@ def write_study(
     """Write a study.
 
     Args:
-        folder: to write into.
-        study: what it varies.
-        rows: its variants.
-        task: its name.
-        score: of which more is better, such as bleu: 50 minus ten times the loss; None is the
-            perplexity.
+        folder: folder to write into.
+        study: description of the study.
+        rows: variants of the study.
+        task: name of the task.
+        score: score for which higher is better, such as bleu, 50 minus ten times the loss; None
+            means perplexity.
     """
     folder.mkdir(parents=True, exist_ok=True)
     runs = [

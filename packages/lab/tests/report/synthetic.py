@@ -1,4 +1,4 @@
-"""A comparison folder like a real one, without training: 5 norms × 2 seeds, with casualties."""
+"""Synthetic comparison folder: 5 norms × 2 seeds, with lost runs."""
 
 import csv
 import json
@@ -33,9 +33,9 @@ LAYERS = (
     "model.final_norm",
 )
 HAS_STATISTICS = {"bn": True, "rbn": True, "pn": False}
-"""Norms with batch statistics: whether they center."""
+"""Whether norms with batch statistics center."""
 HAS_GRADIENTS = (*HAS_STATISTICS, "ln")
-"""Norms whose input gradients are on record; without statistics they have nothing else there."""
+"""Norms whose input gradients are logged; norms without statistics log nothing else."""
 
 PERPLEXITY = {"ln": 100.0, "bn": 130.0, "rbn": 112.0, "pn": 104.0, "adanorm": 98.0}
 STEPS = range(10, 1010, 10)
@@ -53,23 +53,23 @@ PAPER = [
     }
     for norm, value in (("ln", 53.2), ("rbn", 47.6), ("pnv", 55.3))
 ]
-"""Printed numbers for a comparison."""
+"""Published results for a comparison."""
 
 
 def status_of(norm: str, seed: int) -> str:
-    """bn loses one seed to divergence, pn one to NaN."""
+    """Return the status of a run; a seed of bn diverged and one of pn became NaN."""
     return {("bn", 1): "diverged", ("pn", 1): "nonfinite"}.get((norm, seed), "finished")
 
 
 def made_run(norm: str, seed: int = 0, **changes: Any) -> ReportedRun:
-    """A finished run without a number, but for the changes."""
+    """Return a finished run without numbers, except for the changes."""
     given = {"placement": "pre", "status": "finished", "metrics": {}, "tid": None, "seconds": 0.0}
     given |= {"tokens_per_second": None, "parameters": None, "folder": f"{norm}-pre-seed{seed}"}
     return ReportedRun(norm=norm, seed=seed, **given | changes)
 
 
 def made_comparison(runs: list[ReportedRun], metric: str, **changes: Any) -> Comparison:
-    """A comparison of a built-in task that is about a metric."""
+    """Return a comparison of a built-in task with a main metric."""
     given = {"format": 2, "task": "classify", "preset": "rt", "placement": "pre", "settings": {}}
     return Comparison(folder=Path("runs"), runs=runs, goal=goal_of(metric), **given | changes)
 
@@ -81,7 +81,7 @@ def write_comparison(
     seeds: tuple[int, ...] = SEEDS,
     extra_settings: dict[str, Any] | None = None,
 ) -> Path:
-    """Writes `results.json` and the run folders; returns `folder`."""
+    """Write `results.json` and the run folders; return `folder`."""
     folder.mkdir(parents=True, exist_ok=True)
     runs = [_write_run(folder, norm, seed) for norm in norms for seed in seeds]
     settings = {
@@ -240,7 +240,7 @@ def _statistics(tid: float, *, centered: bool, broken: bool) -> dict[str, object
 
 
 def write_rows(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, object]]) -> None:
-    """Write a log as runs do: empty cells where a row has no value."""
+    """Write a log in the format of runs, with empty cells for missing values."""
     with path.open("w", encoding="utf-8", newline="") as stream:
         writer = csv.DictWriter(stream, columns, restval="", lineterminator="\n")
         writer.writeheader()
@@ -250,9 +250,9 @@ def write_rows(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, o
 def printed(
     folder: Path, width: int, *, terminal: bool = True, asked: bool = False, wide: bool = False
 ) -> str:
-    """What a terminal of this width shows of a comparison.
+    """Return the output for a comparison in a terminal of this width.
 
-    asked: `COLUMNS` asks for this width, also in a file or a pipe.
+    `asked` sets `COLUMNS` to this width, which also affects a file or a pipe.
     """
     stream = StringIO()
     console = Console(file=stream, width=width, force_terminal=terminal, color_system=None)

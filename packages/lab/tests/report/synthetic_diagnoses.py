@@ -1,4 +1,4 @@
-"""Diagnoses like real ones, without a model: BERT with 25 norms, and a small one with gaps."""
+"""Synthetic diagnoses: BERT with 25 norms, and a small one with gaps."""
 
 import json
 import math
@@ -31,7 +31,7 @@ SMALL_LAYERS = ("blocks.0.attention_norm", "blocks.1.attention_norm", "final_nor
 
 
 def bert_diagnosis() -> DiagnosisRecord:
-    """Everything that a diagnosis can have: padding, outliers, spectra, scales, losses."""
+    """Return a diagnosis with everything: padding, outliers, spectra, scales, losses."""
     dice = random.Random(0)
     layers = [_bert_layer(depth, name, dice) for depth, name in enumerate(BERT_LAYERS)]
     return DiagnosisRecord(
@@ -139,7 +139,7 @@ def _scale(layer: str, dice: random.Random) -> ScaleRecord:
 
 
 def small_diagnosis() -> DiagnosisRecord:
-    """A PowerNorm run without a mean, padding, spectra or losses, and one layer unseen."""
+    """Return a PowerNorm run without mean, padding, spectra or losses, and one unused layer."""
     layers = [dict.fromkeys(DIAGNOSIS_COLUMNS) | {"layer": name} for name in SMALL_LAYERS]
     for depth, row in enumerate(layers):
         row |= {"norm": "pn", "verdict": "keep", "reason": "already a norm of the batch"}
@@ -175,7 +175,7 @@ def small_diagnosis() -> DiagnosisRecord:
 
 
 def write_diagnosis(run: Path, record: DiagnosisRecord) -> Path:
-    """Puts a record into a run's folder."""
+    """Write a record into a run's folder."""
     path = run / DIAGNOSIS_FILE
     path.write_text(json.dumps(record, allow_nan=False), encoding="utf-8")
     return path

@@ -1,4 +1,4 @@
-"""A comparison of translations like a real one, without training: 4 norms × 3 seeds, one lost."""
+"""Synthetic comparison of translations: 4 norms × 3 seeds, with lost runs."""
 
 import json
 import math
@@ -29,7 +29,7 @@ OTHER = "B. Paper 2022, Table 2"
 
 
 def status_of(norm: str, seed: int) -> str:
-    """bn loses a seed, pn its third to an error."""
+    """Return the status of a run; a seed of bn diverged and the third of pn failed."""
     return {("bn", 1): "diverged", ("pn", 2): "failed"}.get((norm, seed), "finished")
 
 
@@ -64,11 +64,11 @@ PAPER = (
 
 
 def write_translations(folder: Path, **changes: Any) -> Path:
-    """Writes `results.json` and the run folders; returns `folder`.
+    """Write `results.json` and the run folders; return `folder`.
 
     Args:
-        folder: of the comparison.
-        changes: keys of results.json; one that is None is left out.
+        folder: folder of the comparison.
+        changes: keys of results.json; None removes one.
     """
     folder.mkdir(parents=True, exist_ok=True)
     runs = [_write_run(folder, norm, seed) for norm in BLEU for seed in SEEDS]

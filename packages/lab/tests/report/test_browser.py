@@ -1,4 +1,4 @@
-"""The pages in a real browser, as wide as a desktop's window and as a phone."""
+"""Pages in a real browser, at the widths of a desktop's window and a phone."""
 
 import csv
 import json
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.skipif(
 WIDTHS: Final = (1280, 390)
 PAGES: Final = ("comparison", "several", "diagnosis", "small", "translations", "own")
 
-# The pages run no script but their own, so the page around them measures.
+# Pages run only their own script, so that an outer page measures them.
 MEASURE: Final = """
 // The first cells after a click on the headings "norm" and "test perplexity", up to three times.
 function sorted(page) {
@@ -102,7 +102,7 @@ window.onload = () => {
 
 
 def browse(folder: Path, *options: str) -> str:
-    """What headless Chromium prints for `frames.html`."""
+    """Return the output of headless Chromium for `frames.html`."""
     command = [
         str(BROWSER),
         "--headless=new",
@@ -110,7 +110,7 @@ def browse(folder: Path, *options: str) -> str:
         "--hide-scrollbars",
         "--no-first-run",
         "--disable-extensions",
-        # Only so may the outer page look into the inner ones.
+        # Without this, the outer page cannot access the inner ones.
         "--allow-file-access-from-files",
         f"--user-data-dir={folder / 'profile'}",
         *(["--no-sandbox"] if os.geteuid() == 0 else []),
@@ -123,7 +123,7 @@ def browse(folder: Path, *options: str) -> str:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The pages, and one that shows each of them in both widths."""
+    """Write the pages, and one that shows each of them at both widths."""
     place = tmp_path_factory.mktemp("browser")
     comparison = write_comparison(place / "demo", norms=("ln", "bn", "pn"), seeds=(0,))
     write_diagnosis(comparison / "bn-pre-seed0", small_diagnosis())
@@ -150,7 +150,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def _translations_page(place: Path) -> str:
-    """With all that unfolds unfolded, and with words that have no place to break."""
+    """Write a page with everything expanded, and with words that cannot be broken."""
     folder = write_translations(place / "verses", reduced="in place of " * 40 + "x" * 200)
     sentences = folder / "ln-pre-seed0" / "translations.tsv"
     sentences.write_text(f"{'s' * 300}\treference\t{'t ' * 300}\n", encoding="utf-8")
@@ -159,7 +159,7 @@ def _translations_page(place: Path) -> str:
 
 
 def _own_page(place: Path) -> str:
-    """Of a function with many metrics, long names and all that unfolds unfolded."""
+    """Write a page of a function with many metrics and long names, with everything expanded."""
     names = ["x" * 300, "<b>", *(f"metric_{number}" for number in range(30))]
     folder = write_own_comparison(
         place / "own",
@@ -246,7 +246,7 @@ def test_a_table_with_columns_out_of_sight_says_so(measured: dict[str, Any]) -> 
 
 
 def test_a_click_on_a_heading_sorts_the_table(measured: dict[str, Any]) -> None:
-    """By the number, not by its text; what has none is last; the third click undoes it."""
+    """Numbers sort by value, cells without one are last, and the third click restores the order."""
     found = measured["comparison-1280"]["sorted"]
     assert found["before"] == ["ln", "bn", "pn", "unigram", "bigram"]
     assert found["test perplexity"] == [
@@ -272,7 +272,7 @@ def test_a_line_says_its_value_under_the_pointer(
 
 
 def test_a_layer_says_its_name_under_the_pointer(measured: dict[str, Any]) -> None:
-    """The axis has room for a part of it only."""
+    """The axis shows only a part of the name."""
     name, text, shown, _ = measured["diagnosis-1280"]["hovered"]
     assert (name, shown) == ("mean + deviation", True)
     layer = bert_diagnosis()["layers"][-1]

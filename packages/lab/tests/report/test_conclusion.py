@@ -1,4 +1,4 @@
-"""What stands in words on top: no more than the seeds and the baselines allow."""
+"""Conclusions at the top of a page, as far as seeds and baselines permit them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -64,7 +64,7 @@ def test_what_is_concluded(case: str, snapshot: SnapshotAssertion) -> None:
 
 
 def test_many_norms_give_no_false_alarm() -> None:
-    """One of twenty that are alike has p < 5 % by chance: alone it would be called better."""
+    """One of twenty equal norms has p < 5 % by chance and would be better without correction."""
     noise = [0.1, -0.1, 0.02, -0.02]
     lucky = {"ln": [70.0] * 4, "lucky": [70.3, 70.2, 70.25, 70.5]}
     assert conclusion(compared(lucky))[0].startswith("Better than ln")

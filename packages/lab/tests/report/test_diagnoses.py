@@ -1,4 +1,4 @@
-"""Reading `diagnosis.json`: what was written comes back, what is damaged is named."""
+"""Reading of `diagnosis.json`: round trips, and errors about damaged files."""
 
 import json
 import re
@@ -35,7 +35,7 @@ def test_a_run_has_its_diagnosis(comparison_folder: Path) -> None:
 
 
 def damaged(tmp_path: Path, place: tuple[str | int, ...], value: object) -> Path:
-    """A file with another value at a place; None of the last key deletes it."""
+    """Write a file with a changed value; None deletes the key."""
     record: Any = json.loads(json.dumps(bert_diagnosis()))
     target = record
     for key in place[:-1]:

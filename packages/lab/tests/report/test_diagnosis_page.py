@@ -1,4 +1,4 @@
-"""The page of a diagnosis: verdict, tables, figures, and what is left out where nothing is."""
+"""Page of a diagnosis: verdict, tables, figures, and omission of empty parts."""
 
 from collections import Counter
 from pathlib import Path
@@ -134,4 +134,4 @@ def test_of_many_diagnoses_the_later_have_tables_only(
     assert "<figure>" in first
     assert "Layers</h3>" in second
     assert "<figure>" not in second.partition("</section>")[0]
-    assert "`powernorm report` draws its figures" in second
+    assert "`powernorm report` with this run alone draws its figures" in second

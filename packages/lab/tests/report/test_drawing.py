@@ -1,4 +1,4 @@
-"""Legends, ticks and frames, whatever the names and numbers; and figures as files."""
+"""Legends, ticks and axes for any names and numbers; and figures as files."""
 
 import json
 import math
@@ -68,7 +68,7 @@ def test_legends_fit_into_the_figure(count: int) -> None:
             assert legend is not None
             shown.draw_without_rendering()
             assert legend.get_window_extent().width <= shown.bbox.width, names
-            # The figure has grown: the frame keeps its height.
+            # The figure has grown, so that the axes keep their height.
             assert axes.get_position().height * shown.get_figheight() > 1.3
 
 
@@ -135,7 +135,7 @@ def test_huge_numbers_are_drawn_or_left_out(huge: float, logarithmic: bool) -> N
     assert "nan" not in svg
 
 
-# matplotlib warns of a constant that is a power of ten but for its last digits.
+# matplotlib warns of constants that nearly equal a power of ten.
 NUMBERS = st.floats(-LARGEST, LARGEST).map(lambda number: float(f"{number:.6g}"))
 
 
@@ -175,7 +175,7 @@ def test_unfinished_runs_do_not_set_the_frame(lost: bool) -> None:
 def test_a_reference_leaves_the_lines_room(
     value: float, logarithmic: bool, words: str, is_drawn: bool
 ) -> None:
-    """A line in the frame; where that would squeeze the lines flat, its value in the legend."""
+    """A reference is a line, unless that would squeeze the others; then it is in the legend."""
     with figure(2) as shown:
         axes = shown.subplots()
         draw_panel(axes, Panel("t", "y", [LINE], {"unigram": value}, logarithmic=logarithmic))
@@ -298,7 +298,7 @@ def test_figures_of_a_page_share_no_id() -> None:
 
 
 def test_figures_as_files(tmp_path: Path) -> None:
-    """They have their own colors, letters and size, and are the same each time."""
+    """They have their own colors, fonts and size, and are reproducible."""
     written = []
     for folder in ("one", "two"):
         with saved_figures(tmp_path / folder, ("svg", "pdf", "png")) as files:

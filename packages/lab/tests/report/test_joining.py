@@ -109,7 +109,7 @@ def test_what_was_made_otherwise_stands_by_itself(
 def test_a_run_is_given_once(tmp_path: Path) -> None:
     one = part(tmp_path / "a", ("ln", "bn"), (0, 2))
     other = part(tmp_path / "b", ("bn",), (2,))
-    with pytest.raises(InputError, match=r"a and .*b both hold bn, seed 2, of one comparison"):
+    with pytest.raises(InputError, match=r"a and .*b both have bn, seed 2, of one comparison"):
         results_document([one, other])
-    with pytest.raises(InputError, match="both hold ln, seed 0"):
+    with pytest.raises(InputError, match="both have ln, seed 0"):
         results_document([one, one])

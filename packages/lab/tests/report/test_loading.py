@@ -16,13 +16,13 @@ from powernorm_lab.schema import read_record, written
 
 BN = "bn-pre-seed0"
 REST = "," * (len(NORMS_COLUMNS) - 8)
-"""The columns of both files after the first version's, all empty."""
+"""Empty cells of the columns that are newer than the first version."""
 
 pytestmark = pytest.mark.usefixtures("blank_figures")
 
 
 def replace_line(path: Path, number: int, line: str) -> None:
-    """Replaces a line, counted from 1."""
+    """Replace a line, counted from 1."""
     lines = path.read_text(encoding="utf-8").splitlines()
     lines[number - 1] = line
     path.write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -48,7 +48,7 @@ def test_run_folders_alone(comparison_folder: Path) -> None:
     listed = read_comparison(comparison_folder)
     (comparison_folder / RESULTS_FILE).unlink()
     found = read_comparison(comparison_folder)
-    # As text, for NaN is not equal to itself.
+    # As text, because NaN is not equal to itself.
     assert sorted(map(repr, found.runs)) == sorted(map(repr, listed.runs))
     assert all(len(run.curve) > 40 for run in found.runs)
     assert found.placement == "pre"
@@ -64,7 +64,7 @@ def test_run_that_is_going_on(comparison_folder: Path) -> None:
         stream.write("1010,3,20")
     run = read_comparison(comparison_folder).runs[-1]
     assert (run.norm, run.placement, run.seed, run.status) == ("gn", "pre", 7, "unfinished")
-    # The line that is still being written is left out.
+    # The incomplete last line is ignored.
     assert len(run.curve) == 100
     assert "unfinished" in write_report(comparison_folder).read_text(encoding="utf-8")
 
@@ -236,7 +236,7 @@ def test_run_of_another_shape(
 
 
 def test_folder_that_is_no_comparison(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"holds neither results.json nor run folders"):
+    with pytest.raises(InputError, match=r"has neither results.json nor run folders"):
         read_comparison(tmp_path)
     with pytest.raises(InputError, match="is not a folder"):
         read_comparison(tmp_path / "missing")
@@ -257,7 +257,7 @@ def test_run_folder_with_a_name_of_its_own(comparison_folder: Path) -> None:
 
 
 def test_numbers_that_nothing_can_hold(small_folder: Path) -> None:
-    """They count as infinite: the run did not finish, and the page is there."""
+    """They count as infinite, so that the run did not finish, and the page is written."""
     path = small_folder / RESULTS_FILE
     runs = json.loads(path.read_text(encoding="utf-8"))["runs"]
     runs[0]["metrics"]["test_perplexity"] = 10**400
@@ -276,7 +276,7 @@ def test_numbers_that_nothing_can_hold(small_folder: Path) -> None:
 
 
 def test_a_result_is_written_as_it_was_read(comparison_folder: Path) -> None:
-    """Also a number that is too large for a figure; keys that no field has are left out."""
+    """Numbers too large for figures are kept; unknown keys are dropped."""
     path = comparison_folder / BN / RESULT_FILE
     change(path, metrics={"loss": 1e200, "first": None})
     values = json.loads(path.read_text())

@@ -1,4 +1,4 @@
-"""Runs that see the future are marked wherever their numbers stand, and never win."""
+"""Runs that see the future are marked wherever their numbers are shown, and never win."""
 
 import math
 from dataclasses import replace
@@ -34,7 +34,7 @@ def test_rows_bear_the_mark(folder: Path) -> None:
     rows = summarize(comparison)
     labels = [row.label for row in rows if not row.is_baseline]
     assert labels == ["ln", "bn", *(f"{row.label} ({MARK})" for row in ROWS[2:])]
-    # Its perplexity is the lowest by far, and no language model's.
+    # Its perplexity is by far the lowest, but not that of a language model.
     assert best_rows(rows) == {"ln"}
     assert f"bn-future ({MARK})" in table_of(comparison, rows).markdown()
     notes = [line[-1] for line in run_table(comparison).lines]

@@ -1,4 +1,4 @@
-"""Several diagnoses in one picture: which line has which numbers, and what the page says."""
+"""Overlays of several diagnoses: numbers of the lines, and texts of the page."""
 
 import json
 from dataclasses import replace
@@ -32,7 +32,7 @@ NAMES = ("one", "two", "three", "four", "five", "six")
 
 
 def diagnosis(factor: float = 1.0, step: int | None = None, **changes: Any) -> DiagnosisRecord:
-    """Six norms; the number of a layer times the factor is its TID, in percent, and its κ."""
+    """Return six norms; TID, in percent, and κ are the layer's number times the factor."""
     template = small_diagnosis()["layers"][0]
     layers = [
         {
@@ -85,11 +85,11 @@ def test_a_seed_that_broke_down_is_no_part_of_a_mean(figure_data: FigureData) ->
     assert (band.x, band.mean) == ([0, 10], [6, 12])
     (trace,) = band.traces
     assert (list(trace.x), list(trace.y), trace.lost) == ([0, 5], [42, 54], True)
-    assert "a cross where it broke down" in figures[0].caption
+    assert "a cross marks where it broke down" in figures[0].caption
 
 
 def test_layers_that_only_one_model_has(figure_data: FigureData) -> None:
-    """Of models of unlike architecture: every layer has a row, the others have a gap there."""
+    """Every layer of different architectures has a row, with gaps for the other models."""
     lines = [OverlayLine("a", [diagnosis()]), OverlayLine("bert", [bert_diagnosis()])]
     overlays.by_layer(lines, "")
     layers, (first, second) = figure_data.rows["λ₁ by layer"]
@@ -124,7 +124,7 @@ def test_over_training_average_and_last_layer_and_those_of_the_paper(
 
 
 def test_over_training_is_of_the_norms_that_are_compared(figure_data: FigureData) -> None:
-    """As in a translation model, whose decoder keeps LayerNorm and has the last norms."""
+    """In a translation model, the decoder keeps LayerNorm and has the last norms."""
 
     def with_norm(norm: str, factor: float, step: int) -> DiagnosisRecord:
         record = diagnosis(factor, step)
@@ -182,7 +182,7 @@ def test_gradient_parts_are_those_of_the_monitor(
 
 
 def test_columns_of_the_monitor_are_of_the_norms_that_are_compared(figure_data: FigureData) -> None:
-    """Also where a decoder keeps LayerNorm; the first of these layers is named."""
+    """This holds for a decoder that keeps LayerNorm, too; the first of the layers is named."""
 
     def run(norm: str) -> ReportedRun:
         layers = {"encoder.0": norm, "encoder.1": norm, "decoder.0": "ln"}

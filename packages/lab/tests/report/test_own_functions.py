@@ -1,4 +1,4 @@
-"""Comparisons of norms in somebody's own training function, whose metrics nobody here knows."""
+"""Comparisons of users' training functions with unknown metrics."""
 
 import json
 import re
@@ -56,7 +56,7 @@ def comparison(folder: Path) -> Comparison:
 
 
 def rows_of(comparison: Comparison) -> dict[str, dict[str, str]]:
-    """Texts of the table by norm and heading."""
+    """Return the texts of the table by norm and heading."""
     table = table_of(comparison, summarize(comparison))
     return {line[0]: dict(zip(table.headings, line, strict=True)) for line in table.lines}
 
@@ -130,7 +130,7 @@ def test_a_baseline_of_a_task_of_ones_own_is_named(tmp_path: Path) -> None:
     own = read_comparison(folder)
     rows = rows_of(own)
     assert rows["majority"]["accuracy"] == "0.3100"
-    # Nothing diverged: the function came to its end.
+    # Nothing diverged, because the function was completed.
     assert rows["ln"]["runs"] == "2 of 3 finished; worse than a baseline: seed 0"
     page = render_page(own)
     assert "Dotted: baselines." in page
@@ -162,7 +162,7 @@ def test_other_goals_and_functions_stand_by_themselves(
 
 
 def test_seeds_of_one_function_are_put_together(tmp_path: Path) -> None:
-    """The file may lie elsewhere on another machine."""
+    """The function's file may have another path on another machine."""
     moved = FUNCTION | {"file": "elsewhere/module.py"}
     one = write_own_comparison(tmp_path / "a", seeds=(0, 1), lost=())
     two = write_own_comparison(tmp_path / "b", seeds=(2, 3), lost=(), function=moved)
@@ -172,7 +172,7 @@ def test_seeds_of_one_function_are_put_together(tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("blank_figures")
 def test_a_comparison_that_has_only_begun(folder: Path, tmp_path: Path) -> None:
-    """`comparison.json` is there before the first result, and says goal and order of the norms."""
+    """`comparison.json` exists before the first result and has goal and order of the norms."""
     begun = shutil.copytree(folder, tmp_path / "begun")
     (begun / RESULTS_FILE).unlink()
     comparison = read_comparison(begun)
@@ -191,7 +191,7 @@ def test_a_comparison_that_has_only_begun(folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.usefixtures("blank_figures")
 def test_runs_alone_name_their_function(folder: Path, tmp_path: Path) -> None:
-    """Which way a metric is better they do not say, so none is taken for the goal."""
+    """Runs do not name the better direction of a metric, so that none becomes the goal."""
     alone = shutil.copytree(folder, tmp_path / "alone")
     for name in (RESULTS_FILE, COMPARISON_FILE):
         (alone / name).unlink()
@@ -250,7 +250,7 @@ def test_a_goal_must_be_said(tmp_path: Path) -> None:
 
 @pytest.fixture(scope="module")
 def hostile(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
-    """A function that returned and logged what it could, for a norm with a long name."""
+    """Write a function with hostile metrics and logs, and a norm with a long name."""
     logged = {name: value for name, value in HOSTILE.items() if name and value is not None}
     logged |= {f"logged_{number}": 1e-9 * 10**number for number in range(MAX_CURVES)}
     folder = write_own_comparison(
@@ -297,7 +297,7 @@ def test_many_metrics_do_not_destroy_the_page(hostile: Comparison) -> None:
 
 
 def test_metrics_without_a_number_cost_no_run(hostile: Comparison) -> None:
-    """A precision may be undefined where nothing was found; the goal may not."""
+    """A precision may be undefined without any findings; the goal may not."""
     assert all(run.finished for run in hostile.runs)
     (row, _) = summarize(hostile)
     assert "undefined" not in row.metrics
@@ -326,7 +326,7 @@ def test_a_picture_of_the_curves(folder: Path, tmp_path: Path) -> None:
 
 
 def test_a_built_in_task_may_have_another_goal(comparison_folder: Path) -> None:
-    """Its own words stay, and the column of the goal stands first."""
+    """Its own headings are kept, and the column of the goal is the first."""
     written = json.loads((comparison_folder / RESULTS_FILE).read_text())
     goal = {"metric": "valid_loss", "direction": "min"}
     (comparison_folder / RESULTS_FILE).write_text(json.dumps(written | {"goal": goal}))

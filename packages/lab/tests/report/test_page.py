@@ -1,4 +1,4 @@
-"""The page: complete, self-contained, escaped, and readable by machines that check it."""
+"""Pages of comparisons: complete, self-contained, escaped, and valid HTML."""
 
 import json
 import re
@@ -24,7 +24,7 @@ HOSTILE = "<script>alert('x')</script>&\"$\\frac{\x1b[2J\ud800"
 
 
 class Elements(HTMLParser):
-    """Elements with their attributes; fails on a tag that closes none or stays open."""
+    """Parser of elements and attributes; fails for unbalanced tags."""
 
     def __init__(self, page: str) -> None:
         super().__init__()
@@ -47,7 +47,7 @@ class Elements(HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data: str) -> None:
-        """Texts that are read: a word that may break is one."""
+        """Collect texts; a word with optional breaks is one."""
         if self.open and self.open[-1] in {"style", "script"}:
             return
         if self.found and self.found[-1][0] == "wbr" and self.texts:
@@ -148,7 +148,7 @@ def test_colors_follow_the_theme(page: str) -> None:
     assert "currentColor" in svgs
     assert "var(--series-0)" in svgs
     assert "prefers-color-scheme: dark" in page
-    # No placeholder is left, and no text would be black on black.
+    # All colors are replaced, so that no text is black on black.
     assert "#0102" not in svgs
     assert all("fill: currentColor" in text for text in re.findall(r"<text [^>]*>", svgs))
 

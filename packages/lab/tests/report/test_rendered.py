@@ -1,7 +1,7 @@
-"""What a reader of results sees, whole: page, terminal and Markdown, compared with snapshots.
+"""Snapshots of whole results: page, terminal and Markdown.
 
-Where a change is meant: `pytest packages/lab/tests/report --snapshot-update`, and look at the
-difference.
+For intended changes, run `pytest packages/lab/tests/report --snapshot-update` and check the
+differences.
 """
 
 import json
@@ -44,7 +44,7 @@ ROWS = (
 
 
 def with_results(folder: Path, **values: Any) -> Path:
-    """Change what `results.json` says."""
+    """Change values of `results.json`."""
     path = folder / "results.json"
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
     return folder
@@ -79,7 +79,7 @@ FOLDERS: dict[str, Callable[[Path], Path]] = {
 
 
 class Outline(HTMLParser):
-    """The texts of a page in their order, with the attributes that say what they are."""
+    """Texts of a page in order, with the attributes that describe them."""
 
     def __init__(self, page: str) -> None:
         super().__init__()

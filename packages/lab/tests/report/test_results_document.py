@@ -16,7 +16,7 @@ from powernorm_lab.runs import RESULTS_FILE
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Four seeds, beside a paper's numbers; `results.json` alone, as results are kept."""
+    """Write four seeds with published results, as `results.json` only, like stored results."""
     whole = write_comparison(
         tmp_path / "whole",
         norms=("ln", "bn", "rbn"),
@@ -91,11 +91,11 @@ HOSTILE = (
     "\\\\| <!-- end --> <!-- begin --> \u2028 \\"
 )
 KEPT = ("status", "placement", "metric", "direction", "folder")
-"""One of a few words, or a folder that has to be inside."""
+"""Keys whose values are restricted: enumerations, and paths that must be inside the folder."""
 
 
 def made_hostile(value: Any, key: str = "") -> Any:
-    """The value with more at the end of every text in it."""
+    """Return the value with hostile suffixes in all of its strings."""
     if isinstance(value, dict):
         return {name: made_hostile(item, name) for name, item in value.items()}
     if isinstance(value, list):
@@ -128,7 +128,7 @@ def check_page(text: str, num_sections: int) -> None:
 
 
 def test_texts_of_a_file_stay_texts(folder: Path) -> None:
-    """Results come from others, and pages of them are read in a browser."""
+    """Results may come from others, and their pages are read in a browser."""
     path = folder / RESULTS_FILE
     results = json.loads(path.read_text())
     for run in results["runs"]:

@@ -1,4 +1,4 @@
-"""What seeds say: nothing where they are too few, and what scipy says where they are enough."""
+"""Statistics over seeds: none for too few seeds, otherwise those of scipy."""
 
 import json
 import random
@@ -64,7 +64,7 @@ def test_holm_is_for_all_norms_of_the_table() -> None:
 def test_seeds_needed_have_the_power_that_is_promised() -> None:
     gap = PairedGap(0.5, 0.0, 1.0, 0.06, 5, deviation=1.0)
     count = seeds_needed(gap, 1)
-    assert count == 34  # of tables of the power of the paired t-test, for d = 0.5
+    assert count == 34  # from tables of the power of the paired t-test, for d = 0.5
     powers = [
         nct.sf(student.isf(0.025, n - 1), n - 1, 0.5 * np.sqrt(n)) for n in (count - 1, count)
     ]

@@ -99,7 +99,7 @@ def test_page_of_some_runs_does_not_replace_their_comparisons(
     assert write_reports(chosen) == Path("report.html")
     assert not (comparison_folder / "report.html").exists()
     monkeypatch.chdir(comparison_folder)
-    with pytest.raises(InputError, match="is a comparison with a report of its own"):
+    with pytest.raises(InputError, match="is a comparison with its own report"):
         write_reports(chosen)
 
 

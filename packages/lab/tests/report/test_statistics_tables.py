@@ -1,4 +1,4 @@
-"""TID and scores by kind of statistics beside a paper's."""
+"""TID and scores by kind of statistics next to published ones."""
 
 import json
 from pathlib import Path
@@ -20,7 +20,7 @@ pytestmark = pytest.mark.usefixtures("blank_figures")
 
 
 def scored_diagnosis(bleu: float) -> DiagnosisRecord:
-    """Scores by running and re-estimated statistics and of batches of two sizes."""
+    """Return scores with running, re-estimated and batch statistics of two sizes."""
     record = bert_diagnosis()
     kinds: list[tuple[str, int | None, float]] = [
         ("running", None, bleu),
@@ -71,7 +71,7 @@ def paper(norm: str = "bn") -> list[PaperStatistic]:
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Two norms of two seeds, all scored; the paper has numbers of the first."""
+    """Write two scored norms with two seeds; the paper has results of the first."""
     out = write_comparison(tmp_path / "runs", norms=("rbn", "adanorm"))
     for seed in (0, 1):
         write_diagnosis(out / f"rbn-pre-seed{seed}", scored_diagnosis(20.0 + 2 * seed))
@@ -85,7 +85,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_the_tables_of_a_comparison(folder: Path, snapshot: SnapshotAssertion) -> None:
-    """Norms that were not scored have no column; the paper's measure is taken, not the goal."""
+    """Norms without scores have no column; the paper's measure replaces the goal."""
     comparison = read_comparison(folder)
     shown = [f"{heading}\n{table.markdown()}" for heading, table in score_tables([comparison])]
     assert "\n".join([*shown, paper_table(comparison).markdown()]) == snapshot

@@ -1,4 +1,4 @@
-"""The section of a study, from files alone."""
+"""Section of a study, from files only."""
 
 import json
 import math
@@ -109,11 +109,11 @@ SCORED: dict[str, tuple[dict[str, Any], Sequence[Row]]] = {
     "alphas": (GRID | {"name": "alphas"}, grid_rows(3.3, 3.2, 3.1, 3.4)),
     "parts": (PARTS, TWO_PARTS),
 }
-"""Studies of a task with a score of which more is better."""
+"""Studies of a task with a score for which higher is better."""
 
 
 def said(folder: Path, data: FigureData) -> str:
-    """What the figures are drawn of, and the texts of captions."""
+    """Return the data of the figures, and the captions."""
     captions = texts(section(folder))
     return "\n".join([*data.lines, *filter(None, captions)])
 
@@ -174,7 +174,7 @@ def test_gap_without_its_reference_leaves_a_cross(tmp_path: Path, figure_data: F
     assert gap.x == [0, 2]
     assert gap.mean == pytest.approx([0, math.exp(3.5) - math.exp(3.0)])
     assert gap.lost == [0, 1, 2]
-    assert "whose gap is unknown, for ln did not finish with its seed" in figures[0].caption
+    assert "whose gap is unknown because ln did not finish its seed" in figures[0].caption
     tid = figure_data.figures[0][1].bands[0]
     assert tid.lost == [0, 1], "a TID needs no reference"
 
@@ -196,7 +196,7 @@ def test_lost_runs_are_lines_of_their_own(tmp_path: Path, figure_data: FigureDat
     assert comparison.study is not None
     caption = layernorm_parts(comparison, comparison.study)[-1].caption
     assert "shade: their range" in caption
-    assert "a cross where it broke down" in caption
+    assert "a cross marks where it broke down" in caption
     training, _ = figure_data.figures[-1]
     ln, both, none = training.bands
     assert ln.mean == pytest.approx([3.1 + 3 / step for step in STEPS])
@@ -284,7 +284,7 @@ def test_deep_models_show_some_of_their_layers(
     (figure,) = scales(comparison, comparison.study)
     assert len(set(drawn)) == len(drawn) == 12
     assert (drawn[0], drawn[-1]) == ("layers.0.x", "layers.96.x")
-    assert "Of 97 layers 12 are drawn" in figure.caption
+    assert "12 of 97 layers are drawn" in figure.caption
     assert "51.55 % of the features" in figure.caption
 
 

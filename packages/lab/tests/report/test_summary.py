@@ -1,4 +1,4 @@
-"""Golden facts of the table: what is averaged, what is marked, what the texts say."""
+"""Golden values of the table: averages, marks and texts."""
 
 import math
 from dataclasses import replace
@@ -25,7 +25,7 @@ def text_of(comparison: Comparison, row: SummaryRow, key: str) -> str:
 
 
 def only(comparison: Comparison, **changes: object) -> SummaryRow:
-    """The row of a comparison in which every bn run has these changes."""
+    """Return the row of a comparison in which every bn run has these changes."""
     runs = [replace(run, **changes) for run in comparison.runs if run.norm == "bn"]
     return summarize(replace(comparison, runs=runs, baselines=[]))[0]
 

@@ -1,4 +1,4 @@
-"""Names that mean something to Markdown or LaTeX."""
+"""Names with special characters of Markdown or LaTeX."""
 
 import pytest
 
@@ -27,7 +27,7 @@ def test_latex_rows_are_no_arguments_of_the_row_before(name: str) -> None:
 
 
 def test_columns_of_one_name_both_stay() -> None:
-    """Two metrics of a function may be called alike once their names are shortened."""
+    """Two metrics of a function may have the same shortened name."""
     table = Table(["n", "x", "x"], [False, True, True], [["a", "1", "2"]])
     assert "| a | 1 | 2 |" in table.markdown()
     assert r"a & 1 & 2 \\" in table.latex()

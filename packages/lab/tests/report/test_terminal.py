@@ -18,7 +18,7 @@ def test_what_does_not_fit_is_named(comparison_folder: Path, width: int) -> None
     for word in ("adanorm", "unigram", "250.0", "99.00 ± 1.41", "+30.00 (+30.0 %)"):
         assert word in text
     assert ("not shown" in text) == (width < 200)
-    # A norm that lost a run says so before less important columns are shown.
+    # The column of statuses precedes less important columns if a norm lost a run.
     assert ("diverged:" in text) == (width >= 80)
 
 
@@ -35,7 +35,7 @@ def test_names_are_not_taken_for_markup(comparison_folder: Path) -> None:
 
 
 def test_a_pipe_has_80_characters_or_as_many_as_asked(comparison_folder: Path) -> None:
-    """A file has the same lines on every machine; `COLUMNS` and `wide` ask for others."""
+    """A file has the same lines on every machine, unless `COLUMNS` or `wide` change them."""
     narrow = printed(comparison_folder, 60, terminal=False, asked=True)
     assert max(map(len, narrow.splitlines())) <= 60
     text = printed(comparison_folder, 200, terminal=False)

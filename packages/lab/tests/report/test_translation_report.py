@@ -1,4 +1,4 @@
-"""The report of translations: scores the right way up, signatures, papers, sentences."""
+"""Report of translations: directions of scores, signatures, papers, sentences."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -68,7 +68,7 @@ def test_scored_weights(comparison: Comparison) -> None:
     assert scored_weights(comparison) == f"Scored: {AVERAGE} (ln); {RECALIBRATED} (bn, rbn, pn)."
     best = [replace(run, scored="best checkpoint") for run in comparison.runs]
     assert scored_weights(replace(comparison, runs=best)) == "Scored: best checkpoint."
-    # Of a perplexity it goes without saying.
+    # For a perplexity this is the usual case.
     assert not scored_weights(replace(comparison, runs=best, goal=goal_of("test_perplexity")))
     assert not scored_weights(
         replace(comparison, runs=[replace(run, scored="") for run in comparison.runs])
@@ -125,7 +125,7 @@ def test_damaged_translations_name_file_and_line(tmp_path: Path) -> None:
 
 
 def test_without_the_keys_of_translations(tmp_path: Path) -> None:
-    """They are missed by nothing; without results.json the measure is seen from the runs."""
+    """All keys are optional; without results.json the measure comes from the runs."""
     folder = write_translations(tmp_path / "verses", paper=None, reduced=None)
     comparison = read_comparison(folder)
     assert comparison.metric == "test_bleu"

@@ -1,4 +1,4 @@
-"""What a report says of a tuning, from the files alone."""
+"""Report of a tuning, from files only."""
 
 import json
 import shutil
@@ -21,7 +21,7 @@ def test_the_page_says_how_each_number_was_tuned() -> None:
         "Every norm had 12 trials (some given up early, all counted)",
         "5 finished, 7 given up",
         "log:0.001:0.032",
-        "Best valid loss after so many trials",
+        "Best valid loss against the number of trials",
         "Importance of each setting, by norm",
         "valid loss against norm_options.rbn.mean_penalty",
         "Sampler: TPE of Optuna",
@@ -32,7 +32,7 @@ def test_the_page_says_how_each_number_was_tuned() -> None:
 def test_without_the_trials_there_are_no_slices(tmp_path: Path) -> None:
     shutil.copy(STORED / "results.json", tmp_path)
     page = render_page(read_comparison(tmp_path))
-    assert "Best valid loss after so many trials" in page
+    assert "Best valid loss against the number of trials" in page
     assert "Every trial, by setting" not in page
     (tmp_path / "trials.csv").write_text("a,b\n1,2\n")
     assert "Every trial, by setting" not in render_page(read_comparison(tmp_path))

@@ -124,10 +124,10 @@ def test_broken_weights_end_the_run_as_without(
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"diagnose_every": "epochs"}, "diagnose_every=epochs is no interval: give a number"),
-        ({"diagnose_every": -1}, "diagnose_every=-1 is no interval"),
-        ({"diagnose_every": 2.5}, "diagnose_every=2.5 is no interval"),
-        ({"diagnose_every": True}, "diagnose_every=true is no interval"),
+        ({"diagnose_every": "epochs"}, "diagnose_every=epochs is not an interval: give a number"),
+        ({"diagnose_every": -1}, "diagnose_every=-1 is not an interval"),
+        ({"diagnose_every": 2.5}, "diagnose_every=2.5 is not an interval"),
+        ({"diagnose_every": True}, "diagnose_every=true is not an interval"),
         ({"diagnose_every": 5, "strategy": "fsdp2"}, "needs the whole model in every process"),
     ],
 )

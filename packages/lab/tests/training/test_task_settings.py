@@ -65,7 +65,7 @@ def test_a_vocabulary_is_as_large_as_its_kind_needs(task: str, least: int) -> No
 def test_momentum_of_another_optimizer_is_refused() -> None:
     config = recipe("image", "demo")
     setting, choice = "optimizer.momentum=0.5", "optimizer.name=sgd"
-    message = rf"^{setting} means nothing with .*: set {choice}, or leave it out"
+    message = rf"^{setting} has no effect with .*: set {choice}, or leave it out"
     with pytest.raises(InputError, match=message):
         override(config, [setting])
     override(config, [setting, choice])

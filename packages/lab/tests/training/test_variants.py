@@ -67,9 +67,9 @@ def test_what_a_file_leaves_out_has_its_default() -> None:
     [
         ({"variants": 3}, "variants=3 has the wrong type"),
         ({"variants": [3]}, "variants.0=3 has the wrong type"),
-        ({"variants": [{"label": "a"}]}, "norm is needed"),
+        ({"variants": [{"label": "a"}]}, "norm is required"),
         ({"study": "x"}, "study=x has the wrong type"),
-        ({"study": {"name": "x"}}, "title is needed"),
+        ({"study": {"name": "x"}}, "title is required"),
     ],
 )
 def test_foreign_json_is_named(change: dict[str, object], message: str) -> None:

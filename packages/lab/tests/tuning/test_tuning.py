@@ -1,4 +1,4 @@
-"""Equal budgets of trials: chosen on the valid split, kept, resumed, and told in the files."""
+"""Equal budgets of trials: selection on the valid split, resuming, and files."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def tuned(out: Path, function: Any = valleys.train, **changes: Any) -> lab.Compa
 
 
 def rows_of(out: Path) -> list[dict[str, str]]:
-    """The rows of trials.csv, without times."""
+    """Return the rows of trials.csv without times."""
     with (out / "trials.csv").open() as file:
         rows = list(csv.DictReader(file))
     for row in rows:
@@ -57,7 +57,7 @@ def rows_of(out: Path) -> list[dict[str, str]]:
 
 
 def said(out: Path) -> dict[str, Any]:
-    """What the files say, without times and dates."""
+    """Return the contents of the files without times and dates."""
     results = json.loads((out / "results.json").read_text())
     runs = [{**run, "seconds": None, "ran_on": None} for run in results["runs"]]
     tuning = json.loads((out / "tuning.json").read_text())
@@ -66,7 +66,7 @@ def said(out: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A tuning that nobody interrupted; it is only read."""
+    """Return an uninterrupted tuning, which tests only read."""
     out = tmp_path_factory.mktemp("whole")
     tuned(out, seeds=2)
     return out
@@ -79,7 +79,7 @@ def test_every_norm_has_the_same_budget_and_pruned_trials_count(whole: Path) -> 
     assert statuses.keys() == {"finished", "pruned"}
     record = json.loads((whole / "tuning.json").read_text())["norms"]
     assert all(sum(norm["trials"].values()) == len(norm["curve"]) == 7 for norm in record.values())
-    # As Optuna's own tools see it, too.
+    # Optuna's own tools can read it, too.
     storage = optuna.storages.RDBStorage(f"sqlite:///{whole / 'optuna.db'}")
     for norm in ("ln", "bn"):
         trials = optuna.load_study(study_name=norm, storage=storage).trials
@@ -101,12 +101,12 @@ def test_the_best_is_chosen_on_valid_not_on_test(whole: Path) -> None:
         assert tuning["best"]["trial"] == int(best["trial"])
         rate = float(best["learning_rate"])
         assert tuning["best"]["settings"]["learning_rate"] == rate
-        # By the test loss the very worst one.
+        # The chosen trial has the worst test loss.
         assert tests[best["folder"]] == max(tests[row["folder"]] for row in own)
         for config in whole.glob(f"{norm}-seed*/config.json"):
             used = json.loads(config.read_text())["settings"]["learning_rate"]
             assert used == rate
-    # And it is nearer to the bottom of the valley than the untuned one.
+    # The tuned value is closer to the minimum than the untuned one.
     curve = json.loads((whole / "tuning.json").read_text())["norms"]["ln"]["curve"]
     assert curve == sorted(curve, reverse=True)
     assert curve[-1] < curve[0]
@@ -184,7 +184,7 @@ def test_more_trials_and_norms_join_later(whole: Path, tmp_path: Path) -> None:
     first = json.loads((tmp_path / "ln-seed0" / "config.json").read_text())
     tuned(tmp_path, seeds=2, resume=True)
     assert rows_of(tmp_path) == rows_of(whole)
-    # The runs of the comparison have the new settings, and only those.
+    # The runs of the comparison have only the new settings.
     assert json.loads((tmp_path / "ln-seed0" / "config.json").read_text()) != first
     assert said(tmp_path) == said(whole)
     found = tuned(tmp_path, norms=["ln", "bn", "rbn"], seeds=2, resume=True)
@@ -215,11 +215,11 @@ def test_own_ranges_are_kept_to(tmp_path: Path) -> None:
     tuned(tmp_path, norms=["ln", "bn", "pn"], trials=4, search=search, prune=False)
     rows = rows_of(tmp_path)
     assert "learning_rate" not in rows[0]
-    # The first trial has what nobody chose, as far as the ranges hold it.
+    # The first trial has the untuned settings that are within their ranges.
     assert [(row["width"], row["steps"]) for row in rows if row["trial"] == "0"] == [
         ("1.0", "6")
     ] * 3
-    # A run makes the warm-up a tenth of its steps where nobody sets it.
+    # The default warm-up of a run is a tenth of its steps.
     assert rows[-4]["norm_options.pn.warmup_steps"] == "1"
     assert all(0.5 <= float(row["width"]) <= 2 and row["depth"] in "123" for row in rows)
     assert {row["steps"] for row in rows} <= {"4", "6"}
@@ -229,7 +229,7 @@ def test_own_ranges_are_kept_to(tmp_path: Path) -> None:
 
 
 def test_a_trial_that_fails_counts_and_a_norm_of_failures_is_named(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"no trial of ln came to its end .*trials\.csv"):
+    with pytest.raises(InputError, match=r"no trial of ln was completed .*trials\.csv"):
         tuned(tmp_path, valleys.failing, trials=3, search={"learning_rate": "log:1e-3:1e-2"})
     statuses = {(row["norm"], row["status"]) for row in rows_of(tmp_path)}
     assert statuses == {("ln", "failed"), ("bn", "finished")}
@@ -289,8 +289,8 @@ def test_a_built_in_task_is_tuned_without_its_test_data(
             "has no option 'mean_penalty'",
         ),
         ({"search": {"norm_options.rbn.momentum": "log:1:2"}}, "rbn is not among the norms"),
-        ({"goal": {"accuracy": "max"}}, "does not say by what trials are judged"),
-        ({"select_by": {"a": "min", "b": "min"}}, "name one value of the valid split"),
+        ({"goal": {"accuracy": "max"}}, "trials have no selection metric"),
+        ({"select_by": {"a": "min", "b": "min"}}, "name one metric of the valid split"),
         ({"jobs": 2, "executor": "here"}, "choose local, ray, slurm"),
     ],
 )
@@ -315,7 +315,7 @@ def test_two_never_tune_in_one_folder(tmp_path: Path) -> None:
 def test_folders_of_others_are_refused_and_kept(whole: Path, tmp_path: Path) -> None:
     out = tmp_path / "tuned"
     shutil.copytree(whole, out)
-    with pytest.raises(InputError, match="holds a tuning: give another --out, --resume"):
+    with pytest.raises(InputError, match="has a tuning: give another --out, --resume"):
         tuned(out, seeds=2)
     with pytest.raises(InputError, match=r"search\.ln\.learning_rate log:1e-5:1 → log:1e-4:1"):
         tuned(out, seeds=2, search={"learning_rate": "log:1e-4:1"}, resume=True)
@@ -324,7 +324,7 @@ def test_folders_of_others_are_refused_and_kept(whole: Path, tmp_path: Path) -> 
     with pytest.raises(InputError, match="has 7 trials of a norm already: give --trials 7 or more"):
         tuned(out, seeds=2, trials=3, resume=True)
     assert said(out) == said(whole)
-    # A comparison is no tuning, also where one may go on.
+    # A comparison is not a tuning that can be resumed.
     other = tmp_path / "compared"
     lab.compare(valleys.train, other, norms=["ln"], goal=GOAL, device="cpu", quiet=True)
     with pytest.raises(InputError, match="holds other runs"):

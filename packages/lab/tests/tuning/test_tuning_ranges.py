@@ -1,4 +1,4 @@
-"""Ranges as users write them, and those that norms declare."""
+"""Ranges of users and of norms."""
 
 import inspect
 import re
@@ -34,12 +34,12 @@ def test_ranges(text: str, values: tuple[object, ...]) -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("1e-4:1e-2", "is no range: give log:LOW:HIGH"),
+        ("1e-4:1e-2", "is not a range: give log:LOW:HIGH"),
         ("log:1e-4", "needs two numbers"),
         ("log:1:2:3", "needs two numbers"),
         ("log:a:b", "needs two numbers"),
         ("log:1:inf", "needs two numbers"),
-        ("log:0:1", "a logarithmic range begins above 0"),
+        ("log:0:1", "a logarithmic range must begin above 0"),
         ("linear:2:2", "2 is not below 2"),
         ("int:1:2.5", "needs two numbers"),
         ("choice:1", "at least two different values"),

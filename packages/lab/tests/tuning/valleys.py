@@ -1,4 +1,4 @@
-"""A training function whose result is known beforehand: a valley over its learning rate."""
+"""Training function with a known result: a valley over its learning rate."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def train(
 
 
 def failing(run: Run, *, learning_rate: float = 1e-4, steps: int = 2) -> dict[str, Any]:
-    """Break, or do not: with ln always, with bn at small rates."""
+    """Fail always with ln, and at small rates with bn."""
     run.build_norm(4)
     if run.norm == "ln" or learning_rate < 1e-3:
         raise ValueError("no rate is good")

@@ -1,4 +1,4 @@
-"""Commands of the laboratory, which `powernorm` finds by an entry point."""
+"""Commands of the laboratory, which `powernorm` loads by an entry point."""
 
 import typer
 
@@ -6,7 +6,7 @@ from powernorm_lab.cli import compare, data, diagnose, recipes, remove, results,
 
 
 def add_commands(app: typer.Typer) -> None:
-    """Add the commands to the app of `powernorm`; `diagnose` takes the place of the core's."""
+    """Add the commands to the app of `powernorm`; `diagnose` replaces the core's."""
     app.command(cls=compare.CompareCommand)(compare.compare)
     for command in (
         tune.tune,

@@ -1,4 +1,4 @@
-"""`powernorm compare`: training, here or in several processes, and its report."""
+"""`powernorm compare`: train in this process or several, and write the report."""
 
 import sys
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from powernorm_lab.settings.comparison import ComparisonSettings
 
 _GIVEN: Final = "powernorm.given"
-"""In the context of a command, the words after it."""
+"""Key of a command's arguments in its context."""
 
 
 def compare(
@@ -39,8 +39,8 @@ def compare(
         str | None,
         typer.Option(
             metavar="NAME,…",
-            help="Short names (see `powernorm norms`), module:Class of your own, or labels of the "
-            "preset's variants; else the preset's, or ln,bn,rbn,pn.",
+            help="Short names (see `powernorm norms`), your own module:Class, or labels of the "
+            "preset's variants; default: the preset's norms, or ln,bn,rbn,pn.",
         ),
     ] = None,
     placement: options.Placement = None,
@@ -55,22 +55,23 @@ def compare(
     ] = None,
     seeds: Annotated[
         str | None,
-        typer.Option(metavar="N | A,B,…", help="How many seeds (3: 0 to 2), or which (3,7 or 5,)."),
+        typer.Option(metavar="N | A,B,…", help="Number of seeds (3: 0 to 2) or list (3,7 or 5,)."),
     ] = None,
     data: options.Data = None,
     goal: Annotated[
         str | None,
         typer.Option(
             metavar="METRIC:max|min",
-            help="Of a function of your own: the value it returns that decides, and which way it "
-            "is better.",
+            help="For your own function: the returned metric that decides, and its better "
+            "direction.",
         ),
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Where the runs go; else runs/TASK-PRESET, TASK-STUDY-PRESET or MODULE-FUNCTION.",
+            help="Folder of the runs; default: runs/TASK-PRESET, TASK-STUDY-PRESET or "
+            "MODULE-FUNCTION.",
         ),
     ] = None,
     assignments: options.Assignments = None,
@@ -81,8 +82,8 @@ def compare(
     devices: Annotated[
         int,
         options.devices(
-            "; with --jobs so many for each of them; over several machines start this command with "
-            "torchrun instead"
+            ", and multiply --jobs by N; on several machines start this command with torchrun "
+            "instead"
         ),
     ] = 1,
     jobs: options.Jobs = 1,
@@ -94,31 +95,31 @@ def compare(
         bool,
         typer.Option(
             "--race",
-            help="Drop norms that are behind, seed by seed, and stop when it is decided: --seeds "
-            "is how many there are at most, from 3 on (docs/race.md).",
+            help="Drop norms that are behind, seed by seed, and stop when it is decided; --seeds "
+            "is then the largest number of seeds, at least 3 (docs/race.md).",
         ),
     ] = False,
     race_confidence: Annotated[
         float | None,
         typer.Option(
             metavar="SHARE",
-            help="With --race: how sure it is that the best norm is not dropped; else 0.95.",
+            help="With --race: probability that the best norm is not dropped; default: 0.95.",
         ),
     ] = None,
     race_margin: Annotated[
         float | None,
         typer.Option(
             metavar="DIFFERENCE",
-            help="With --race: smaller differences of the measure do not matter; it also stops "
-            "where the norms that are left are that close.",
+            help="With --race: smaller differences of the metric do not matter; the race also "
+            "stops when all remaining norms are that close.",
         ),
     ] = None,
     log_to: Annotated[
         list[str] | None,
         typer.Option(
             metavar="NAME",
-            help="Show every number of a run in a tracker, too: tensorboard, wandb, mlflow or "
-            "trackio; repeat it for several.",
+            help="Also log every number of a run to a tracker: tensorboard, wandb, mlflow or "
+            "trackio; may be given several times.",
         ),
     ] = None,
     plan: Annotated[
@@ -133,8 +134,8 @@ def compare(
 ) -> None:
     """Train the same model with each norm, or with the variants of a study, and compare them.
 
-    Ends in a table and in DIR/report.html, with exit code 1 where runs failed. SIGTERM and SIGUSR1
-    end it after the step at hand with exit code 75; the same command with --resume goes on.
+    Print a table and write DIR/report.html; the exit code is 1 if runs failed. SIGTERM and SIGUSR1
+    stop it after the current step with exit code 75; the same command with --resume continues.
     """
     from powernorm_lab.engine.executors.choice import Workers
     from powernorm_lab.engine.grid_training import compare_grid
@@ -148,13 +149,13 @@ def compare(
     changes = assignments or []
     if ":" in task:
         foreign = {"--placement": placement, "--preset": preset, "--study": study, "--data": data}
-        refuse(foreign, f"{task} is a function of your own")
+        refuse(foreign, f"the function {task}")
         folder = out or Path("runs") / task.replace(":", "-")
         metric, _, direction = (goal or "").rpartition(":")
         if not metric:
             raise InputError(
-                f"{task} needs --goal METRIC:max or METRIC:min: which of the values that it "
-                "returns decides, and which way it is better, e.g. --goal accuracy:max"
+                f"{task} needs --goal METRIC:max or METRIC:min: name the returned metric that "
+                "decides, and its better direction, e.g. --goal accuracy:max"
             )
         grid = own_grid(
             task,
@@ -164,7 +165,7 @@ def compare(
             **own_lines(norms, seeds, changes),
         )
     else:
-        refuse({"--goal": goal}, f"{task} has a measure of its own")
+        refuse({"--goal": goal}, f"the built-in task {task}")
         chosen = named_settings(norms, placement, seeds, data, device)
         config, recipe, name = built_in_settings(task, preset, study, [*chosen, *changes])
         from powernorm_lab.comparing import notes_of
@@ -175,7 +176,7 @@ def compare(
     grid = replace(grid, race=race, log_to=tuple(log_to or ()))
     if accept_edits:
         if not resume:
-            raise InputError("--accept-edits is for runs that are there: give --resume, too")
+            raise InputError("--accept-edits is for existing runs: give --resume, too")
         options.accept_edits(folder)
     if devices > 1 and plan:
         raise InputError(
@@ -184,7 +185,7 @@ def compare(
     with interruptible(folder):
         if plan:
             compare_grid(grid, folder, resume=resume, force=force, plan_only=True)
-            typer.echo(f"{folder} is ready; on every machine that sees it: powernorm work {folder}")
+            typer.echo(f"{folder} is ready; run on every machine: powernorm work {folder}")
             return
         if devices > 1 and not workers.are_used:
             code = _train_in_processes(devices)
@@ -204,14 +205,14 @@ def compare(
                     table=not (quiet or as_json),
                     wide=wide,
                 )
-    if not launching.is_launched():  # else who started this process looks
+    if not launching.is_launched():  # else the launching process checks
         end_with_failures(folder, only=[line.folder(seed) for line, seed in grid.runs()])
 
 
 def named_settings(
     norms: str | None, placement: str | None, seeds: str | None, data: str | None, device: str
 ) -> list[str]:
-    """Return the settings of a built-in task that have options of their own, as `--set` has them.
+    """Return the settings of a built-in task that have their own options, as for `--set`.
 
     Raises:
         InputError: seeds or device cannot be used.
@@ -229,16 +230,16 @@ def named_settings(
 def built_in_settings(
     task: str, preset: str | None, study: str | None, assignments: list[str]
 ) -> "tuple[ComparisonSettings, Recipe | None, str]":
-    """Return the settings of a built-in task, the recipe they are of, and the folder's name.
+    """Return the settings of a built-in task, their recipe, and the folder's name.
 
     Raises:
-        InputError: there is no such task, recipe or study, or a setting cannot be used.
+        InputError: unknown task, recipe or study, or a setting cannot be used.
     """
     from powernorm_lab.recipes import check_choice, chosen_settings, named_recipe, read_recipe
     from powernorm_lab.recipes.studies import study_config
 
     if task.endswith(".toml"):
-        refuse({"--preset": preset, "--study": study}, f"{task} is a recipe of your own")
+        refuse({"--preset": preset, "--study": study}, f"the recipe {task}")
         recipe = read_recipe(Path(task))
         what = chosen_settings(recipe, assignments)
         return what, recipe, f"{what.task}-{recipe.name}"
@@ -255,12 +256,12 @@ class CompareCommand(TyperCommand):
     """`compare` with the settings of the task at the end of its help."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Keep what was given: the help is shown before it is read."""
+        """Store the arguments, because the help is shown before they are parsed."""
         ctx.meta[_GIVEN] = tuple(args)
         return super().parse_args(ctx, args)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """Write the settings of the task that was named, with their defaults."""
+        """Write the settings of the named task with their defaults."""
         super().format_epilog(ctx, formatter)
         named = [given for given in ctx.meta[_GIVEN] if given in TASKS]
         if not named:
@@ -273,12 +274,12 @@ class CompareCommand(TyperCommand):
 
 
 def _race(confidence: float | None, margin: float | None, *, is_race: bool) -> "Race | None":
-    """Return how the norms race; None where they do not."""
+    """Return the rules of the race; None without `--race`."""
     if not is_race:
         options = {"--race-confidence": confidence, "--race-margin": margin}
         given = [name for name, value in options.items() if value is not None]
         if given:
-            raise InputError(f"{given[0]} is for a race: give --race, too, or leave it out")
+            raise InputError(f"{given[0]} needs --race: give it, too, or leave out {given[0]}")
         return None
     from powernorm_lab.engine.grid import Race
 
@@ -293,22 +294,22 @@ def parsed_executor_options(assignments: list[str]) -> dict[str, str]:
     return dict(text.split("=", 1) for text in assignments)
 
 
-def refuse(given_by_name: Mapping[str, str | None], reason: str) -> None:
-    """Refuse options that mean nothing for what is trained.
+def refuse(given_by_name: Mapping[str, str | None], what: str) -> None:
+    """Refuse options that do not apply to what is trained.
 
     Raises:
         InputError: one of them was given.
     """
     given = [name for name, value in given_by_name.items() if value is not None]
     if given:
-        raise InputError(f"{reason}, for which {given[0]} means nothing: leave it out")
+        raise InputError(f"{given[0]} cannot be used with {what}: leave it out")
 
 
 def parsed_seeds(text: str) -> list[int]:
-    """Return the seeds of `3` (0, 1 and 2) or `3,7`.
+    """Parse seeds, either a number such as `3` (0, 1 and 2) or a list such as `3,7`.
 
     Raises:
-        InputError: it is neither.
+        InputError: the text is neither.
     """
     parts = [part.strip() for part in text.split(",")]
     if len(parts) > 1 and not parts[-1]:
@@ -324,7 +325,7 @@ def parsed_seeds(text: str) -> list[int]:
 
 
 def _accelerator_of(device: str) -> str | None:
-    """Return the setting of a built-in task for a device."""
+    """Return the accelerator of a built-in task for a device."""
     if device == "auto":
         return None
     if device not in ("cpu", "cuda"):
@@ -336,10 +337,10 @@ def _accelerator_of(device: str) -> str | None:
 
 
 def own_lines(norms: str | None, seeds: str | None, assignments: list[str]) -> dict[str, Any]:
-    """Return norms, seeds and settings of a function of the user's own, by the names of `own_grid`.
+    """Return norms, seeds and settings of a user's function as arguments of `own_grid`.
 
     Raises:
-        InputError: one cannot be used.
+        InputError: a value cannot be used.
     """
     from powernorm_lab.own_grid import NORMS, checked_norms, checked_seeds
     from powernorm_lab.settings.overrides import split_settings
@@ -355,7 +356,7 @@ def own_lines(norms: str | None, seeds: str | None, assignments: list[str]) -> d
 
 
 def _train_in_processes(devices: int) -> int:
-    """Start this command again in several processes and return their exit code."""
+    """Run this command in several processes and return their exit code."""
     if launching.is_launched():
         option = launching.OPTION
         raise InputError(f"{option} and torchrun both start processes: leave {option} out")

@@ -1,4 +1,4 @@
-"""`powernorm data`: which data sets there are, fetching them, and where they lie."""
+"""`powernorm data`: list data sets, fetch and delete them, and print their paths."""
 
 import json
 import sys
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from powernorm_lab.data.sets.catalog import DataSet, Home
 
 _DECLINED: Final = 1
-"""Exit code after the user has not accepted the rights of a data set."""
+"""Exit code if the user did not accept the rights of a data set."""
 _TITLES: "Final[dict[Home, str]]" = {
     "embedded": "embedded: in the package powernorm-data",
     "fetched": "fetched on request: powernorm data get NAME",
@@ -51,7 +51,7 @@ def _list(
 
 
 def _print_sets() -> None:
-    """Print what they are, for which tasks, whose, and whether they are here."""
+    """Print the data sets with their tasks, licenses and states."""
     from rich.console import Console
     from rich.text import Text
 
@@ -69,7 +69,7 @@ def _print_sets() -> None:
         console.print(Text(missing), soft_wrap=True)
     console.print(Text(f"cache: {sets_folder()} (another one: POWERNORM_CACHE)"), soft_wrap=True)
     console.print(
-        Text("use: powernorm compare TASK --data NAME, or --data PATH of your own files"),
+        Text("use: powernorm compare TASK --data NAME, or --data PATH for your own files"),
         soft_wrap=True,
     )
 
@@ -115,7 +115,7 @@ def _facts(entry: "DataSet") -> dict[str, object]:
         "license": entry.license,
         "source": entry.source,
         "usage": entry.usage,
-        # Null: only the user knows whether it is on the disk.
+        # Null for a set that the user brings, because only the user knows whether it exists.
         "state": state,
         "paths": [] if has_none else [str(path) for path in places(entry.name)],
         "download_bytes": entry.download_size if entry.home == "fetched" else None,
@@ -129,22 +129,20 @@ def get(
     names: _Names,
     accept: Annotated[
         bool,
-        typer.Option(
-            "--accept", help="Accept what is said about unclear rights, without being asked."
-        ),
+        typer.Option("--accept", help="Accept the notes about unclear rights without being asked."),
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="Fetch what is here, too.")] = False,
+    force: Annotated[bool, typer.Option("--force", help="Fetch existing data again.")] = False,
 ) -> None:
     """Fetch data sets into the cache.
 
-    Each comes from a known address and is compared with a known checksum.
+    Each comes from a fixed address and is verified by a fixed checksum.
     """
     try:
         chosen, declined = _wanted(names, accept=accept, force=force)
         for entry in chosen:
             _fetch(entry, force=force)
     except KeyboardInterrupt:
-        typer.echo("interrupted: nothing half is left; what was finished is kept", err=True)
+        typer.echo("interrupted: completed data sets are kept, partial ones deleted", err=True)
         raise typer.Exit(INTERRUPTED) from None
     if declined:
         typer.echo(f"not fetched: {', '.join(declined)}", err=True)
@@ -154,9 +152,9 @@ def get(
 def _wanted(
     names: Sequence[str], *, accept: bool, force: bool
 ) -> "tuple[list[DataSet], list[str]]":
-    """Return what to fetch and the names that the user declined; say what is here already.
+    """Return the data sets to fetch and the names that the user declined; report existing ones.
 
-    All questions come before the first download.
+    All questions are asked before the first download.
     """
     from powernorm_lab.data.fetching import cached_state, fetchable, places
 
@@ -176,16 +174,16 @@ def _consents(entry: "DataSet") -> bool:
         return True
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise InputError(
-            f"the data set {entry.name} needs your consent: {entry.rights} Nobody can be asked "
-            f"here, so to accept say: powernorm data get {entry.name} --accept"
+            f"the data set {entry.name} needs your consent: {entry.rights} This is not a terminal; "
+            f"to accept, run: powernorm data get {entry.name} --accept"
         )
-    # Not typer's own question, which writes to the standard output that a script may read.
+    # typer.confirm would write to standard output, which a script may read.
     typer.echo(f"{entry.name}: {entry.rights}\nDo you accept? [y/N] ", nl=False, err=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def _fetch(entry: "DataSet", *, force: bool) -> None:
-    """Fetch a data set that the user has consented to, with a bar."""
+    """Fetch a data set that the user has consented to, with a progress bar."""
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn
 
@@ -213,13 +211,10 @@ def _fetch(entry: "DataSet", *, force: bool) -> None:
 
 @app.command()
 def where(names: _Names) -> None:
-    """Print where data sets lie.
-
-    Of a fetched one its folder, of an embedded one its compressed files.
-    """
+    """Print the paths of data sets: folders of fetched ones, compressed files of embedded ones."""
     from powernorm_lab.data.fetching import check_here, places
 
-    # All of them before the first is printed: a script shall not take half an answer.
+    # All are checked before the first is printed, so that a script gets all paths or none.
     for name in names:
         check_here(name)
     for path in [path for name in names for path in places(name)]:

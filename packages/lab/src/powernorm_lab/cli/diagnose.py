@@ -1,4 +1,4 @@
-"""`powernorm diagnose`: whether batch statistics work in a model, or in several side by side."""
+"""`powernorm diagnose`: check whether batch statistics work in a model, or compare several."""
 
 import os
 from collections.abc import Callable, Sequence
@@ -42,30 +42,30 @@ def diagnose(
         list[str],
         typer.Argument(
             metavar="MODEL…",
-            help="A run's folder (the weights that were scored), one of its checkpoints, a folder "
-            "with a Hugging Face model, or module:name of (model, batches) or of a function that "
-            "returns them. With --overlay several, and comparisons, which are all of their runs.",
+            help="Folder of a run (its scored weights), one of its checkpoints, a folder with a "
+            "Hugging Face model, or module:name of (model, batches) or of a function that returns "
+            "them. With --overlay several, and folders of comparisons for all of their runs.",
         ),
     ],
     overlay: Annotated[
         bool,
         typer.Option(
             "--overlay",
-            help="One page of all models, a line a norm: by layer, and over the training where "
-            "training.diagnose_every recorded it. Runs without a diagnosis.json of the same "
-            "batches are diagnosed first.",
+            help="Write one page for all models with a line per norm: by layer, and over the "
+            "training if training.diagnose_every recorded it. Runs without a diagnosis.json of "
+            "the same batches are diagnosed first.",
         ),
     ] = False,
     data: Annotated[
         str | None,
-        typer.Option(metavar="PATH", help="Another text than the run's, as `compare --data`."),
+        typer.Option(metavar="PATH", help="Text that replaces the run's, as for `compare --data`."),
     ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="The page; for a run else RUN/diagnosis.html, with --overlay overlay.html in the "
-            "folder that holds all runs.",
+            help="Path of the page; default for a run: RUN/diagnosis.html, with --overlay: "
+            "overlay.html in the folder that contains all runs.",
         ),
     ] = None,
     csv: Csv = None,
@@ -75,25 +75,25 @@ def diagnose(
     device: DeviceName = "auto",
     sequences: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="Of a Hugging Face model: rows in a batch (32)."),
+        typer.Option(min=1, metavar="N", help="For a Hugging Face model: rows in a batch (32)."),
     ] = None,
     length: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="Of a Hugging Face model: tokens in a row (128)."),
+        typer.Option(min=1, metavar="N", help="For a Hugging Face model: tokens in a row (128)."),
     ] = None,
     scores: Annotated[
         str | None,
         typer.Option(
             metavar="test|valid",
-            help="Of a run, or of all runs of a folder: the task's score (BLEU, accuracy, …) of "
-            "this split by running, re-estimated and batch statistics of several sizes. Reads or "
-            "translates the split up to nine times a run.",
+            help="For a run, or all runs of a folder: score this split by the task's metric (BLEU, "
+            "accuracy, …) with running, re-estimated and batch statistics of several sizes. Reads "
+            "or translates the split up to nine times per run.",
         ),
     ] = None,
     wide: Wide = False,
     trust_code: TrustCode = False,
 ) -> None:
-    """Say whether batch statistics (would) work in a trained model, layer by layer.
+    """Check layer by layer whether batch statistics (would) work in a trained model.
 
     In Python, for any model: powernorm.diagnose(model, batches).
     """
@@ -144,18 +144,18 @@ def diagnose(
 
 
 def _check_one_run(source: str) -> None:
-    """Raise an InputError where a folder holds the runs of a comparison.
+    """Check that a folder does not contain the runs of a comparison.
 
     Raises:
-        InputError: it does.
+        InputError: it contains runs.
     """
     from powernorm_lab.diagnosing import runs_in
 
     runs = runs_in(Path(source))
     if runs:
         raise InputError(
-            f"{source} is no run of `powernorm compare` but holds {len(runs)}: add --overlay "
-            f"for one page of all, or give one, such as {runs[0]}"
+            f"{source} contains {len(runs)} runs: add --overlay for one page of all, or give one "
+            f"run, such as {runs[0]}"
         )
 
 
@@ -185,13 +185,13 @@ def _diagnosed_source(source: str, look: "Look", progress: "Progress") -> "Diagn
 def _print_diagnosis(
     report: "Diagnosis", run: Path | None, out: Path | None, csv: Path | None
 ) -> None:
-    """Print the evaluation, and write what is asked for.
+    """Print the evaluation and write the requested files.
 
     Args:
-        report: what was found.
-        run: the folder of a run that keeps it; None where nobody does.
-        out: the page.
-        csv: the table of layers.
+        report: diagnosis of the model.
+        run: folder of a run that stores the diagnosis; None to store none.
+        out: path of the page.
+        csv: path of the table of layers.
     """
     from powernorm_lab.runs import DIAGNOSIS_FILE
 
@@ -208,7 +208,7 @@ def _print_diagnosis(
 
 
 def _print_evaluation(report: "Diagnosis") -> None:
-    """Print the losses, and the scores, by each kind of statistics."""
+    """Print losses and scores for each kind of statistics."""
     from rich.console import Console
 
     from powernorm_lab.report import print_evaluation
@@ -230,7 +230,7 @@ def _diagnose_together(
 
     if look.scores is not None:
         raise InputError(
-            "--overlay shows no scores: leave out --scores, or run it without it first"
+            "--overlay cannot be used with --scores: leave out --scores, or score the runs first"
         )
     for target in (out, csv):
         check_target(target)
@@ -246,7 +246,8 @@ def _diagnose_together(
             found = overlay(sources, look, start)
     except KeyboardInterrupt:
         typer.echo(
-            "interrupted: runs that were diagnosed keep it; the same command goes on", err=True
+            "interrupted: diagnosed runs keep their diagnoses; the same command continues",
+            err=True,
         )
         raise typer.Exit(INTERRUPTED) from None
     _print_overlay(found, out, csv, wide=wide)
@@ -273,7 +274,7 @@ def _print_overlay(found: "Overlay", out: Path, csv: Path | None, *, wide: bool)
 
 
 def _overlay_page(sources: Sequence[str]) -> Path:
-    """Return where the page goes: the folder that holds all runs, else the current one."""
+    """Return the path of the page, in the folder that contains all runs, else the current one."""
     folders = [Path(source).resolve() for source in sources]
     if all(folder.is_dir() for folder in folders):
         shared = Path(os.path.commonpath(folders))
@@ -286,4 +287,4 @@ def _overlay_page(sources: Sequence[str]) -> Path:
 
 def _check_page(figures: Path | None, out: Path | None) -> None:
     if figures is not None and out is None:
-        raise InputError(f"--figures {figures} are those of the page: give --out FILE, too")
+        raise InputError(f"--figures {figures} needs a page: give --out FILE, too")

@@ -1,4 +1,4 @@
-"""How commands that train end: interrupted, stopped by a scheduler, or with runs that failed."""
+"""Exits of commands that train: interrupted, stopped by a scheduler, or with failed runs."""
 
 import shlex
 import sys
@@ -15,16 +15,16 @@ from powernorm_lab.runs import RESULTS_FILE, ComparisonResults
 
 @contextmanager
 def interruptible(folder: Path, command: str | None = None) -> Iterator[None]:
-    """Say after Ctrl-C or a scheduler's signal what is kept and how it goes on, and leave.
+    """Exit after Ctrl-C or a scheduler's signal, with a message about how to resume.
 
     Args:
-        folder: that keeps it.
-        command: that goes on; None is this one with `--resume`.
+        folder: folder of the checkpoints and finished runs.
+        command: command that resumes; None is this command with `--resume`.
     """
     try:
         yield
     except KeyboardInterrupt:
-        _say_how_to_go_on("interrupted", folder, command)
+        _print_how_to_resume("interrupted", folder, command)
         raise typer.Exit(launching.INTERRUPTED) from None
     except BaseException as error:
         from powernorm_lab.engine.stopping import EXIT_CODE, Stopped, ignore_until_exit
@@ -32,19 +32,19 @@ def interruptible(folder: Path, command: str | None = None) -> Iterator[None]:
         if not isinstance(error, Stopped):
             raise
         ignore_until_exit()
-        _say_how_to_go_on(f"stopped ({error})", folder, command)
+        _print_how_to_resume(f"stopped ({error})", folder, command)
         raise typer.Exit(EXIT_CODE) from None
 
 
 @contextmanager
 def results_printed(folder: Path, *, as_json: bool) -> Iterator[None]:
-    """Print results.json after the block, if it is asked for, and nothing else.
+    """Print only results.json, after the block, if `as_json` is set.
 
     Args:
-        folder: of the comparison that the block makes.
-        as_json: whether it is asked for.
+        folder: folder of the comparison that the block makes.
+        as_json: whether to print it.
     """
-    # What a function of the user's own prints is no part of the JSON.
+    # Output of a user's function must not mix with the JSON.
     with redirect_stdout(sys.stderr) if as_json else nullcontext():
         yield
     if as_json and launching.is_main():
@@ -54,12 +54,12 @@ def results_printed(folder: Path, *, as_json: bool) -> Iterator[None]:
 def end_with_failures(
     folder: Path, command: str = "the same command", only: Collection[str] | None = None
 ) -> None:
-    """Leave with an exit code of its own where runs failed, after the table that says so, too.
+    """Exit with the code of failures if runs failed, with a message about the first.
 
     Args:
-        folder: of the comparison.
-        command: that tries them again, without `--resume`.
-        only: names of the folders of the runs that were asked for; None is all that are there.
+        folder: folder of the comparison.
+        command: command that retries them, without `--resume`.
+        only: folder names of the requested runs; None is all.
     """
     from powernorm_lab.engine.folders import READ_ANEW
     from powernorm_lab.schema import read_record
@@ -73,25 +73,25 @@ def end_with_failures(
     typer.echo(
         f"error: {len(failed)} of {len(runs)} runs failed, the first by "
         f"{printable(first.message or 'an error')} ({folder / first.folder}); {command} "
-        "with --resume tries them again",
+        "with --resume retries them",
         err=True,
     )
     raise typer.Exit(launching.FAILED)
 
 
 def resuming_command() -> str:
-    """Return this command as the one that goes on with what it left."""
+    """Return the command that resumes this one."""
     kept = (part for part in sys.argv[1:] if part not in ("--force", "--resume", "--accept-edits"))
     return f"{shlex.join(['powernorm', *kept])} --resume"
 
 
-def _say_how_to_go_on(what: str, folder: Path, command: str | None) -> None:
+def _print_how_to_resume(what: str, folder: Path, command: str | None) -> None:
     if launching.is_launched():
-        return  # who started this process says it, once
+        return  # the launching process prints it, once
     if folder.exists():
         typer.echo(
-            f"{what}: {folder} keeps what is over and the last checkpoint; "
-            f"go on with: {command or resuming_command()}",
+            f"{what}: {folder} has the finished runs and the last checkpoint; "
+            f"resume with: {command or resuming_command()}",
             err=True,
         )
     else:

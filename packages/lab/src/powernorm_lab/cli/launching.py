@@ -1,4 +1,4 @@
-"""One command in several processes of this machine, each with a device of its own."""
+"""Run one command in several processes of this machine, each on its own device."""
 
 import os
 import signal
@@ -24,15 +24,15 @@ OPTION: Final = "--devices"
 def launch(num_processes: int, arguments: list[str], resume_hint: str) -> int:
     """Run `powernorm` with these arguments in several processes and wait for them.
 
-    When one of them is lost the others are stopped, as `torchrun` does.
+    When a process is lost, the others are stopped, as by `torchrun`.
 
     Args:
-        num_processes: how many.
-        arguments: of the command line, without `--devices`.
-        resume_hint: the command that goes on with the work.
+        num_processes: number of processes.
+        arguments: arguments of the command line, without `--devices`.
+        resume_hint: command that resumes the work.
 
     Returns:
-        The exit code: 0; 1 where a process was lost or failed, 2 for bad input, 130 after Ctrl-C.
+        The exit code: 0; 1 if a process was lost or failed, 2 for bad input, 130 after Ctrl-C.
     """
     import uuid
 
@@ -52,7 +52,7 @@ def launch(num_processes: int, arguments: list[str], resume_hint: str) -> int:
         )
     if not num_gpus:
         os.environ.setdefault("OMP_NUM_THREADS", str(max(1, available_cores() // num_processes)))
-    # Its own default would let SIGUSR1 end this process and leave the others.
+    # By torchelastic's default, SIGUSR1 would end this process and leave the others running.
     os.environ.setdefault("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGHUP,SIGQUIT,SIGUSR1")
     config = LaunchConfig(
         min_nodes=1,
@@ -70,10 +70,10 @@ def launch(num_processes: int, arguments: list[str], resume_hint: str) -> int:
         rank = first_to_fail(error.failures)
         failure = error.failures[rank]
         if failure.exitcode in (BAD_INPUT, INTERRUPTED):
-            # It has said why, or the user knows.
+            # The process has printed the reason, or the user pressed Ctrl-C.
             return int(failure.exitcode)
         if failure.exitcode == EXIT_CODE:
-            typer.echo(f"stopped by the scheduler; go on with: {resume_hint}", err=True)
+            typer.echo(f"stopped by the scheduler; resume with: {resume_hint}", err=True)
             return EXIT_CODE
         how = (
             f"failed (exit code {failure.exitcode})"
@@ -81,31 +81,31 @@ def launch(num_processes: int, arguments: list[str], resume_hint: str) -> int:
             else f"was lost ({failure.signal_name()})"
         )
         typer.echo(
-            f"error: process {rank} of {num_processes} {how}, and the others were stopped; go on "
+            f"error: process {rank} of {num_processes} {how}, and the others were stopped; resume "
             f"with: {resume_hint}",
             err=True,
         )
         return FAILED
     except SignalException as error:
         if error.sigval in (signal.SIGTERM, getattr(signal, "SIGUSR1", None)):
-            typer.echo(f"stopped by the scheduler; go on with: {resume_hint}", err=True)
+            typer.echo(f"stopped by the scheduler; resume with: {resume_hint}", err=True)
             return EXIT_CODE
-        typer.echo(f"interrupted; go on with: {resume_hint}", err=True)
+        typer.echo(f"interrupted; resume with: {resume_hint}", err=True)
         return INTERRUPTED
     except KeyboardInterrupt:
-        typer.echo(f"interrupted; go on with: {resume_hint}", err=True)
+        typer.echo(f"interrupted; resume with: {resume_hint}", err=True)
         return INTERRUPTED
     return 0
 
 
 def first_to_fail(failures: Mapping[int, "ProcessFailure"]) -> int:
-    """Return the rank of the process that the others ended with.
+    """Return the rank of the process that failed first and stopped the others.
 
-    Times are whole seconds, and by then others may have ended, too: by SIGTERM, with which they are
-    stopped, with the exit code by which they answer it, or because their exchange failed.
+    Timestamps are whole seconds, in which other processes may have ended, too: by SIGTERM, which
+    stops them, with their exit code after it, or because their communication failed.
 
     Args:
-        failures: by rank.
+        failures: failures by rank.
     """
     from powernorm_lab.engine.stopping import EXIT_CODE
 
@@ -121,7 +121,7 @@ def first_to_fail(failures: Mapping[int, "ProcessFailure"]) -> int:
 
 
 def _silence(package: str) -> None:
-    """Log nothing of what is said by a package: in many lines what `launch` says in one."""
+    """Disable the logs of a package, whose long messages `launch` summarizes in a line."""
     import logging
 
     for name in list(logging.root.manager.loggerDict):

@@ -1,4 +1,4 @@
-"""Options that several commands share."""
+"""Options shared by several commands."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,18 +13,18 @@ from powernorm.errors import InputError, printable
 from powernorm_lab.runs import PLACEMENTS, TASKS
 
 PRESET: Final = "demo"
-"""Where no preset is named."""
+"""Default preset."""
 
 
 def task(more: str = "") -> Any:
-    """Return the argument that names what is trained.
+    """Return the argument `TASK`.
 
     Args:
-        more: the end of its help.
+        more: end of its help.
     """
     return typer.Argument(
-        help=f"What to train: {', '.join(TASKS)}; mine.toml, a recipe of your own; or "
-        f"my.module:train, a function of your own{more}.",
+        help=f"What to train: {', '.join(TASKS)}; mine.toml, your own recipe; or "
+        f"my.module:train, your own function{more}.",
     )
 
 
@@ -32,7 +32,7 @@ Placement = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help=f"Where the norms stand: {', '.join(PLACEMENTS)}; else the recipe's.",
+        help=f"Placement of the norms: {', '.join(PLACEMENTS)}; default: the recipe's.",
     ),
 ]
 
@@ -41,7 +41,7 @@ Preset = Annotated[
     typer.Option(
         metavar="NAME",
         help="Size of the experiment, also of a study: smoke, demo, or another of `powernorm "
-        f"recipes`; else {PRESET}.",
+        f"recipes`; default: {PRESET}.",
     ),
 ]
 
@@ -52,7 +52,7 @@ Data = Annotated[
         help="A text file, a folder with ….train.txt, ….valid.txt and ….test.txt, or the name "
         "of a data set; for parse CoNLL-U files with such names; for translation a folder with "
         "train.de, train.en, valid.de …, sentence pairs in columns between tabs, or hf:NAME; "
-        "`powernorm data` lists the sets and what the other tasks take; else the recipe's.",
+        "`powernorm data` lists the sets and the files of other tasks; default: the recipe's.",
     ),
 ]
 
@@ -66,20 +66,20 @@ Assignments = Annotated[
 
 def force(what: str) -> Any:
     """Return the option `--force`, which deletes this first."""
-    return typer.Option("--force", help=f"Delete {what} that DIR holds first.")
+    return typer.Option("--force", help=f"Delete {what} in DIR first.")
 
 
 def resume(what: str, more: str = "") -> Any:
-    """Return the option `--resume`, which goes on with this."""
-    return typer.Option("--resume", help=f"Go on with {what} that DIR holds{more}.")
+    """Return the option `--resume`, which continues this."""
+    return typer.Option("--resume", help=f"Continue {what} in DIR{more}.")
 
 
 Figures = Annotated[
     Path | None,
     typer.Option(
         metavar="DIR",
-        help="Write each figure of the page as files here, too: one column of a paper wide, with "
-        "its fonts.",
+        help="Also write each figure of the page to files in DIR, in the width and fonts of a "
+        "paper's column.",
     ),
 ]
 
@@ -96,7 +96,7 @@ AcceptEdits = Annotated[
     bool,
     typer.Option(
         "--accept-edits",
-        help="Take JSON files that were edited by hand as they are, and name them.",
+        help="Accept JSON files that were edited by hand, and print their names.",
     ),
 ]
 
@@ -104,7 +104,7 @@ Device = Annotated[
     str,
     typer.Option(
         metavar="NAME",
-        help="auto (a GPU where there is one), cpu, cuda; of a function of your own also cuda:1, …",
+        help="auto (a GPU if there is one), cpu, cuda; for your own function also cuda:1, …",
     ),
 ]
 
@@ -113,13 +113,12 @@ def devices(more: str = "") -> Any:
     """Return the option `--devices`.
 
     Args:
-        more: the end of its help.
+        more: end of its help.
     """
     return typer.Option(
         min=1,
         metavar="N",
-        help="Train every run in N processes, each on a GPU of its own or a part of the CPUs"
-        f"{more}.",
+        help=f"Train every run in N processes, each on its own GPU or a part of the CPUs{more}.",
     )
 
 
@@ -128,8 +127,8 @@ Jobs = Annotated[
     typer.Option(
         min=1,
         metavar="N",
-        help="Train N runs at a time, each in a process of its own, on a GPU of its own where "
-        "there are GPUs; more processes, also of other machines: `powernorm work DIR`.",
+        help="Train N runs at a time, each in its own process and, if there are GPUs, on its own "
+        "GPU; `powernorm work DIR` adds processes, also on other machines.",
     ),
 ]
 
@@ -139,8 +138,8 @@ Threads = Annotated[
         "--threads",
         min=1,
         metavar="N",
-        help="CPU threads of each run, part of its settings; else the recipe's, 1 with --jobs, "
-        "or torch's choice.",
+        help="CPU threads of each run, part of its settings; default: the recipe's, 1 with --jobs, "
+        "or torch's default.",
     ),
 ]
 
@@ -148,8 +147,8 @@ ExecutorName = Annotated[
     str | None,
     typer.Option(
         metavar="NAME",
-        help="Where the processes of --jobs are: local, on this machine; ray, tasks of a Ray "
-        "cluster; slurm, jobs of SLURM. All machines have to see DIR.",
+        help="Place of the processes of --jobs: local, on this machine; ray, tasks of a Ray "
+        "cluster; slurm, jobs of SLURM. All machines need access to DIR.",
     ),
 ]
 
@@ -158,7 +157,7 @@ ExecutorOptions = Annotated[
     typer.Option(
         "--executor-option",
         metavar="KEY=VALUE",
-        help="Of ray: address, num_cpus, num_gpus, …; of slurm: partition, timeout_min, … "
+        help="For ray: address, num_cpus, num_gpus, …; for slurm: partition, timeout_min, … "
         "(docs/scaling.md); may be given several times.",
     ),
 ]
@@ -168,13 +167,13 @@ Retries = Annotated[
     typer.Option(
         min=0,
         metavar="N",
-        help="With --jobs: so often a run is tried again whose process was lost.",
+        help="With --jobs: how often a run is retried after its process was lost.",
     ),
 ]
 
 
 AsJson = Annotated[
-    bool, typer.Option("--json", help="Print the results as JSON in place of the table.")
+    bool, typer.Option("--json", help="Print the results as JSON instead of the table.")
 ]
 
 Quiet = Annotated[
@@ -185,7 +184,7 @@ Silent = Annotated[bool, typer.Option("--quiet", "-q", help="Show no progress.")
 
 
 def accept_edits(*folders: Path) -> None:
-    """Do what `AcceptEdits` says in folders of comparisons or runs."""
+    """Accept edited JSON files in folders of comparisons or runs, and print their names."""
     from powernorm_lab.engine import folders as files
 
     for folder in folders:
@@ -195,18 +194,18 @@ def accept_edits(*folders: Path) -> None:
 
 @contextmanager
 def saving_figures(folder: Path | None, formats: str | None) -> Iterator[None]:
-    """Write the figures that are drawn in the block as files, and print their names after it.
+    """Write the figures that the block draws to files, and then print their names.
 
     Args:
-        folder: where to; None writes none.
-        formats: names with commas between them.
+        folder: folder of the files; None writes none.
+        formats: comma-separated names of formats.
 
     Raises:
         InputError: formats without a folder, or as `saved_figures`.
     """
     if folder is None:
         if formats is not None:
-            raise InputError(f"--format {formats} is of figures in files: give --figures DIR, too")
+            raise InputError(f"--format {formats} needs --figures: give --figures DIR, too")
         yield
         return
     from powernorm_lab.report import saved_figures

@@ -1,4 +1,4 @@
-"""`powernorm recipes`: what can be compared, what it needs and costs, and what it repeats."""
+"""`powernorm recipes`: list presets and studies with their data, costs and sources."""
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -24,15 +24,15 @@ def recipes(
         str | None,
         typer.Argument(
             metavar="[TASK|show]",
-            help=f"Only those of {', '.join(TASKS)}; `show NAME` prints one; else all.",
+            help=f"Only the presets of {', '.join(TASKS)}; `show NAME` prints one; default: all.",
         ),
     ] = None,
     name: Annotated[
         str | None,
-        typer.Argument(metavar="[NAME]", help="After show: TASK/NAME, or NAME where it is unique."),
+        typer.Argument(metavar="[NAME]", help="After show: TASK/NAME, or NAME if it is unique."),
     ] = None,
 ) -> None:
-    """List the presets of `compare` with what they need, cost and repeat, or print one."""
+    """List the presets of `compare` with their data, costs and sources, or print one."""
     from powernorm_lab.recipes import find_recipe, recipes_of
 
     if what == "show":
@@ -60,7 +60,7 @@ def recipes(
 
 
 def _print_statistics(path: Path) -> None:
-    """Print what a paper says of the statistics of a recipe's norms, as comments of its file."""
+    """Print the published statistics of a recipe's norms as comments of its file."""
     from powernorm_lab.recipes import paper_statistics, read_recipe
     from powernorm_lab.report.paper_tables import statistic_label
     from powernorm_lab.runs import placement_words
@@ -82,7 +82,7 @@ def _print_statistics(path: Path) -> None:
 
 
 def _numbered_files(chosen: "Mapping[str, Mapping[str, Recipe]]") -> dict[str, int]:
-    """Numbers of what is too long for a cell, in the order in which it is first met."""
+    """Number the descriptions of files, which are too long for a cell, in order of appearance."""
     from powernorm_lab.recipes.files import EMBEDDED
 
     texts = dict.fromkeys(
@@ -98,7 +98,7 @@ def _recipe_table(task: str, presets: "Mapping[str, Recipe]", files: Mapping[str
     from rich.table import Table
     from rich.text import Text
 
-    # No frame: its strokes would cost the columns that break lines at 80 characters.
+    # A frame would take columns, so that lines would break at 80 characters.
     table = Table(
         box=None,
         pad_edge=False,
@@ -125,7 +125,7 @@ def _print_studies(console: "Console", chosen: Iterable[str]) -> None:
     tasks = list(chosen)
     one = tasks[0] if len(tasks) == 1 else None
     console.print(Text(f"\npowernorm compare {one or 'TASK'} --study …", style="bold"))
-    console.print(Text("With any preset of the task; where a paper has the study, --preset full."))
+    console.print(Text("With any preset of the task; --preset full for studies of a paper."))
     table = Table.grid(padding=(0, 1))
     for name, study in STUDIES.items():
         known = [task for task in tasks_of(name) if task in tasks]

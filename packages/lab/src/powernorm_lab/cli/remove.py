@@ -1,4 +1,4 @@
-"""`powernorm remove`: LayerNorm and RMSNorm out of a trained model."""
+"""`powernorm remove`: remove LayerNorm and RMSNorm from a trained model."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -17,7 +17,7 @@ def remove(
         str,
         typer.Argument(
             metavar="MODEL",
-            help="A run of `powernorm compare` or one of its checkpoints, a folder with a Hugging "
+            help="Run of `powernorm compare` or one of its checkpoints, a folder with a Hugging "
             "Face model, or module:name of (model, batches) or of a function that returns them.",
         ),
     ],
@@ -25,24 +25,23 @@ def remove(
         Path,
         typer.Option(
             metavar="DIR",
-            help="Where the removal goes; the model without norms is then in DIR/model, for "
-            "powernorm.load.",
+            help="Folder of the removal; DIR/model is the model without norms, for powernorm.load.",
         ),
     ],
     data: Annotated[
         str | None,
         typer.Option(
             metavar="TEXT",
-            help="What to train on: a text file, a folder of them, or the name of an embedded "
-            "text. For a run: as `compare --data`, else its own text.",
+            help="Training data: a text file, a folder of them, or the name of an embedded text. "
+            "For a run: as for `compare --data`; default: the run's text.",
         ),
     ] = None,
     other: Annotated[
         str | None,
         typer.Option(
             metavar="TEXT",
-            help="Another text, whose test split is measured at the end too; of a Hugging Face "
-            "model. Short for --set data.other=TEXT.",
+            help="For a Hugging Face model: another text, whose test split is also measured at the "
+            "end. Short for --set data.other=TEXT.",
         ),
     ] = None,
     method: Annotated[
@@ -56,15 +55,15 @@ def remove(
     steps: Annotated[
         int | None,
         typer.Option(
-            min=1, metavar="N", help="Updates; else a tenth of a run's own, or 300 for others."
+            min=1, metavar="N", help="Updates; default: a tenth of a run's, 300 for other models."
         ),
     ] = None,
     share: Annotated[
         float | None,
-        typer.Option(metavar="PART", help="Updates as a part of a run's own, such as 0.03."),
+        typer.Option(metavar="PART", help="Updates as a fraction of a run's, such as 0.03."),
     ] = None,
     seed: Annotated[
-        int, typer.Option(min=0, metavar="N", help="Of the order of the batches and of dropout.")
+        int, typer.Option(min=0, metavar="N", help="Seed of the batches' order and of dropout.")
     ] = 0,
     assignments: Annotated[
         list[str] | None,
@@ -80,25 +79,25 @@ def remove(
         bool,
         typer.Option(
             "--stock",
-            help="Of a Hugging Face model: also write DIR/stock, which its own class loads without "
-            "powernorm; with --method match-centered, freeze or taper.",
+            help="For a Hugging Face model: also write DIR/stock, which its original class loads "
+            "without powernorm; with --method match-centered, freeze or taper.",
         ),
     ] = False,
     device: Annotated[
         str,
-        typer.Option(metavar="NAME", help="auto (a GPU where there is one), cpu, cuda, cuda:1, …"),
+        typer.Option(metavar="NAME", help="auto (a GPU if there is one), cpu, cuda, cuda:1, …"),
     ] = "auto",
     threads: Annotated[
         int | None,
-        typer.Option(min=1, metavar="N", help="CPU threads of torch. Small models like 1."),
+        typer.Option(min=1, metavar="N", help="CPU threads of torch; 1 is best for small models."),
     ] = None,
     quiet: options.Silent = False,
     trust_code: options.TrustCode = False,
 ) -> None:
-    """Take the norms out of a trained model by a short training, and fold what is left of them.
+    """Remove the norms of a trained model by a short training, and fold the remaining scales.
 
-    Ctrl-C, SIGTERM and SIGUSR1 leave a checkpoint; the same command with --resume goes on from it,
-    exactly as if it had not been interrupted. In Python: powernorm_lab.remove(model, out).
+    Ctrl-C, SIGTERM and SIGUSR1 leave a checkpoint, from which the same command with --resume
+    continues as if it had not been interrupted. In Python: powernorm_lab.remove(model, out).
     """
     from powernorm.norms import named_layers
     from powernorm_lab.removal.removing import remove as remove_norms
@@ -141,5 +140,5 @@ def _print_removed(removed: "Removed") -> None:
     if removed.is_folded:
         typer.echo(f"model without norms: {removed.folder / MODEL_FOLDER}")
     if removed.stock is not None:
-        typer.echo(f"for its own class, without powernorm: {removed.stock}")
+        typer.echo(f"for its original class, without powernorm: {removed.stock}")
     typer.echo(f"report: {removed.report}")

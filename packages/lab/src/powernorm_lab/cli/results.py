@@ -1,4 +1,4 @@
-"""`powernorm report` and `results`: pages, figures and tables."""
+"""`powernorm report` and `results`: write pages, figures and tables."""
 
 from pathlib import Path
 from typing import Annotated
@@ -11,28 +11,28 @@ from powernorm_lab.cli import options
 def report(
     folders: Annotated[
         list[Path],
-        typer.Argument(metavar="RUNS…", help="Folders of comparisons, of single runs, or several."),
+        typer.Argument(metavar="RUNS…", help="Folders of comparisons or single runs."),
     ],
     out: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="The page; else report.html in the folder, of several in the folder that holds "
-            "them all, or in the current one where that is a comparison.",
+            help="Path of the page; default: report.html in the folder; for several folders in the "
+            "folder that contains them, or in the current one if that is a comparison.",
         ),
     ] = None,
     tables: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Write the tables of the page into this folder, too: Markdown, LaTeX and CSV.",
+            help="Also write the tables of the page into this folder as Markdown, LaTeX and CSV.",
         ),
     ] = None,
     figures: options.Figures = None,
     formats: options.FigureFormats = None,
     accept_edits: options.AcceptEdits = False,
 ) -> None:
-    """Build report.html again from the run folders alone."""
+    """Rebuild report.html from the run folders."""
     from powernorm_lab.report import write_reports, write_tables
 
     if accept_edits:
@@ -47,13 +47,15 @@ def report(
 def results(
     folders: Annotated[
         list[Path],
-        typer.Argument(metavar="FOLDER…", help="Folders of comparisons, or just of results.json."),
+        typer.Argument(
+            metavar="FOLDER…", help="Folders of comparisons, or with only results.json."
+        ),
     ],
     accept_edits: options.AcceptEdits = False,
 ) -> None:
-    """Print comparisons beside the papers' numbers, with intervals and a paired test against ln.
+    """Print comparisons next to published results, with intervals and a paired test against ln.
 
-    Folders that share their settings but for seeds and norms are parts of one comparison.
+    Folders whose settings differ only in seeds and norms are parts of one comparison.
     """
     from powernorm_lab.report.results_document import results_document
 

@@ -1,4 +1,4 @@
-"""`powernorm diagnose --scores`: scores by running, re-estimated and batch statistics."""
+"""`powernorm diagnose --scores`: scores with running, re-estimated and batch statistics."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -19,7 +19,7 @@ _SPLITS: Final = ("test", "valid")
 
 
 def scoring_bar(progress: "Progress", scores: str | None) -> Callable[[int, int], None] | None:
-    """Add a line for the kinds of statistics, where there are scores; return what moves it."""
+    """Add a progress bar for the kinds of statistics; return its callback, or None without one."""
     if scores is None:
         return None
     task = progress.add_task(f"scoring the {scores} split", total=None)
@@ -27,10 +27,10 @@ def scoring_bar(progress: "Progress", scores: str | None) -> Callable[[int, int]
 
 
 def check_split(scores: str | None) -> str | None:
-    """Return the split if it is one that can be scored.
+    """Return the split after checking that it can be scored.
 
     Raises:
-        InputError: it is not.
+        InputError: it cannot be scored.
     """
     if scores is not None and scores not in _SPLITS:
         raise InputError(f"--scores {scores!r} is not known: give {' or '.join(_SPLITS)}")
@@ -38,18 +38,18 @@ def check_split(scores: str | None) -> str | None:
 
 
 def scored_folder(folder: Path, look: "Look", targets: tuple[Path | None, ...]) -> bool:
-    """Score all runs of a comparison, or of comparisons in a folder; print the paper's two tables.
+    """Score all runs of a comparison or of comparisons in a folder, and print the paper's tables.
 
     Args:
-        folder: of the comparison.
-        look: how, with the split.
+        folder: folder of the comparison.
+        look: options of the diagnosis, with the split.
         targets: files of a single run, which must not be given.
 
     Returns:
-        Whether it is such a folder; else nothing was done.
+        False if the folder has no comparison, so that nothing was done.
 
     Raises:
-        InputError: an option of a single run, or nothing to score.
+        InputError: an option is for a single run only, or no run can be scored.
     """
     from powernorm_lab.diagnosed_runs import comparisons_in, score_runs
 
@@ -58,7 +58,7 @@ def scored_folder(folder: Path, look: "Look", targets: tuple[Path | None, ...]) 
         return False
     if any(value is not None for value in (*targets, look.data)):
         raise InputError(
-            f"{folder} holds several runs, each of which keeps its diagnosis: leave out --data, "
+            f"{folder} contains several runs, and each stores its own diagnosis: leave out --data, "
             "--out, --csv and --figures"
         )
     from rich.console import Console

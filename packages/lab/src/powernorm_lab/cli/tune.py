@@ -1,4 +1,4 @@
-"""`powernorm tune`: the same budget of trials for every norm, then the comparison of the best."""
+"""`powernorm tune`: tune every norm with the same number of trials, then compare the best."""
 
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -26,8 +26,8 @@ def tune(
         str | None,
         typer.Option(
             metavar="NAME,…",
-            help="Short names (see `powernorm norms`) or module:Class of your own; else the "
-            "preset's, or ln,bn,rbn,pn.",
+            help="Short names (see `powernorm norms`) or your own module:Class; default: the "
+            "preset's norms, or ln,bn,rbn,pn.",
         ),
     ] = None,
     trials: Annotated[
@@ -37,7 +37,7 @@ def tune(
         list[str] | None,
         typer.Option(
             metavar="KEY=RANGE",
-            help="A range over those that the recipe and the norms have: log:LOW:HIGH, "
+            help="Range that overrides the recipe's or the norms' range: log:LOW:HIGH, "
             "linear:LOW:HIGH, int:LOW:HIGH, choice:A,B,…, or fixed; KEY as in --set, or "
             "norm_options.NORM.OPTION; may be given several times.",
         ),
@@ -48,41 +48,43 @@ def tune(
         str | None,
         typer.Option(
             metavar="N | A,B,…",
-            help="Of the comparison of the best settings: how many seeds (3: 0 to 2), or which.",
+            help="For comparing the best settings: number of seeds (3: 0 to 2) or list.",
         ),
     ] = None,
     tuning_seed: Annotated[
         int | None,
-        typer.Option(metavar="S", help="Of the trials, none of the comparison's seeds; else 1000."),
+        typer.Option(
+            metavar="S", help="Seed of the trials, none of the comparison's; default: 1000."
+        ),
     ] = None,
     data: options.Data = None,
     goal: Annotated[
         str | None,
         typer.Option(
             metavar="METRIC:max|min",
-            help="Of a function of your own: the value that the comparison is about.",
+            help="For your own function: the metric that decides the comparison.",
         ),
     ] = None,
     select_by: Annotated[
         str | None,
         typer.Option(
             metavar="METRIC:max|min",
-            help="The value of the valid split by which trials are judged; else what the task "
-            "chooses checkpoints by, or valid_NAME for the goal test_NAME.",
+            help="Metric on the valid split that ranks trials; default: the metric that selects "
+            "the task's checkpoints, or valid_NAME for the goal test_NAME.",
         ),
     ] = None,
     prune: Annotated[
         bool,
         typer.Option(
             "--prune/--no-prune",
-            help="End trials early that are worse than the median of the earlier ones.",
+            help="Stop trials early that are worse than the median of earlier ones.",
         ),
     ] = True,
     out: Annotated[
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Where all goes; else runs/tuned-TASK-PRESET or the function's name.",
+            help="Folder of the tuning; default: runs/tuned-TASK-PRESET or the function's name.",
         ),
     ] = None,
     assignments: options.Assignments = None,
@@ -91,7 +93,7 @@ def tune(
         bool, options.resume("the tuning", ", also with more trials, norms or seeds")
     ] = False,
     device: options.Device = "auto",
-    devices: Annotated[int, options.devices("; with --jobs so many for each of them")] = 1,
+    devices: Annotated[int, options.devices(", and multiply --jobs by N")] = 1,
     jobs: options.Jobs = 1,
     num_threads: options.Threads = None,
     executor: options.ExecutorName = None,
@@ -100,11 +102,11 @@ def tune(
     as_json: options.AsJson = False,
     quiet: options.Quiet = False,
 ) -> None:
-    """Choose each norm's settings by the same number of trials, then compare the best ones.
+    """Tune each norm's settings with the same number of trials, then compare the best ones.
 
-    Trials are judged on the valid split; the best settings of each norm are trained with the
-    comparison's seeds and scored on the test split. Ends as `powernorm compare` does; the report
-    says how each number was tuned. The same command with --resume goes on.
+    Trials are ranked on the valid split; the best settings of each norm are trained with the
+    comparison's seeds and scored on the test split. Output and exit codes are those of `powernorm
+    compare`; the report describes the tuning. The same command with --resume continues.
     """
     from powernorm_lab.comparing import notes_of
     from powernorm_lab.engine.executors.choice import Workers
@@ -114,7 +116,7 @@ def tune(
     from powernorm_lab.working import with_threads
 
     budget = Budget(trials, tuning_seed, prune)
-    # What asks for the trials stays one process: runs of several are a worker's.
+    # Only one process may ask Optuna for trials, so that workers train runs of several processes.
     engine = executor or ("local" if devices > 1 else None)
     workers = Workers(
         jobs, engine, parsed_executor_options(executor_options or []), retries, devices
@@ -123,12 +125,12 @@ def tune(
     changes = assignments or []
     if ":" in task:
         foreign = {"--placement": placement, "--preset": preset, "--data": data}
-        refuse(foreign, f"{task} is a function of your own")
+        refuse(foreign, f"the function {task}")
         folder = out or Path("runs") / f"tuned-{task.replace(':', '-')}"
         if goal is None:
             raise InputError(
-                f"{task} needs --goal METRIC:max or METRIC:min: which of the values that it "
-                "returns the comparison is about, e.g. --goal test_accuracy:max"
+                f"{task} needs --goal METRIC:max or METRIC:min: name the returned metric that "
+                "decides the comparison, e.g. --goal test_accuracy:max"
             )
         decides = _goal("--goal", goal)
         subject = own_subject(
@@ -140,7 +142,7 @@ def tune(
             **own_lines(norms, seeds, changes),
         )
     else:
-        refuse({"--goal": goal}, f"{task} has a measure of its own")
+        refuse({"--goal": goal}, f"the built-in task {task}")
         chosen = named_settings(norms, placement, seeds, data, device)
         config, recipe, name = built_in_settings(task, preset, None, [*chosen, *changes])
         notes = notes_of(config, recipe)
@@ -162,7 +164,7 @@ def tune(
 
 
 def _goal(option: str, text: str) -> "Goal":
-    """Return metric and direction of `accuracy:max`."""
+    """Parse metric and direction, such as `accuracy:max`."""
     from powernorm_lab.runs import Goal
 
     metric, _, direction = text.rpartition(":")

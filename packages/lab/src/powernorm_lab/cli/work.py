@@ -1,4 +1,4 @@
-"""`powernorm work`: one more process for the runs of a comparison."""
+"""`powernorm work`: train runs of a comparison in another process."""
 
 import os
 import signal
@@ -22,7 +22,7 @@ def work(
     folder: Annotated[
         Path,
         typer.Argument(
-            metavar="DIR", help="Of a comparison that `powernorm compare` has begun, or planned."
+            metavar="DIR", help="Comparison that `powernorm compare` has started or planned."
         ),
     ],
     devices: Annotated[int, options.devices()] = 1,
@@ -30,11 +30,11 @@ def work(
     quiet: options.Silent = False,
     worker: Annotated[str | None, typer.Option(hidden=True)] = None,
 ) -> None:
-    """Train the runs of a comparison that nobody else trains, until all are over.
+    """Train runs of a comparison that no other process trains, until all are finished.
 
-    Start it as often as you like, on every machine that sees the folder: each takes one free run
-    after the other, and goes on with those of a process that was lost. SIGTERM and SIGUSR1 end it
-    after the step at hand with exit code 75; the same command goes on.
+    Start any number of them, on every machine with access to the folder: each takes one free run
+    after the other, and continues the runs of lost processes. SIGTERM and SIGUSR1 stop it after the
+    current step with exit code 75; the same command continues.
     """
     from rich.console import Console
 
@@ -48,7 +48,7 @@ def work(
         _end_with_parent()
         _end_when_asked(folder, worker)
     elif not launching.is_launched() and (named := named_code(folder)):
-        found = f"{folder} names code, which is imported: {', '.join(named)}"
+        found = f"importing code that {folder} names: {', '.join(named)}"
         typer.echo(printable(found), err=True)
     hint = f"powernorm work {folder}"
     if devices > 1:
@@ -67,16 +67,16 @@ def work(
     ):
         num_failed = train_free_runs(folder, worker=worker, on_event=shown)
     if worker is None and launching.is_main():
-        failed = f" ({num_failed} failed: `compare … --resume` tries them again)" * bool(num_failed)
+        failed = f" ({num_failed} failed: `compare … --resume` retries them)" * bool(num_failed)
         typer.echo(f"no run is left{failed}; the table: powernorm report {folder}")
         if num_failed and not launching.is_launched():
             raise typer.Exit(launching.FAILED)
 
 
 def _end_with_parent() -> None:
-    """Stop as by a scheduler when the process that started this one is gone.
+    """Stop as after a scheduler's signal when the parent process ends.
 
-    Its pipe closes then; one of several processes has that of another one, and a new parent.
+    The pipe from the parent then closes. In a launched group, the parent's id changes instead.
     """
     parent = os.getppid()
 
@@ -93,9 +93,9 @@ def _end_with_parent() -> None:
 
 
 def _end_when_asked(folder: Path, name: str) -> None:
-    """Stop as by a scheduler when the file is there by which an executor asks for it."""
+    """Stop as after a scheduler's signal when an executor has written its stop file."""
     if launching.is_launched():
-        return  # who started this process looks for it
+        return  # the launching process checks for it
     from powernorm_lab.engine.executors.process import stop_file
 
     file = stop_file(folder, name)

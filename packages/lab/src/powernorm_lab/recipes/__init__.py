@@ -1,4 +1,4 @@
-"""The experiments: recipes in TOML by task and name, and what the papers print for them.
+"""Recipes of experiments in TOML, by task and name, and the published results for them.
 
 >>> recipe("lm", "demo").norms
 ('ln', 'bn', 'rbn', 'pn', 'adanorm')

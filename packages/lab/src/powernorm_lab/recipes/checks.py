@@ -1,4 +1,4 @@
-"""Checks of what was chosen of a preset, before anything is trained."""
+"""Checks of a preset with the user's choices, before anything is trained."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,12 +14,12 @@ from powernorm_lab.settings.overrides import override
 
 
 def chosen_settings(recipe: Recipe, assignments: Sequence[str]) -> ComparisonSettings:
-    """Return the settings of a recipe with those of the user, as `--set` takes them.
+    """Return the settings of a recipe with the user's assignments, as for `--set`.
 
     Raises:
         InputError: a setting cannot be used, or `check_choice` refuses the choice.
     """
-    # Before the settings are put together, of which some fit one placement alone.
+    # Some settings fit one placement only, so the placement is checked before they are combined.
     for assignment in assignments:
         key, _, value = (part.strip() for part in assignment.partition("="))
         if key == "model.placement":
@@ -30,16 +30,16 @@ def chosen_settings(recipe: Recipe, assignments: Sequence[str]) -> ComparisonSet
 
 
 def check_choice(config: ComparisonSettings, recipe: Recipe | None = None) -> None:
-    """Check that settings are those for which their recipe is meant.
+    """Check that settings fit their recipe.
 
     Args:
-        config: of the comparison.
-        recipe: it was made of; None means the one of its name.
+        config: settings of the comparison.
+        recipe: recipe that they are based on; None finds it by the preset's name.
 
     Raises:
-        InputError: the norms stand where another preset has them, with its own rate and penalties;
-            or the files that the preset asks for are not there; or the data set is of another
-            task, or one that the user must bring.
+        InputError: another preset has this placement of the norms, with its own rate and
+            penalties; or the preset's files do not exist; or the data set belongs to another task
+            or has to be brought by the user.
     """
     own = recipe or recipe_of(config)
     if own is not None:
@@ -50,19 +50,19 @@ def check_choice(config: ComparisonSettings, recipe: Recipe | None = None) -> No
 
 
 def _check_placement(own: Recipe, placement: str) -> None:
-    """Refuse a placement of which another preset knows the rate and the penalties."""
+    """Refuse a placement that another preset has, with its own rate and penalties."""
     twin = twin_of(own, placement)
     if twin is not None:
         raise InputError(
             f"model.placement={placement}: the rate and the penalties of the preset {own.name} "
-            f"are those of {placement_words(own.settings.placement)}; use --preset {twin}"
+            f"are for {placement_words(own.settings.placement)}; use --preset {twin}"
         )
 
 
 def _check_files(config: ComparisonSettings, own: Recipe) -> None:
-    """Say what the files are that a recipe takes where they are not at its own path."""
+    """Raise an error that names a recipe's files if its default path does not exist."""
     path, needed = config.data.path, own.about.data
-    # A name of a set that is embedded or fetched is no file.
+    # The name of an embedded or fetched data set is not a file.
     named = [name for name, entry in SETS.items() if entry.home != "own"]
     is_file = path not in (None, *named) and path == own.settings.data.path and needed != EMBEDDED
     if is_file and not Path(str(path)).exists():

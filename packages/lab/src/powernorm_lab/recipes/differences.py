@@ -1,4 +1,4 @@
-"""How a comparison differs from what the papers did whose numbers stand beside it."""
+"""Differences between a comparison and the papers' experiments that it is shown with."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -38,7 +38,7 @@ _DEFAULTS: Final[Mapping[str, str]] = MappingProxyType(
         "sequences": "japanese-vowels",
     }
 )
-"""What the readers take where no data are named; they are not asked, for they import torch."""
+"""Default data set of each task; repeated here because the readers import torch."""
 
 UNIMPORTANT: Final = frozenset(
     {
@@ -50,12 +50,12 @@ UNIMPORTANT: Final = frozenset(
         "training.diagnose_every",
     }
 )
-"""Settings that change what a run costs or writes, not what it comes to, and the choices of norms
-and seeds, which the results name anyway; the data have a sentence of their own."""
+"""Settings that change a run's cost or files but not its result; norms and seeds, which the results
+name anyway; and the data, which have a sentence of their own."""
 
 
 _OF_SCORES: Final = "training.score_every"
-"""The setting that is as unimportant where the loss selects."""
+"""Setting that is also unimportant if the loss selects the best checkpoint."""
 
 _PLACED: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
@@ -70,31 +70,30 @@ _PLACED: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         ),
     }
 )
-"""Settings of which the papers have one value for pre-norm and another for post-norm, by task."""
+"""Settings whose values in the papers differ between pre-norm and post-norm, by task."""
 
 
 def reduced_note(config: ComparisonSettings, recipe: Recipe | None = None) -> str | None:
-    """Return in words what has to be known of a comparison beside a paper's numbers.
+    """Return the caveat that is shown next to a paper's numbers, or None.
 
-    None where nothing has. Whether it sees the future is said of every comparison.
+    A model that sees the future is noted in every comparison.
 
     Args:
-        config: of the comparison.
-        recipe: it was made of; None means the one of its name.
+        config: settings of the comparison.
+        recipe: recipe that they are based on; None finds it by the preset's name.
     """
     own = recipe or recipe_of(config)
     return " ".join([*_about_future(config), *_about_recipe(config, own)]) or None
 
 
 def changes_of(config: ComparisonSettings, recipe: Recipe | None = None) -> ChangesRecord | None:
-    """Return the settings that are not as in the preset that a comparison stands for.
+    """Return the settings that differ from a comparison's reference preset, or None.
 
-    That is a paper's experiment, and its own preset where it is no smaller one of these. None where
-    nothing differs.
+    The reference is the paper's experiment for a reduced preset, otherwise the preset itself.
 
     Args:
-        config: of the comparison.
-        recipe: it was made of; None means the one of its name.
+        config: settings of the comparison.
+        recipe: recipe that they are based on; None finds it by the preset's name.
     """
     found = _reference(config, recipe or recipe_of(config))
     if found is None:
@@ -115,7 +114,7 @@ def changes_of(config: ComparisonSettings, recipe: Recipe | None = None) -> Chan
 
 
 def _change(key: str, here: Mapping[str, Any], there: Mapping[str, Any]) -> ChangeRecord:
-    """What is not said has its default."""
+    """Return both values of a setting; an absent value is the default."""
     change = ChangeRecord()
     if key in here:
         change["here"] = here[key]
@@ -127,12 +126,12 @@ def _change(key: str, here: Mapping[str, Any], there: Mapping[str, Any]) -> Chan
 def _reference(
     config: ComparisonSettings, recipe: Recipe | None
 ) -> tuple[str, ComparisonSettings] | None:
-    """Return name and settings of what a comparison stands for."""
+    """Return name and settings of the reference preset; None without one."""
     if config.study is not None:
         if study_recipe(config) is None:
             return None
         own = study_config(config.task, config.study.name, config.preset)
-        # What is varied follows from the other settings.
+        # The variants follow from the other settings, so that they never count as a difference.
         return config.preset, replace(own, variants=config.variants)
     if recipe is None:
         return None
@@ -150,7 +149,7 @@ def _about_future(config: ComparisonSettings) -> list[str]:
 
 
 def _about_recipe(config: ComparisonSettings, recipe: Recipe | None) -> list[str]:
-    """Return what a recipe says of itself, and what of its data and placement is not as in it."""
+    """Return a recipe's own notes and sentences about different data and placement."""
     if recipe is None:
         return []
     about = recipe.about
@@ -167,10 +166,10 @@ def _about_recipe(config: ComparisonSettings, recipe: Recipe | None) -> list[str
 
 
 def _about_placement(config: ComparisonSettings, recipe: Recipe) -> list[str]:
-    """Return what does not fit where the norms stand elsewhere than in the preset, a sentence each.
+    """Return a sentence for each problem of a placement that is not the preset's.
 
-    These are settings that are still those of the preset's placement, and papers that have numbers
-    of the other placement only.
+    Problems are settings that are meant for the preset's placement, and papers without numbers for
+    this placement.
     """
     own = recipe.settings
     if own.placement == config.placement:
@@ -199,18 +198,17 @@ def _about_placement(config: ComparisonSettings, recipe: Recipe) -> list[str]:
 
 
 def twin_of(recipe: Recipe, placement: str) -> str | None:
-    """Return the recipe that is this one with the norms at another placement."""
+    """Return the name of the same recipe with another placement of the norms, or None."""
     names = paths_of(recipe.settings.task)
     twin = f"{recipe.name.removesuffix(f'-{recipe.settings.placement}')}-{placement}"
     return twin if twin != recipe.name and twin in names and recipe.name in names else None
 
 
 def _about_data(config: ComparisonSettings, recipe: Recipe) -> list[str]:
-    """Say which data were used, where they are not those that the preset asks for."""
+    """Return a sentence about the data if they are not the preset's."""
     dataset = recipe.results[0].dataset
     path, own = config.data.path, recipe.settings.data.path
     if config.task == "lm":
-        # Named as one speaks of it.
         dataset = f"the {dataset}"
     if config.task == "translation" and path in (None, VERSES):
         if own is None:
@@ -223,14 +221,14 @@ def _about_data(config: ComparisonSettings, recipe: Recipe) -> list[str]:
         return list(filter(None, [recipe.about.data_note]))
     if not _is_held(path):
         return [f"The data are {path}; whether they are {dataset} is not known."]
-    # A set may also be given by its name where the preset has the paper's files.
+    # The preset may have the paper's files, and the user the name of the same data set.
     return (
         [] if path == dataset.lower().replace("-", "") else [f"The data are {path}, not {dataset}."]
     )
 
 
 def _is_held(path: str) -> bool:
-    """Whether a path names a set that powernorm holds or fetches, and not files."""
+    """Return whether a path is the name of an embedded or fetched data set, not of files."""
     return path in SETS and SETS[path].home != "own"
 
 
@@ -252,7 +250,7 @@ def _matters(key: str, config: ComparisonSettings) -> bool:
 
 
 def _settings(config: ComparisonSettings) -> dict[str, Any]:
-    """Return the values by dotted key, as `--set` names them; variants by their labels."""
+    """Return the values by dotted key, as for `--set`; variants are lists of labels."""
     labels = [variant.label for variant in config.variants]
     return dict(_flat(to_json(config) | {"variants": labels}, ""))
 

@@ -1,4 +1,4 @@
-"""Recipes: TOML files, one a preset, with the paper's numbers beside the settings.
+"""Recipes: TOML files, one per preset, with settings and the paper's results.
 
     task = "translation"                    # or: extends = "iwslt14-shen2020"
     norms = ["ln", "bn"]
@@ -13,15 +13,15 @@
     [norm_options]
     pn = { groups = 4 }
 
-    [[results]]                             # what the paper prints
+    [[results]]                             # published results
     dataset = "IWSLT14 De-En"
     metric = "test_bleu"
     placement = "pre"
     source = "Shen et al. 2020, Table 1"
     values = { ln = 35.5, bn = "diverged" }
 
-A recipe that extends another has its settings and numbers, and says what is different. TOML has no
-null: `"none"` stands for it where a setting is optional.
+A recipe that extends another inherits its settings and results and may override them. TOML has
+no null: write `"none"` if a setting is optional.
 """
 
 import tomllib
@@ -45,33 +45,33 @@ from powernorm_lab.settings.section import Names, section
 from powernorm_lab.tasks.settings import settings_of
 
 EMBEDDED: Final = "embedded"
-"""Needs no data of one's own."""
+"""Value of `About.data` for a recipe that needs no files."""
 _SIZES: Final = ("smoke", "demo", "full")
-"""Listed first, in this order."""
+"""Presets that are listed first, in this order."""
 _FOLDERS: Final = package_folder("powernorm_lab.tasks")
 _NEITHER_SETTING: Final = ("task", "extends", "about", "results")
 
 
 @section("about")
 class About:
-    """One line of the list of recipes, and how the recipe stands to a paper."""
+    """Description of a recipe for the list of recipes, and its relation to a paper."""
 
     summary: str = ""
-    """What it is."""
+    """Description in a few words."""
     data: str = EMBEDDED
-    """`embedded`, or which official files and how `--data` takes them."""
+    """`embedded`, or the official files and how to pass them to `--data`."""
     cost: str = ""
-    """Rough, of all its norms and seeds; says where it is an estimate."""
+    """Rough cost of all its norms and seeds; says so if it is an estimate."""
     source: str = ""
     """Paper and table that it repeats."""
     stands_for: str | None = None
-    """Recipe that this one is smaller than."""
+    """Full recipe that this one is a reduced version of."""
     note: str | None = None
-    """How it differs from the papers by its making, whatever its data; a sentence."""
+    """Sentence about differences from the papers that do not depend on the data."""
     data_note: str | None = None
-    """How its own data differ from the papers'; a sentence."""
+    """Sentence about the differences between its own data and the papers'."""
     results_of: Names | None = None
-    """Recipes of the same task whose printed numbers stand beside this one, too."""
+    """Recipes of the same task whose published results are shown with this one, too."""
 
 
 @section("results")
@@ -79,20 +79,20 @@ class PrintedResults:
     """A row or column of a paper's table."""
 
     dataset: str
-    """As the paper calls it."""
+    """Name of the data set in the paper."""
     source: str
     """Paper and table."""
     values: Mapping[str, Annotated[float, AllowInfNan(True)] | Literal["diverged"]]
-    """On the test split, by short name or label of a variant; `inf` where the paper says so."""
+    """Values on the test split by short name or label of a variant; `inf` if the paper says so."""
     placement: Placement = "pre"
-    """Of the norms."""
+    """Placement of the norms."""
     metric: str = "test_perplexity"
-    """Name among the metrics of a run; perplexities are per word."""
+    """Name of the run metric; perplexities are per word."""
     against: Names = ("ln",)
-    """The rows that the paper compares these with."""
+    """Rows that the paper compares these with."""
 
     def records(self) -> Iterator[PaperResult]:
-        """Yield one number after the other."""
+        """Yield a result for each value."""
         for norm, value in self.values.items():
             yield PaperResult(
                 norm,
@@ -107,13 +107,13 @@ class PrintedResults:
 
 @dataclass(frozen=True)
 class Recipe:
-    """One file, read and checked."""
+    """Settings, description and published results of a recipe."""
 
     name: str
     settings: ComparisonSettings
     about: About
     results: tuple[PaperResult, ...]
-    """What the papers print for it, for every placement."""
+    """Published results for every placement."""
     path: Path
 
 
@@ -123,7 +123,7 @@ def _folder(task: str) -> Path:
 
 @cache
 def paths_of(task: str) -> Mapping[str, Path]:
-    """Return the files of a task's recipes by name, in the order in which they are listed.
+    """Return the files of a task's recipes by name, in the order of the list.
 
     Raises:
         InputError: unknown task; lists the known ones.
@@ -144,7 +144,7 @@ def recipes_of(task: str) -> dict[str, Recipe]:
 
 
 def named_recipe(task: str, name: str) -> Recipe:
-    """Return a recipe that comes with powernorm.
+    """Return a recipe of powernorm.
 
     Raises:
         InputError: unknown task or recipe; lists the known ones.
@@ -158,14 +158,14 @@ def named_recipe(task: str, name: str) -> Recipe:
 
 
 def find_recipe(name: str, near: Path | None = None) -> Path:
-    """Return the file of a recipe by `TASK/NAME`, by NAME where it is unique, or by its path.
+    """Return the file of a recipe by `TASK/NAME`, by NAME if it is unique, or by its path.
 
     Args:
-        name: of the recipe.
-        near: file whose folder relative paths are of.
+        name: name or path of the recipe.
+        near: file whose folder relative paths start from; None means the working directory.
 
     Raises:
-        InputError: there is none, or several.
+        InputError: no recipe has the name, or several have it.
     """
     if name.endswith(".toml"):
         path = Path(name) if near is None else near.parent / name
@@ -178,21 +178,21 @@ def find_recipe(name: str, near: Path | None = None) -> Path:
         return found[0]
     if found:
         tasks = ", ".join(f"{task_of_path(path)}/{stem}" for path in found)
-        raise InputError(f"there are several recipes {stem!r}: say which, {tasks}")
+        raise InputError(f"there are several recipes {stem!r}: choose one of {tasks}")
     raise InputError(f"there is no recipe {name!r}: `powernorm recipes` lists them")
 
 
 def task_of_path(path: Path) -> str:
-    """Return the task of a recipe that comes with powernorm."""
+    """Return the task of a recipe of powernorm by the path of its file."""
     return path.parents[1].name.replace("_", "-")
 
 
 def read_recipe(path: Path) -> Recipe:
-    """Read a recipe of the user's own.
+    """Read a recipe from any file.
 
     Raises:
-        InputError: it cannot be read, extends what is not there, or has a setting that its task
-            does not know.
+        InputError: the file cannot be read, extends a recipe that does not exist, or has a setting
+            that its task does not know.
     """
     return _read(path)
 
@@ -206,13 +206,13 @@ def _read(path: Path) -> Recipe:
 
 
 def changed_recipe(name: str, task: str, values: Mapping[str, Any], path: Path) -> Recipe:
-    """Return a recipe of a table in a file that has several; it says of itself what its base says.
+    """Build a recipe from one of several tables in a file, with its base's description and results.
 
     Args:
-        name: of the new recipe.
-        task: of both.
-        values: as a recipe's file has them; `extends` names a recipe of the task.
-        path: the file.
+        name: name of the new recipe.
+        task: task of both recipes.
+        values: table in the format of a recipe's file; `extends` names a recipe of the task.
+        path: file with the table.
 
     Raises:
         InputError: a value cannot be used; the message names file and setting.
@@ -243,22 +243,22 @@ def _recipe(name: str, values: Mapping[str, Any], path: Path) -> Recipe:
 
 
 def _merged(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
-    """Return what a file says, over what it extends."""
+    """Return the values of a file merged over the recipe that it extends."""
     return _completed(load_toml(path), path, above)
 
 
 def _completed(values: dict[str, Any], path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
-    """Return what a table of a file says, over what it extends."""
+    """Return the values of a table merged over the recipe that it extends."""
     if "variants" in values and "norms" not in values:
         values["norms"] = _norms_of(values["variants"])
     base_name = values.get("extends")
     if base_name is None:
         if not isinstance(values.get("task"), str):
-            raise InputError("it needs a task or what it extends: set task or extends")
+            raise InputError("it has neither a task nor a base: set task or extends")
         return values
     base_path = _extended(path, str(base_name), values.get("task"))
     if base_path in (path, *above):
-        raise InputError(f"extends={base_name} goes round in a circle")
+        raise InputError(f"extends={base_name} is circular: remove one of the extends")
     base = _merged(base_path, (path, *above))
     task = values.get("task", base["task"])
     if task != base["task"]:
@@ -272,9 +272,9 @@ def _completed(values: dict[str, Any], path: Path, above: tuple[Path, ...]) -> d
 
 
 def _norms_of(variants: Any) -> list[str]:
-    """Return the norms of variants, which are all trained where a file names no norms itself.
+    """Return the norms of variants, which are all trained if a file has no `norms`.
 
-    What is no list of variants is refused later, by the settings.
+    The settings later refuse a value that is not a list of variants.
     """
     items = variants if isinstance(variants, list) else []
     named = [item.get("norm") for item in items if isinstance(item, dict)]
@@ -282,7 +282,7 @@ def _norms_of(variants: Any) -> list[str]:
 
 
 def _extended(path: Path, name: str, task: object) -> Path:
-    """Return the file that one extends: beside it, of its own task, or any."""
+    """Return the file that a recipe extends: next to it, of its own task, or any."""
     if "/" not in name and not name.endswith(".toml"):
         beside = path.with_name(f"{name}.toml")
         if beside.is_file() and beside != path:
@@ -293,7 +293,7 @@ def _extended(path: Path, name: str, task: object) -> Path:
 
 
 def laid_over(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return nested tables with those of `own` put over those of `base`."""
+    """Merge nested tables; values of `own` override those of `base`."""
     merged = dict(base)
     for key, value in own.items():
         below = merged.get(key)
@@ -303,10 +303,10 @@ def laid_over(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]
 
 
 def load_toml(path: Path) -> dict[str, Any]:
-    """Return what a TOML file says.
+    """Read a TOML file.
 
     Raises:
-        InputError: it cannot be read, or is no TOML.
+        InputError: it cannot be read, or is not valid TOML.
     """
     try:
         with path.open("rb") as file:
@@ -314,4 +314,4 @@ def load_toml(path: Path) -> dict[str, Any]:
     except OSError as error:
         raise InputError(f"cannot be read ({error.strerror}): give the path of a recipe") from None
     except (ValueError, RecursionError) as error:
-        raise InputError(f"is no TOML ({error})") from None
+        raise InputError(f"is not valid TOML ({error})") from None

@@ -1,4 +1,4 @@
-"""The type of a number that a paper prints, to stand beside ours."""
+"""Published results of papers, which are shown next to ours."""
 
 from dataclasses import dataclass
 from math import isinf
@@ -9,30 +9,30 @@ from powernorm_lab.runs import PaperRecord
 
 @dataclass(frozen=True, slots=True)
 class PaperResult:
-    """A measure of a norm on a data set as a paper prints it."""
+    """Published result of a norm on a data set."""
 
     norm: str
     """Short name, or the label of a variant; `pn` is PowerNorm with GroupScaling."""
     dataset: str
     placement: Placement
     value: float | None
-    """On the test split; infinite where the paper says so, None where it says that the training
-    diverged. A BLEU of 0 is a training that failed, too."""
+    """Value on the test split; infinite if the paper says so, None if the training diverged. A BLEU
+    of 0 is a failed training, too."""
     source: str
     """Paper and table."""
     metric: str = "test_perplexity"
-    """Name among the metrics of a run; perplexities are per word."""
+    """Name of the run metric; perplexities are per word."""
     against: tuple[str, ...] = ("ln",)
-    """The rows that the paper compares this one with."""
+    """Rows that the paper compares this one with."""
 
     def record(self) -> PaperRecord:
-        """Return the same for `results.json`."""
+        """Return the entry of `results.json`."""
         return PaperRecord(
             norm=self.norm,
             placement=self.placement,
             dataset=self.dataset,
             metric=self.metric,
-            # JSON has no infinity: a perplexity that is infinite is of a training that failed.
+            # JSON has no infinity; an infinite perplexity is a failed training.
             value=None if self.value is not None and isinf(self.value) else self.value,
             source=self.source,
             against=list(self.against),

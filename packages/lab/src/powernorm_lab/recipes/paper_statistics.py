@@ -1,4 +1,4 @@
-"""What a paper prints of the statistics of its norms: TID, and scores by kind of statistics."""
+"""Published statistics of norms: TID, and scores by kind of statistics."""
 
 import tomllib
 from collections.abc import Collection, Iterator, Mapping
@@ -10,12 +10,12 @@ from powernorm.records import PaperStatistic
 
 _FILE: Final = package_folder("powernorm_lab.recipes") / "wang2022_statistics.toml"
 SOURCE: Final = "Wang et al. 2022"
-"""The paper, as the sources of its results begin."""
+"""Beginning of the sources of the paper's results."""
 
 
 @cache
 def printed_statistics() -> tuple[PaperStatistic, ...]:
-    """Return all that is stored, every data set, norm and placement.
+    """Return all published statistics, of every data set, norm and placement.
 
     >>> rows = printed_statistics()
     >>> [row["value"] for row in rows if row["dataset"] == "WMT16 En-De" and row["norm"] == "bn"
@@ -28,7 +28,7 @@ def printed_statistics() -> tuple[PaperStatistic, ...]:
 
 
 def statistics_of(datasets: Collection[str], placement: str) -> list[PaperStatistic]:
-    """Return what is printed of data sets, by the names that results have, at a placement."""
+    """Return the published statistics of data sets, named as in results, at a placement."""
     return [
         row
         for row in printed_statistics()

@@ -1,4 +1,4 @@
-"""What the papers print for a recipe, and by which metric a task is compared."""
+"""Published results for a recipe, and the main metric of a task."""
 
 from powernorm.records import PaperStatistic
 from powernorm_lab.recipes.files import Recipe, named_recipe, paths_of
@@ -11,7 +11,7 @@ from powernorm_lab.tasks.settings import settings_of
 
 
 def recipe_of(config: ComparisonSettings) -> Recipe | None:
-    """Return the recipe that settings were made of, by its name; None for others."""
+    """Return the recipe that settings are based on, by its name, or None."""
     if config.study is not None:
         return study_recipe(config)
     if config.preset not in paths_of(config.task):
@@ -20,7 +20,7 @@ def recipe_of(config: ComparisonSettings) -> Recipe | None:
 
 
 def measure_of(task: str) -> str:
-    """Return the metric that comparisons of a task are about.
+    """Return the main metric of a task's comparisons.
 
     >>> measure_of("lm"), measure_of("translation")
     ('test_perplexity', 'test_bleu')
@@ -29,11 +29,11 @@ def measure_of(task: str) -> str:
 
 
 def paper_records(config: ComparisonSettings, recipe: Recipe | None = None) -> list[PaperRecord]:
-    """Return what the papers print for a recipe and placement; empty where nothing.
+    """Return the published results for a recipe and placement.
 
     Args:
-        config: of the comparison.
-        recipe: it was made of; None means the one of its name.
+        config: settings of the comparison.
+        recipe: recipe that they are based on; None finds it by the preset's name.
     """
     return [
         result.record()
@@ -45,9 +45,9 @@ def paper_records(config: ComparisonSettings, recipe: Recipe | None = None) -> l
 def paper_results(
     config: ComparisonSettings, recipe: Recipe | None = None
 ) -> tuple[PaperResult, ...]:
-    """Return what the papers print for a recipe, of every placement."""
+    """Return the published results for a recipe, of every placement."""
     if config.study is not None:
-        return study_results(config)  # its variants are not the norms of the papers' tables
+        return study_results(config)  # whose norms are labels of variants
     found = recipe or recipe_of(config)
     return () if found is None else found.results
 
@@ -55,10 +55,10 @@ def paper_results(
 def paper_statistics(
     config: ComparisonSettings, recipe: Recipe | None = None
 ) -> list[PaperStatistic]:
-    """Return what a paper prints of the statistics of a recipe's norms at its placement.
+    """Return the published statistics of a recipe's norms at its placement.
 
-    They are of the data sets of which the recipe has results of that paper, as its reduced recipes
-    have them too; empty where there are none.
+    Their data sets are those for which the recipe has results of that paper. Reduced recipes have
+    these results, too.
     """
     results = () if config.study is not None else paper_results(config, recipe)
     datasets = {result.dataset for result in results if result.source.startswith(SOURCE)}

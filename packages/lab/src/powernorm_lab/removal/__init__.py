@@ -1,1 +1,1 @@
-"""Taking norms out of a trained model: data, training, checkpoints and report of `remove`."""
+"""Removal of norms from a trained model: data, training, checkpoints and report of `remove`."""

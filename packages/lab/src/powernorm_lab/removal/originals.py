@@ -1,4 +1,4 @@
-"""What a removal begins with: a model, and the batches that it is trained and measured on."""
+"""Original models of removals, with the batches for training and measuring."""
 
 from __future__ import annotations
 
@@ -36,33 +36,33 @@ from powernorm_lab.tasks.trained_models import (
 from powernorm_lab.training.losses import OwnLikelihood, outputs_nll
 
 Objective = Literal["causal", "masked", "none"]
-"""What a model's head says: the next token, the token under a mask, or nothing that is known."""
+"""Prediction of a model's head: the next token, the masked token, or unknown."""
 
 _MASKED_PART: Final = 0.15
-"""Of the tokens of a masked language model; of these 80 % become the mask token and 10 % another
-(Devlin et al. 2019)."""
+"""Fraction of tokens to predict in a masked language model; 80 % of them become the mask token and
+10 % another token (Devlin et al. 2019)."""
 _EMBEDDED: Final = "rt"
-"""The text where none is named: sentences."""
+"""Default text: sentences."""
 
 Inputs = dict[str, Tensor]
 _COARSE: Final = (torch.float16, torch.bfloat16)
 
 HELD_OUT: Final = 10
-"""Of batches of the user's own, one of so many is for validation."""
+"""Interval of users' batches that are held out for validation."""
 
 
 class Original(ABC):
     """A trained model with norms, and its batches.
 
     Attributes:
-        name: for the report.
-        model: in evaluation mode, on the CPU; stays as it is.
-        has_loss: whether the task's own loss is known.
-        has_logits: whether the outputs are logits, or hold them.
-        num_steps: batches that the model was trained on, where that is known.
-        learning_rate: highest one of that training, where it is known.
-        data_fingerprint: hash of the data, where there is one.
-        folder: in Hugging Face's layout, whose tokenizer goes along with the result.
+        name: name in the report.
+        model: the model, in evaluation mode, on the CPU; never changed.
+        has_loss: whether the loss of the model's task is known.
+        has_logits: whether the outputs are or contain logits.
+        num_steps: number of batches that the model was trained on, if known.
+        learning_rate: peak learning rate of that training, if known.
+        data_fingerprint: hash of the data, if there is one.
+        folder: folder in Hugging Face's layout, whose tokenizer is copied to the result.
     """
 
     has_loss: bool = False
@@ -78,19 +78,19 @@ class Original(ABC):
 
     @abstractmethod
     def batch(self, position: int) -> Any:
-        """Return a batch of the training."""
+        """Return a training batch."""
 
     @abstractmethod
     def evaluation(self, split: EvaluatedSplit, max_tokens: int | None = None) -> Iterable[Any]:
-        """Return the batches of a split, whole or about so many tokens; empty where is none."""
+        """Return the batches of a split, or about `max_tokens` of it; empty without the split."""
 
     def elsewhere(self) -> Iterable[Any]:
-        """Return the batches of another text, which nothing is trained on; empty where is none."""
+        """Return the batches of another text, which is never trained on; empty without one."""
         return ()
 
     @abstractmethod
     def example_inputs(self) -> Any:
-        """Return inputs of the model, to fold it by."""
+        """Return example inputs for folding the model."""
 
     def to(self, batch: Any, device: torch.device) -> Any:
         """Return a batch on a device."""
@@ -101,22 +101,22 @@ class Original(ABC):
         return call_model(model, batch)
 
     def logits(self, outputs: Any) -> Tensor:
-        """Return the logits, or what else a model puts out first."""
+        """Return the logits, or the model's first output."""
         found = answer_in(outputs)
         if found is None:
             raise InputError(
-                f"the model puts out a {type(outputs).__name__}, expected a tensor, or a tuple or "
+                f"the model returns a {type(outputs).__name__}, expected a tensor, or a tuple or "
                 "mapping with one"
             )
         return found
 
     def valid(self, batch: Any) -> Tensor | None:
-        """Return which positions are no padding, bool; None where all count."""
+        """Return a bool mask of the positions that are not padding; None if none are."""
         del batch
         return None
 
     def embeddings(self, outputs: Any, batch: Any) -> Tensor | None:
-        """Return a vector for each row of a batch, (rows, C); None where outputs are no such."""
+        """Return embeddings of a batch, (rows, C); None if the outputs are not embeddings."""
         del outputs, batch
         return None
 
@@ -124,17 +124,17 @@ class Original(ABC):
         """Return the summed loss of a batch in nats, and the number of its targets.
 
         Raises:
-            InputError: the loss is not known; nobody asks then.
+            InputError: the loss is not known; see `has_loss`.
         """
         del model, outputs, batch
         raise InputError(f"the loss of {self.name} is not known")
 
     def saved_config(self) -> Mapping[str, Any] | None:
-        """Return entries of the saved config.json; None is the model's own, if it has one."""
+        """Return entries for the saved config.json; None for the model's own, if it has one."""
         return None
 
     def facts(self) -> dict[str, Any]:
-        """Return what the files say of it."""
+        """Return name, weights and data for the files of a removal."""
         return {
             "model": self.name,
             "weights": _fingerprint(self.model),
@@ -156,9 +156,9 @@ class RunOriginal(Original):
     """A run of `powernorm compare`, with the batches of its task.
 
     Args:
-        path: the run's folder, or one of its checkpoints.
-        data: another text than the run's.
-        seed: of the order of the batches.
+        path: folder of the run, or one of its checkpoints.
+        data: text that replaces the run's.
+        seed: seed of the batches' order.
 
     Raises:
         InputError: as `load_trained` and `run_text`.
@@ -170,7 +170,7 @@ class RunOriginal(Original):
         if hasattr(self.model, "memory_state"):
             raise InputError(
                 f"{path} is a run of {trained.settings['task']} with a memory of earlier batches, "
-                "which a removal does not keep: give a run without one"
+                "which a removal does not support: give a run without one"
             )
         self._trained = trained
         config = run_config(trained.settings)
@@ -183,7 +183,7 @@ class RunOriginal(Original):
         self.data_fingerprint = encoded.fingerprint
 
     def batch(self, position: int) -> Batch:
-        """Return a batch behind those of the run's own training."""
+        """Return a batch that follows those of the run's training."""
         assert self.num_steps is not None
         return self._data.batches.batch(self.num_steps + position)
 
@@ -200,7 +200,7 @@ class RunOriginal(Original):
         return model(**batch.inputs())
 
     def valid(self, batch: Batch) -> Tensor | None:
-        """Return the positions that are asked for."""
+        """Return the positions with targets."""
         return batch.targets != IGNORED
 
     def nll(self, model: nn.Module, outputs: Any, batch: Batch) -> tuple[Tensor, float]:
@@ -208,20 +208,20 @@ class RunOriginal(Original):
         return outputs_nll(model, outputs, batch.targets), float(batch.num_targets)
 
     def saved_config(self) -> Mapping[str, Any]:
-        """Return the run's settings, by which the laboratory builds the model again."""
+        """Return the run's settings, from which the laboratory can rebuild the model."""
         return {key: value for key, value in self._trained.settings.items() if key != KEY}
 
 
 class PretrainedOriginal(Original):
-    """A model of a folder in Hugging Face's layout, with the batches of a text.
+    """A model in a folder in Hugging Face's layout, with the batches of a text.
 
-    A causal language model reads the text as one stream, an end mark behind each document, in rows
-    of full length. Others read a document a row, padded.
+    A causal language model reads the text as one stream in rows of full length, with an end mark
+    after each document. Others read one document per row, padded.
 
     Args:
-        path: the folder.
-        data: the text, and how it is cut.
-        seed: of the order of the rows.
+        path: folder of the model.
+        data: text, and size of batches and rows.
+        seed: seed of the rows' order.
 
     Raises:
         InputError: model or tokenizer cannot be loaded, some of its weights are missing, or the
@@ -231,22 +231,22 @@ class PretrainedOriginal(Original):
     def __init__(self, path: Path, data: RemovalDataSettings, seed: int) -> None:
         found = load_pretrained(path, with_head=True)
         name = f"{type(found.model).__name__} in {path.resolve().name}"
-        # Updates of weights that are stored in half precision would be rounded away.
+        # In half precision, small updates of weights would be rounded away.
         super().__init__(name, found.model.float())
         if found.missing and _is_known(found.missing, self.model):
             raise InputError(
-                f"{path} has no weights for {found.missing[0]}, so that what the model says is "
-                "random: give a folder with all of them"
+                f"{path} has no weights for {found.missing[0]}, so that the model's outputs are "
+                "random: give a folder with all weights"
             )
         if found.model.config.is_encoder_decoder:
             raise InputError(
-                f"{path} holds an encoder-decoder, whose batches a text alone does not give: make "
-                "them yourself, and give module:name of (model, batches)"
+                f"{path} has an encoder-decoder, which needs batches of pairs: make them yourself, "
+                "and give module:name of (model, batches)"
             )
         self.folder = path
         self.objective: Objective = _objective(type(found.model).__name__)
         self.has_loss = self.objective != "none"
-        self.has_logits = self.has_loss or _tells_classes(self.model)
+        self.has_logits = self.has_loss or _is_classifier(self.model)
         corpus = load_corpus(data.path or _EMBEDDED)
         self.data_fingerprint = corpus.fingerprint()
         self._tokenizer = found.tokenizer
@@ -259,7 +259,7 @@ class PretrainedOriginal(Original):
         self._elsewhere: list[list[int]] = []
         if data.other is not None:
             self._elsewhere = self._cut(load_corpus(data.other).documents["test"], length)
-        # Not by length: what is saved in padding, the noise of such batches costs in updates.
+        # Not sorted by length: the noise of such batches costs more updates than padding does.
         self._order = Shuffled(
             len(self._rows["train"]),
             batch_size=data.batch_size,
@@ -268,13 +268,13 @@ class PretrainedOriginal(Original):
         )
 
     def batch(self, position: int) -> Inputs:
-        """Return a batch: rows in an order that seed and epoch determine."""
+        """Return a batch; seed and epoch determine the order of rows."""
         rows = self._rows["train"]
         chosen = self._order.at(position).tolist()
         return self._made([rows[index] for index in chosen], position + 1)
 
     def evaluation(self, split: EvaluatedSplit, max_tokens: int | None = None) -> Sequence[Inputs]:
-        """Return the batches of a split, whole or about so many tokens, evenly spaced."""
+        """Return the batches of a split, or of about `max_tokens` in evenly spaced rows."""
         rows = self._rows[split]
         total = sum(map(len, rows))
         if max_tokens is not None and total > max_tokens:
@@ -291,11 +291,11 @@ class PretrainedOriginal(Original):
         return [self._made(by_length[at : at + self._batch_size], -1 - at) for at in starts]
 
     def example_inputs(self) -> Inputs:
-        """Return two rows of the text, as the model takes them."""
+        """Return two rows of the text as keyword arguments of the model."""
         return self.inputs(self._made(self._rows["train"][:2], 0))
 
     def inputs(self, batch: Inputs) -> Inputs:
-        """Return the keyword arguments of the model in a batch."""
+        """Return a batch's keyword arguments of the model."""
         return {name: value for name, value in batch.items() if name != "targets"}
 
     def run(self, model: nn.Module, batch: Inputs) -> Any:
@@ -303,17 +303,17 @@ class PretrainedOriginal(Original):
         return model(**self.inputs(batch))
 
     def logits(self, outputs: Any) -> Tensor:
-        """Return the logits that go with the targets; of a causal model without the last ones."""
+        """Return the logits of the targets; a causal model's last ones have none."""
         found = super().logits(outputs)
         return found[:, :-1] if self.objective == "causal" else found
 
     def valid(self, batch: Inputs) -> Tensor | None:
-        """Return the positions that are no padding."""
+        """Return the positions that are not padding."""
         mask = batch["attention_mask"].bool()
         return mask[:, 1:] if self.objective == "causal" else mask
 
     def embeddings(self, outputs: Any, batch: Inputs) -> Tensor | None:
-        """Return the mean of the hidden states of each row's tokens, of a model without a head."""
+        """Return the mean hidden state of each row, for a model without a head."""
         states = getattr(outputs, "last_hidden_state", None)
         if self.has_logits or states is None:
             return None
@@ -336,14 +336,14 @@ class PretrainedOriginal(Original):
             return [list(row) for row in encoded["input_ids"]]
         end = self._tokenizer.eos_token_id
         stream: list[int] = []
-        # Of a stream a document may be longer than the model takes, of which it would warn.
+        # The tokenizer would warn of documents that are longer than the model's maximum.
         encoded = self._tokenizer(list(documents), add_special_tokens=False, verbose=False)
         for row in encoded["input_ids"]:
             stream += [*row, *([] if end is None else [end])]
         return [stream[at : at + length] for at in range(0, len(stream) - length + 1, length)]
 
     def _made(self, rows: Sequence[Sequence[int]], seed: int) -> Inputs:
-        """Return a batch of rows, padded, with their targets."""
+        """Return a padded batch of rows with their targets."""
         longest = max(map(len, rows))
         filling = self._tokenizer.pad_token_id
         ids = torch.tensor([[*row, *[filling] * (longest - len(row))] for row in rows])
@@ -356,7 +356,7 @@ class PretrainedOriginal(Original):
         return batch
 
     def _masked(self, ids: Tensor, keep: Tensor, seed: int) -> tuple[Tensor, Tensor]:
-        """Return ids with some hidden, and those as targets."""
+        """Return ids with masked tokens, and the targets of those tokens."""
         generator = torch.Generator().manual_seed(
             abs(self._seed * 1_000_003 + seed) * 2 + (seed < 0)
         )
@@ -371,32 +371,32 @@ class PretrainedOriginal(Original):
 
 
 def _objective(name: str) -> Objective:
-    """Return what the head of a class of transformers says, by the name of the class."""
+    """Return the objective of a class of transformers, by its name."""
     if name.endswith(("ForCausalLM", "LMHeadModel")):
         return "causal"
     return "masked" if name.endswith("ForMaskedLM") else "none"
 
 
-def _tells_classes(model: Any) -> bool:
-    """Return whether a model puts out logits of classes of which one is right."""
+def _is_classifier(model: Any) -> bool:
+    """Return whether a model's outputs are logits of classes of which exactly one is right."""
     heads = ("ForSequenceClassification", "ForTokenClassification")
     one_is_right = model.config.problem_type in (None, "single_label_classification")
-    is_classifier: bool = type(model).__name__.endswith(heads) and model.config.num_labels > 1
-    return is_classifier and one_is_right
+    has_classes: bool = type(model).__name__.endswith(heads) and model.config.num_labels > 1
+    return has_classes and one_is_right
 
 
 def _is_known(missing: Sequence[str], model: nn.Module) -> bool:
-    """Return whether a missing weight is one of the model, and no pooler that nothing reads."""
+    """Return whether a missing weight is a parameter of the model, except of an unused pooler."""
     names = {name for name, _ in model.named_parameters()}
     return any(name in names and "pooler" not in name for name in missing)
 
 
 class OwnOriginal(Original):
-    """A model of the user's own, with its batches: nothing is known of its loss.
+    """A user's model with batches; its loss is not known.
 
     Args:
-        name: of it.
-        found: model and batches; each tenth batch is held out.
+        name: name of the model.
+        found: model and batches; every tenth batch is held out.
     """
 
     def __init__(self, name: str, found: ModelWithBatches) -> None:
@@ -404,29 +404,29 @@ class OwnOriginal(Original):
         coarse = {str(p.dtype) for p in self.model.parameters() if p.dtype in _COARSE}
         if coarse:
             raise InputError(
-                f"{name} has weights in {', '.join(sorted(coarse))}, in which small updates are "
-                "rounded away: give model.float(), with batches of that type"
+                f"{name} has weights in {', '.join(sorted(coarse))}, in which small updates would "
+                "be rounded away: give model.float(), with batches of that type"
             )
         batches = list(found.batches)
         if len(batches) < 2:
             raise InputError(
                 f"{name} gives {len(batches)} batches, of which one is held out: give two or more, "
-                "best dozens"
+                "preferably dozens"
             )
         self._valid = batches[::HELD_OUT]
         self._train = [batch for index, batch in enumerate(batches) if index % HELD_OUT]
 
     def batch(self, position: int) -> Any:
-        """Return a batch of the training, from the first one again after the last."""
+        """Return a training batch; after the last one, the first follows."""
         return self._train[position % len(self._train)]
 
     def evaluation(self, split: EvaluatedSplit, max_tokens: int | None = None) -> Sequence[Any]:
-        """Return the batches that are held out."""
+        """Return the held-out batches."""
         del max_tokens
         return self._valid if split == "valid" else []
 
     def example_inputs(self) -> Any:
-        """Return the first batch, as the model takes it."""
+        """Return the first batch as inputs of the model."""
         batch = self._train[0]
         return tuple(batch) if isinstance(batch, list) else batch
 
@@ -436,16 +436,16 @@ def open_original(
     data: RemovalDataSettings,
     seed: int,
 ) -> Original:
-    """Return what a removal begins with.
+    """Load the original of a removal.
 
     Args:
         source: a run's folder or checkpoint, a folder in Hugging Face's layout, `module:name`, or
             (model, batches).
-        data: where the text is.
-        seed: of the order of the batches.
+        data: text and size of batches.
+        seed: seed of the batches' order.
 
     Raises:
-        InputError: there is no such model, or no data for it.
+        InputError: the model does not exist, or there are no data for it.
     """
     if isinstance(source, tuple):
         return _own("model", ModelWithBatches(*_checked_pair(source)), data)
@@ -455,7 +455,7 @@ def open_original(
         return _own(text, own, data)
     _check_no_other(text, path, data)
     if is_folded(path) and not is_pretrained(path):
-        raise InputError(f"{path} holds a model whose norms are folded already: give the original")
+        raise InputError(f"{path} has a model whose norms are already folded: give the original")
     if is_pretrained(path):
         return PretrainedOriginal(path, data, seed)
     if not path.exists():
@@ -465,7 +465,7 @@ def open_original(
         )
     if not is_checkpoint(path) and not is_run_folder(path):
         raise InputError(
-            f"{path} is no model: give a run of `powernorm compare` (such as "
+            f"{path} is not a model: give a run of `powernorm compare` (such as "
             "runs/lm-demo/ln-pre-seed0), a folder with a Hugging Face model, or module:name"
         )
     return RunOriginal(path, data.path, seed)
@@ -474,15 +474,15 @@ def open_original(
 def _own(name: str, found: ModelWithBatches, data: RemovalDataSettings) -> OwnOriginal:
     if data.path is not None or data.other is not None:
         option = "--other" if data.path is None else "--data"
-        raise InputError(f"{name} has batches of its own: leave out {option}")
+        raise InputError(f"{name} comes with its own batches: leave out {option}")
     return OwnOriginal(name, found)
 
 
 def _check_no_other(name: str, path: Path, data: RemovalDataSettings) -> None:
     if data.other is not None and not is_pretrained(path):
         raise InputError(
-            f"data.other={data.other}: {name} has splits of its own, and another text is measured "
-            "of a Hugging Face model alone: leave out --other"
+            f"data.other={data.other}: another text is measured for a Hugging Face model only, and "
+            f"{name} has its own splits: leave out --other"
         )
 
 

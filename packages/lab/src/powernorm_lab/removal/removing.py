@@ -1,4 +1,4 @@
-"""`powernorm_lab.remove`: norms out of a trained model, from its folder to one without norms."""
+"""`powernorm_lab.remove`: remove the norms of a trained model and save the result."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ from powernorm_lab.settings.comparison import plain
 from powernorm_lab.settings.overrides import override
 
 MODEL_FOLDER: Final = "model"
-"""Of a removal's folder, the part that `powernorm.load` reads."""
+"""Subfolder of a removal that `powernorm.load` reads."""
 STOCK_FOLDER: Final = "stock"
-"""The part that transformers alone reads."""
+"""Subfolder that transformers reads without powernorm."""
 _OWN: Final = (
     REMOVAL_FILE,
     RESULT_FILE,
@@ -72,18 +72,19 @@ _OWN: Final = (
 )
 _PACKAGES: Final = ("powernorm", "torch", "transformers", "tokenizers")
 _AGREES: Final = 1e-4
-"""Largest difference, relative to the largest output, of a saved model that was loaded again."""
+"""Largest difference, relative to the largest output, after saving and loading a model."""
 
 
 @dataclass(frozen=True)
 class Removed:
-    """What a removal came to.
+    """Result of a removal.
 
     Attributes:
-        model: without norms, in evaluation mode, on the CPU.
-        folder: of the removal; the model is in its folder `model`, and with `stock` in `stock`.
-        metrics: by name; `valid_loss`, `original_valid_loss`, … as far as they are known.
-        report: the page.
+        model: model without norms, in evaluation mode, on the CPU.
+        folder: folder of the removal; the model is in its subfolder `model`, and with `stock` in
+            `stock`.
+        metrics: metrics by name; `valid_loss`, `original_valid_loss`, … as far as they are known.
+        report: path of the page.
     """
 
     model: nn.Module
@@ -91,10 +92,10 @@ class Removed:
     metrics: Mapping[str, float | None]
     report: Path
     stock: Path | None = None
-    """The folder that transformers alone loads."""
+    """Folder that transformers loads without powernorm."""
     is_folded: bool = True
-    """Whether the norms went into the weights; else the model is the one in `stock`, and there is
-    no folder `model`."""
+    """Whether the norms were folded into the weights; otherwise the model is the one in `stock`,
+    and there is no subfolder `model`."""
 
 
 def remove(
@@ -110,14 +111,14 @@ def remove(
     quiet: bool = False,
     on_event: Listener | None = None,
 ) -> Removed:
-    """Take LayerNorm or RMSNorm out of a trained model, by a short training, and fold the rest.
+    """Remove LayerNorm or RMSNorm from a trained model by a short training, and fold the rest.
 
-    Static layers take the places of the norms, a copy of the model is trained on (from the original
-    model, unless the settings say otherwise), and what is left of the norms is folded into the
-    weights, so that the result has none. The fold is verified against the model that was trained,
-    and the saved model against the fold.
+    Static layers replace the norms in a copy of the model, which continues training, by default by
+    distillation from the original. The static layers are then folded into the weights, so that the
+    result has no norms. The fold is verified against the trained model, and the saved model against
+    the fold.
 
-    `out` receives `removal.json` (settings and what was given), `metrics.csv`, `checkpoints/`,
+    `out` receives `removal.json` (settings and arguments), `metrics.csv`, `checkpoints/`,
     `result.json`, `report.html` and `model/`, which `powernorm.load` reads.
 
     Args:
@@ -125,29 +126,29 @@ def remove(
             Hugging Face's layout; `module:name` of (model, batches) or of a function that returns
             them; or (model, batches) itself.
         out: folder of the removal.
-        data: the text to train on: for a run another than its own, for a Hugging Face model a file,
-            a folder or an embedded corpus.
-        settings: of the removal; or changes of the defaults, each `"section.key=value"`, or by
-            dotted key.
-        device: where it trains; `auto` is a GPU where there is one.
-        resume: go on from the last checkpoint, exactly as if it had not been interrupted; begin
-            where there is none.
-        force: delete the removal that `out` holds first.
-        stock: also write `stock/`, for a model of transformers: a folder that its own class loads
-            without powernorm, by an eps so large that the norms divide by a constant. The method
-            has to fit the class (`match-centered`, `freeze` or `taper` in the place of LayerNorm,
-            the latter two in that of RMSNorm). Norms that could not fold, as those that center in a
-            post-norm model, stand there too; there is no `model/` then.
+        data: text to train on: for a run, one that replaces its own; for a Hugging Face model a
+            file, a folder or an embedded corpus.
+        settings: settings of the removal, or changes of the defaults as strings
+            `"section.key=value"` or by dotted key.
+        device: device of the training; `auto` is a GPU if there is one.
+        resume: continue from the last checkpoint, exactly as if it had not been interrupted, or
+            start without one.
+        force: delete an existing removal in `out` first.
+        stock: also write `stock/`, for a model of transformers: a folder that the original class
+            loads without powernorm. Its norms have an eps so large that they divide by a constant.
+            The method has to fit the class: `match-centered`, `freeze` or `taper` for LayerNorm,
+            `freeze` or `taper` for RMSNorm. This also works for norms that cannot fold, such as
+            those that center in a post-norm model; there is no `model/` then.
         quiet: show no progress.
-        on_event: is called with what happens, in place of the progress.
+        on_event: function that receives events; it replaces the progress display.
 
     Returns:
-        The model, and what was measured.
+        The model and its metrics.
 
     Raises:
-        InputError: something given cannot be used: no such model, no data, a model without norms,
-            a method that does not fit it, a folder of another removal.
-        KeyboardInterrupt: after the last checkpoint; `resume` goes on from there.
+        InputError: an argument cannot be used: the model does not exist, has no data or no norms,
+            the method does not fit it, or the folder has another removal.
+        KeyboardInterrupt: after the last checkpoint, from which `resume` continues.
         SystemExit: after SIGTERM or SIGUSR1, with a checkpoint and the exit code 75.
     """
     wanted = _settings(settings, data)
@@ -182,7 +183,7 @@ def remove(
                 )
                 return _Job(run, original, lease, stock=stock).run()
         except InputError:
-            # Of settings that fit everything but the model: the next try is a first.
+            # Settings that did not fit the model must not count as an earlier removal.
             if not last_checkpoint(folder).exists():
                 _delete(folder)
             raise
@@ -222,7 +223,7 @@ class _Job:
                 if self._run.is_nonfinite:
                     raise InputError(
                         f"the loss is no longer finite at step {self._run.step}: choose a smaller "
-                        "optimizer.learning_rate, and begin anew with --force"
+                        "optimizer.learning_rate, and restart with --force"
                     )
                 return self._finish(training)
         except (KeyboardInterrupt, Stopped) as end:
@@ -237,7 +238,7 @@ class _Job:
             self._run.close()
 
     def _finish(self, training: RemovalTraining) -> Removed:
-        self._run.listener(Notice("folding, and measuring the result"))
+        self._run.listener(Notice("folding and measuring the result"))
         trained = copy.deepcopy(training.model).cpu().eval()
         example, found = self._original.example_inputs(), dict[str, Any]()
         result: nn.Module | None = None
@@ -246,7 +247,7 @@ class _Job:
         if kept and not self._stock:
             raise InputError(f"{kept[0].name} could not be folded: {kept[0].reason}")
         if self._stock:
-            result, errors = self._hand_over(trained)
+            result, errors = self._save_stock(trained)
             found["stock_errors"] = [_as_json(error) for error in errors]
         if not kept:
             result = report.model
@@ -262,8 +263,8 @@ class _Job:
         stock = self._folder / STOCK_FOLDER if self._stock else None
         return Removed(result, self._folder, metrics, page, stock, not kept)
 
-    def _hand_over(self, trained: nn.Module) -> tuple[nn.Module, tuple[Errors, ...]]:
-        """Write what transformers alone loads; return it, and how far it is from the trained."""
+    def _save_stock(self, trained: nn.Module) -> tuple[nn.Module, tuple[Errors, ...]]:
+        """Save the model for transformers; return it as loaded, and its errors."""
         folder = self._folder / STOCK_FOLDER
         with self._lease.writing():
             powernorm.save(trained, folder, stock=True)
@@ -273,7 +274,7 @@ class _Job:
 
     @torch.no_grad()
     def _measured(self, training: RemovalTraining, folded: nn.Module) -> Values:
-        """Return what the whole splits, and another text, say of the original and the result."""
+        """Measure the original and the result on whole splits and on another text."""
         device, found = self._run.device, dict[str, float | None]()
         moved = copy.deepcopy(folded).to(device)
         texts: dict[str, Iterable[Any]] = {
@@ -294,7 +295,7 @@ class _Job:
         check_agreement(model, powernorm.load(folder, blank), example, folder)
 
     def _copy_others(self, folder: Path) -> None:
-        """Put the original's tokenizer beside a model, and what the removal was made of."""
+        """Copy the original's tokenizer and removal.json into a model's folder."""
         if self._original.folder is not None:
             copy_companions(self._original.folder, folder)
         write(folder / REMOVAL_FILE, (self._folder / REMOVAL_FILE).read_bytes())
@@ -320,10 +321,10 @@ class _Job:
 
 
 def _number_of_steps(settings: RemovalSettings, original: Original) -> int:
-    """Return the updates of a removal.
+    """Return the number of updates of a removal.
 
     Raises:
-        InputError: a share of the original's is asked for, and those are not known.
+        InputError: `share` is set, but the length of the original's training is not known.
     """
     training = settings.training
     if training.steps is not None:
@@ -331,8 +332,8 @@ def _number_of_steps(settings: RemovalSettings, original: Original) -> int:
     if original.num_steps is None:
         if training.share is not None:
             raise InputError(
-                f"training.share={training.share}: how long {original.name} was trained is not "
-                "known, which only a run of `powernorm compare` says: give training.steps"
+                f"training.share={training.share}: the length of {original.name}'s training is not "
+                "known, because it is not a run of `powernorm compare`: give training.steps"
             )
         return DEFAULT_STEPS
     share = DEFAULT_SHARE if training.share is None else training.share
@@ -349,14 +350,14 @@ def _as_json(error: Errors) -> dict[str, Any]:
 
 @torch.no_grad()
 def check_agreement(model: nn.Module, loaded: nn.Module, example: Any, folder: Path) -> None:
-    """Raise an InputError unless a model that was saved and loaded puts out the same."""
+    """Raise an InputError unless a loaded model has the same outputs as the saved one."""
     call = as_call(example, model)
     ours, theirs = (_flat(call.call(one)) for one in (model, loaded))
     difference = float((ours - theirs).abs().max())
     if not difference <= _AGREES * float(ours.abs().max().clamp(min=1e-30)):
         raise InputError(
-            f"the model that was saved in {folder} puts out something else when it is loaded "
-            f"(largest difference {difference:.1e}): it cannot be used"
+            f"the model saved in {folder} has other outputs after loading (largest difference "
+            f"{difference:.1e}): it cannot be used"
         )
 
 
@@ -370,39 +371,39 @@ def _flat(outputs: Any) -> Tensor:
 def _check_stock(original: Original, *, stock: bool) -> None:
     if stock and not is_pretrained(original.model):
         raise InputError(
-            f"{original.name} is no model of transformers, whose class could load the result: "
-            "leave out --stock (stock=True)"
+            f"{original.name} is not a model of transformers, so that no class there could load "
+            "the result: leave out --stock (stock=True)"
         )
 
 
 def _check_folder(folder: Path, *, resume: bool, force: bool) -> None:
-    """Refuse a folder that cannot take a removal; changes nothing."""
+    """Refuse a folder that cannot be used for a removal, without changing it."""
     if resume and force:
         raise InputError(
-            "--resume goes on with the removal that is there and --force deletes it: choose one"
+            "--resume continues the existing removal and --force deletes it: choose one"
         )
     if folder.exists() and not folder.is_dir():
         raise InputError(f"{folder} is a file: give a folder with --out")
     is_there = (folder / REMOVAL_FILE).is_file()
     if is_there and not (resume or force):
         raise InputError(
-            f"{folder} holds another removal: give another --out, --resume to go on with it or "
-            "--force to delete it"
+            f"{folder} has another removal: give another --out, --resume to continue it or --force "
+            "to delete it"
         )
     others = [] if is_there or not folder.is_dir() else [p.name for p in folder.iterdir()]
     taken = sorted({*others} & {*_OWN, "config.json", "results.json"})
     if taken:
-        raise InputError(f"{folder} holds something else ({taken[0]}): give another --out")
+        raise InputError(f"{folder} has other files ({taken[0]}): give another --out")
 
 
 def _begin(
     folder: Path, settings: RemovalSettings, original: Original, *, resume: bool, force: bool
 ) -> None:
-    """Write what the removal is made of, or check that it was made of the same."""
+    """Write settings and original to removal.json, or check that a resumed removal has the same."""
     steps = _number_of_steps(settings, original)
     made_of = {"settings": plain(settings), "original": original.facts(), "num_steps": steps}
     path = folder / REMOVAL_FILE
-    if resume and path.exists():  # else it was stopped before it began
+    if resume and path.exists():  # else it was stopped before this file was written
         old = read_json(path)
         check_same_settings(folder, {key: old.get(key, {}) for key in made_of}, made_of)
         remove_unfinished(folder)
@@ -413,5 +414,5 @@ def _begin(
 
 
 def _delete(folder: Path) -> None:
-    """Delete what a removal wrote into its folder, and nothing else."""
+    """Delete only the files that a removal wrote into its folder."""
     remove_files(*(folder / name for name in _OWN))

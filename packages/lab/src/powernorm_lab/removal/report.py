@@ -1,4 +1,4 @@
-"""The page of a removal: what it cost, the course of it, and what became of each norm."""
+"""Report of a removal: results, training curves, and the treatment of each norm."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -52,7 +52,7 @@ def write_removal_page(folder: Path) -> Path:
 
 
 def removal_table(metrics: Mapping[str, float | None]) -> Table:
-    """Return what the splits say of the original and of the model without norms."""
+    """Return the metrics of the original and of the model without norms, by split."""
     lines = []
     for split in _SPLITS:
         for name, words in _WORDS.items():
@@ -73,7 +73,7 @@ def _filled(
     lines: Sequence[Sequence[str]],
     wide: str = "",
 ) -> Table:
-    """Return a table without the columns of numbers in which nothing stands."""
+    """Return a table without empty columns of numbers."""
     keep = [
         index
         for index, is_number in enumerate(numeric)
@@ -91,12 +91,12 @@ def _lead(result: Mapping[str, Any]) -> str:
     steps, seconds = int(result["num_steps"]), float(result["seconds"])
     text = f"{result['label']}, seed {result['seed']}: {counted(steps, 'update')}"
     if result["status"] != "finished":
-        return f"{text}, {result['status']} after {result['step']}: --resume goes on from there"
+        return f"{text}, {result['status']} after {result['step']}: --resume continues from there"
     return f"{text} in {duration(seconds)}"
 
 
 def _conclusion(result: Mapping[str, Any]) -> list[str]:
-    """Return what it shows, in sentences."""
+    """Return sentences about the result."""
     metrics, rows = result["metrics"], result.get("fold", [])
     if result["status"] != "finished":
         return []
@@ -105,7 +105,7 @@ def _conclusion(result: Mapping[str, Any]) -> list[str]:
     if not rows:
         said = (
             f"{counted(len(result['norms']), 'norm')} of the model's class divide by a constant, "
-            "by an eps that no variance counts beside"
+            "because their eps is much larger than any variance"
         )
     if left:
         said += f"; {counted(len(left), 'multiply-add')} per feature remain, such as {left[0]}"
@@ -113,8 +113,8 @@ def _conclusion(result: Mapping[str, Any]) -> list[str]:
     loss, before = metrics.get("valid_loss"), metrics.get("original_valid_loss")
     if loss is not None and before is not None:
         sentences.append(
-            f"The loss on the valid split is {loss:.3f} nats where the original has {before:.3f}: "
-            f"{loss - before:+.3f}, of one seed."
+            f"The loss on the valid split is {loss:.3f} nats, and the original's is {before:.3f}: "
+            f"{loss - before:+.3f}, for one seed."
         )
     return sentences
 
@@ -124,24 +124,24 @@ def _sections(
 ) -> Iterator[SectionParts]:
     table = removal_table(result["metrics"])
     if table.lines:
-        caption = "Whole splits, the original and the folded model."
+        caption = "Whole splits: original and folded model."
         yield "result", "Result", [table.html("Result", caption), copies(table)]
     drawn = list(_figures(curve))
     if drawn:
-        yield "curves", "Course of the training", [part("gallery", drawn)]
+        yield "curves", "Training curves", [part("gallery", drawn)]
     if result.get("norms"):
         yield "norms", "Every norm", [_norm_table(result).html("Norms", _NORMS)]
     if result.get("fold_errors"):
         yield "fold", "Folding, verified", [_errors(result["fold_errors"], _FOLDED)]
     if result.get("stock_errors"):
-        yield "stock", "Loaded by transformers alone", [_errors(result["stock_errors"], _STOCK)]
+        yield "stock", "Loaded by transformers", [_errors(result["stock_errors"], _STOCK)]
     yield "settings", "Settings and environment", _settings(settings)
 
 
 _NORMS: Final = (
-    "Explained: the part of the variance of the norm's outputs that what stands for it explains "
-    "when it is fitted, before any training. Deviation: the constant that it divides by, measured "
-    "then."
+    "Explained: fraction of the variance of the norm's outputs that its replacement explains after "
+    "the fit, before any training. Deviation: constant that the replacement divides by, measured "
+    "in the fit."
 )
 
 
@@ -172,7 +172,7 @@ def _cell(value: float | None, form: str) -> str:
 
 def _figures(curve: DataFrame) -> Iterator[DrawnFigure]:
     shown = (
-        ("train_loss", "Training loss", "what is minimized", "Mean since the row before."),
+        ("train_loss", "Training loss", "training loss", "Mean since the previous row."),
         ("valid_loss", "Loss on the valid split", "nats per target", _VALID),
         ("valid_divergence", "Divergence from the original", "nats per position", _VALID),
         ("valid_error", "Error of the outputs", "relative to their variance", _VALID),
@@ -194,12 +194,12 @@ def _figures(curve: DataFrame) -> Iterator[DrawnFigure]:
         )
 
 
-_VALID: Final = "Step 0 is what was fitted and not yet trained; a part of the split."
+_VALID: Final = "Part of the split; step 0 is after the fit, before any training."
 
 
 _FOLDED: Final = "Largest difference of the folded model from the trained one."
 _STOCK: Final = (
-    "Largest difference of the folder stock, as its own class loads it, from the trained model."
+    "Largest difference between the folder stock, loaded by its class, and the trained model."
 )
 
 
@@ -217,7 +217,7 @@ def _settings(settings: Mapping[str, Any]) -> list[Markup]:
     return [
         settings_table(
             {key: value for key, value in settings["original"].items() if value is not None},
-            "What was given",
+            "Original",
         ),
         settings_table(settings["settings"], "Settings of the removal"),
         part("heading", "Environment"),

@@ -1,4 +1,4 @@
-"""The training of a removal: the loop, its losses and its validations."""
+"""Training of a removal: loop, losses and validations."""
 
 from __future__ import annotations
 
@@ -40,19 +40,19 @@ from powernorm_lab.training.optimization import build_optimizer, rate_factor
 from powernorm_lab.training.precision import autocast
 
 NOTICE_SECONDS: Final = 20.0
-"""Of fitting, after which it says how far it is."""
+"""Seconds between progress messages of the fit."""
 
 Values = dict[str, float | None]
 
 
 @dataclass
 class Seen:
-    """What is seen of one forward.
+    """Observed tensors of a forward pass.
 
     Attributes:
-        outputs: what the model put out.
-        states: what followed each norm, by the norm's name.
-        last_input: input of the final norm, where it was asked for.
+        outputs: outputs of the model.
+        states: output of each norm, by the norm's name.
+        last_input: input of the final norm, if requested.
     """
 
     outputs: Any = None
@@ -61,12 +61,13 @@ class Seen:
 
 
 class RemovalTraining:
-    """Trains a copy of the original while its norms go.
+    """Training of a copy of the original while its norms are removed.
 
     Args:
-        run: of the engine, with `RemovalSettings`.
+        run: run of the engine, with `RemovalSettings`.
         original: the model and its batches.
-        stock: whether the class of transformers shall hold the result, which need not fold then.
+        stock: whether the class of transformers has to support the result, which then need not
+            fold.
 
     Raises:
         InputError: the method does not fit the model.
@@ -80,7 +81,7 @@ class RemovalTraining:
         assert run.num_steps is not None
         self._num_steps = run.num_steps
         self._optimizer = self._settings.optimizer.resolved(original.learning_rate)
-        # Nothing trains the original: its parameters need no gradients.
+        # The original is not trained, so that its parameters need no gradients.
         self._teacher = copy.deepcopy(original.model).requires_grad_(False).to(run.device)
         student = copy.deepcopy(original.model).to(run.device)
         student.requires_grad_(True)
@@ -111,10 +112,10 @@ class RemovalTraining:
 
         Raises:
             InputError: the norms cannot all be folded, or a checkpoint cannot be written.
-            Stopped: a scheduler asked for it; the state is saved.
+            Stopped: after a scheduler's signal, with the state saved.
         """
         run, settings = self._run, self._settings
-        _ = run.norm  # the engine asks that a run depends on it
+        _ = run.norm  # the engine requires that a run reads it
         self.removal.install()
         if not run.is_resumed:
             self._fit()
@@ -125,13 +126,13 @@ class RemovalTraining:
             self._begin()
         every = max(1, round(self._num_steps / settings.training.validations))
         run.evaluate_every(every, self._validate)
-        self._go_to_training()
+        self._set_training_mode()
         for step, position in run.steps(
             range(self._num_steps), checkpoint_every=every, shard=False
         ):
             gone = self.removal.step(step - 1)
             if gone and step > 1:
-                run.listener(Notice(f"{', '.join(gone)}: a constant from step {step} on"))
+                run.listener(Notice(f"{', '.join(gone)}: constant from step {step}"))
             rate = self._update(optimizer, step - 1, position, losses)
             if step % settings.training.log_every == 0 or step == self._num_steps:
                 run.log(step, train_loss=losses.mean(), learning_rate=rate)
@@ -143,19 +144,19 @@ class RemovalTraining:
     def measure(
         self, model: nn.Module, batches: Iterable[Any], *, with_original: bool = True
     ) -> Values:
-        """Return the loss of a model, and how far its outputs are from the original's.
+        """Measure the loss of a model and the distance of its outputs from the original's.
 
         Args:
-            model: in evaluation mode, on the run's device.
-            batches: as the original has them.
-            with_original: measure the original's loss, too.
+            model: model in evaluation mode, on the run's device.
+            batches: batches of the original.
+            with_original: whether to measure the original's loss, too.
 
         Returns:
-            `loss` and `original_loss`, nats per target, where the task's loss is known;
-            `divergence`, nats per position of KL(original ‖ model), where there are logits; else
-            `error`, the squared error of the outputs relative to their variance, and of a text
-            encoder `cosine` and `lowest_cosine`, mean and lowest over rows of that between the
-            embeddings of both. Empty without batches.
+            `loss` and `original_loss`, nats per target, if the task's loss is known; with logits
+            `divergence`, KL(original ‖ model) in nats per position; otherwise `error`, the squared
+            error of the outputs relative to their variance, and for a text encoder `cosine` and
+            `lowest_cosine`, mean and minimum over rows of the cosine between the embeddings of both
+            models. Empty without batches.
         """
         original, sums, lowest = self._original, _Sums(), list[float]()
         for batch in batches:
@@ -175,9 +176,9 @@ class RemovalTraining:
         return sums.means() | ({"lowest_cosine": min(lowest)} if lowest else {})
 
     def check_result(self) -> None:
-        """Raise an InputError unless the layers, once they are static, all fold.
+        """Raise an InputError unless all layers fold when they are static.
 
-        Where the class of transformers shall hold them, raise one unless it does.
+        With `stock`, raise one unless the class of transformers supports them.
         """
         probe = copy.deepcopy(self.removal)
         probe.settle()
@@ -191,16 +192,16 @@ class RemovalTraining:
             raise InputError(
                 f"method.name={self.removal.name} does not fit {self._original.name}: "
                 f"{kept[0].name} could not be folded afterwards ({kept[0].reason}); "
-                "method.name=match fits every place of a norm"
+                "method.name=match works for every norm"
             )
 
-    def _go_to_training(self) -> None:
-        """Put the model into training mode; without dropout, only what keeps statistics."""
+    def _set_training_mode(self) -> None:
+        """Set the model to training mode; without dropout, only its norms."""
         self.model.train()
         if self._settings.training.dropout:
             return
         for part in self.model.modules():
-            # Of a recurrent layer cuDNN has no gradient outside of training.
+            # cuDNN computes gradients of recurrent layers in training mode only.
             if not isinstance(part, Norm | nn.RNNBase):
                 part.training = False
 
@@ -264,7 +265,7 @@ class RemovalTraining:
     def _forward(
         self, model: nn.Module, batch: Any, *, states: bool = False, last: bool = False
     ) -> Seen:
-        """Run a model and keep what is asked for."""
+        """Run a model and return its outputs with the requested tensors."""
         seen = Seen()
         watched = {name: model.get_submodule(name) for name in self._order} if states else {}
         wants_last = last and self._settings.anchor.weight > 0
@@ -291,18 +292,18 @@ class RemovalTraining:
         self._run.listener(
             Notice(
                 f"fitting {len(self._order)} norms of {original.name} on {len(batches)} batches; "
-                f"then it learns from {self._goal}"
+                f"then training with {self._goal}"
             )
         )
-        told = time.monotonic()
+        last_notice = time.monotonic()
 
-        def tell(done: int, passes: int) -> None:
-            nonlocal told
-            if done < passes and time.monotonic() - told > NOTICE_SECONDS:
-                told = time.monotonic()
+        def notify(done: int, passes: int) -> None:
+            nonlocal last_notice
+            if done < passes and time.monotonic() - last_notice > NOTICE_SECONDS:
+                last_notice = time.monotonic()
                 self._run.listener(Notice(f"fitted {done} of {passes} norms"))
 
-        self.removal.fit(self._teacher, batches, original.run, tell)
+        self.removal.fit(self._teacher, batches, original.run, notify)
         self.check_result()
 
     @property
@@ -312,10 +313,10 @@ class RemovalTraining:
         return " and ".join(f"{what} ({weight:g})" for what, weight in parts.items() if weight)
 
     def _begin(self) -> None:
-        """Measure what was fitted and not yet trained, and save it."""
+        """Measure and save the fitted model before any training."""
         self.removal.step(0)
         with evaluating(self.model):
-            # The original's loss, too, so that the curve has its goal beside it from the start.
+            # The original's loss, too, which is the reference line of the curve.
             self._run.log(0, **self._validate(with_original=True))
         self._run.checkpoint(0)
 
@@ -343,12 +344,12 @@ class RemovalTraining:
 
 
 def _fitting(valid: Tensor | None, x: Tensor) -> Tensor | None:
-    """Return which positions of (…, C) count, None where it is said of other positions."""
+    """Return the mask if it fits the positions of (…, C), else None."""
     return valid if valid is not None and valid.shape == x.shape[:-1] else None
 
 
 def on_split(values: Values, split: str) -> Values:
-    """Return values under the names of a split, such as `valid_loss` and `original_valid_loss`."""
+    """Prefix names with a split, as in `valid_loss` and `original_valid_loss`."""
     named = {f"{split}_{name}": value for name, value in values.items()}
     if "original_loss" in values:
         named[f"original_{split}_loss"] = named.pop(f"{split}_original_loss")
@@ -361,27 +362,27 @@ def _chosen_distillation(
     """Return the kind of distillation that fits a model, and its weight in the loss.
 
     Args:
-        settings: what is asked for.
+        settings: requested distillation.
         original: the model.
-        num_batches: of the removal.
+        num_batches: number of batches of the removal.
 
     Raises:
-        InputError: the one that is asked for does not, or there would be nothing to learn from.
+        InputError: the requested kind does not fit the model, or there would be no loss.
     """
     name, share = settings.name, settings.share
     if name == "auto":
-        # A few classes say little about the states behind them.
+        # Logits of a few classes carry little information about the hidden states.
         name = "logits" if original.has_logits and original.has_loss else "hidden"
     if name == "logits" and not original.has_logits:
         raise InputError(
-            f"distillation.name=logits does not fit {original.name}, whose outputs are no logits: "
-            "distillation.name=hidden"
+            f"distillation.name=logits does not fit {original.name}, whose outputs are not logits: "
+            "set distillation.name=hidden"
         )
     if not original.has_loss and (name == "none" or (share is not None and share < 1)):
         key = "name=none" if name == "none" else f"share={share}"
         raise InputError(
-            f"distillation.{key}: the loss of {original.name} is not known, so that it can learn "
-            "from the original alone: leave distillation.share and distillation.name out"
+            f"distillation.{key}: the loss of {original.name} is not known, so that it can only "
+            "learn from the original: leave out distillation.share and distillation.name"
         )
     if name == "none":
         return name, 0.0
@@ -393,7 +394,7 @@ def _chosen_distillation(
 
 
 class _Losses:
-    """Losses since the last row of the log; a run that goes on has those of before, too."""
+    """Losses since the last row of the log; part of the checkpoints."""
 
     def __init__(self) -> None:
         self._values: list[Tensor] = []
@@ -402,7 +403,7 @@ class _Losses:
         self._values.append(value)
 
     def mean(self) -> Tensor:
-        """Return their mean, and begin anew."""
+        """Return the mean and reset."""
         values, self._values = self._values, []
         return torch.stack(values).mean()
 
@@ -414,7 +415,7 @@ class _Losses:
 
 
 class _Sums:
-    """Sums of values and of their weights, by name."""
+    """Sums of values and weights by name."""
 
     def __init__(self) -> None:
         self._totals: dict[str, tuple[float, float]] = {}
@@ -429,7 +430,7 @@ class _Sums:
 
 @contextmanager
 def _without_fast_path(*, active: bool) -> Iterator[None]:
-    """Leave torch's fused Transformer layers, which run no norm as a module, in the block."""
+    """Disable torch's fused Transformer layers, which do not call their norms, in the block."""
     before = torch.backends.mha.get_fastpath_enabled()
     try:
         if active:

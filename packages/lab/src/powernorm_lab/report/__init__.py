@@ -1,4 +1,4 @@
-"""From run folders to tables, figures and one self-contained page; reads files only."""
+"""Tables, figures and self-contained pages from run folders; reads files only."""
 
 from powernorm_lab.report.diagnosis_page import render_diagnosis, write_diagnosis_page
 from powernorm_lab.report.drawing import saved_figures

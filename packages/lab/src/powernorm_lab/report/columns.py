@@ -1,6 +1,6 @@
-"""The columns of the tables of norms and of runs: headings, meanings, and the text of cells.
+"""Columns of the tables of norms and of runs: headings, meanings, and the text of cells.
 
-A new column is one line in `columns_of`; one that is empty in every row is left out.
+A new column is one entry in `columns_of`. Columns that are empty in every row are omitted.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -26,22 +26,22 @@ from powernorm_lab.report.summary import REFERENCE, Spread, SummaryRow, is_bette
 from powernorm_lab.runs import Goal
 
 MAX_METRICS: Final = 8
-"""Other metrics that have a column of their own; the page lists the rest below the table."""
+"""Largest number of other metrics with columns; the page lists the rest below the table."""
 
 
 @dataclass(frozen=True)
 class Column:
-    """A column of the table of norms, of that of runs, or of both.
+    """A column of the table of norms, the table of runs, or both.
 
     Attributes:
-        key: by which it is known.
-        heading: above it.
-        meaning: what it is.
-        of_norm: the text of a norm's cell; None where the table of norms is without it.
-        of_run: the text of a run's cell; None where the table of runs is without it.
+        key: identifier.
+        heading: heading of the column.
+        meaning: description for the glossary.
+        of_norm: text of a norm's cell; None if the table of norms does not have it.
+        of_run: text of a run's cell; None if the table of runs does not have it.
         numeric: whether it is aligned to the right.
-        counts_finished: whether its number is of the finished runs only, and deserves a mark.
-        metric: which metric of the runs it averages; empty for other quantities.
+        counts_finished: whether it uses finished runs only, so that missing runs are marked.
+        metric: metric of the runs that it averages; empty for other quantities.
     """
 
     key: str
@@ -61,7 +61,7 @@ def _measured(row: SummaryRow, value: Spread | None, decimals: int | None) -> st
 
 
 def _metric(measure: Measure, key: str = "", decimals: int | None = None, note: str = "") -> Column:
-    """Return the column of a metric; -1 decimals are four digits, whatever its size."""
+    """Return the column of a metric; -1 decimals give four digits at any magnitude."""
 
     def places(value: float) -> int | None:
         return significant_decimals(value) if decimals == -1 else decimals
@@ -91,7 +91,7 @@ def _main(comparison: Comparison) -> Column:
     measure = comparison.measure
     note = (
         f" Mean ± sample standard deviation over seeds; {better_way(measure)} is better. An "
-        "asterisk says that not all runs gave the number: the average is over those that did."
+        "asterisk marks an average over some of the runs, because others lack the number."
     )
     return _metric(
         measure, "test", None if comparison.has_known_measure else measure.decimals, note
@@ -113,7 +113,7 @@ def _interval(row: SummaryRow, decimals: int) -> str:
 
 
 def told_mark(row: SummaryRow, measure: Measure) -> str:
-    """Return the mark of a norm that the paired test calls better or worse; else nothing."""
+    """Return the mark of a norm that is significantly better or worse in the paired test, or ""."""
     if row.gap is None or not row.gap.is_told:
         return ""
     return BETTER if is_better(row.gap.difference, 0, measure) else WORSE
@@ -139,7 +139,7 @@ def _against_reference(comparison: Comparison) -> Iterable[Column]:
     yield Column(
         "interval",
         "95 % interval",
-        "Of that gap, by Student's t over the seeds that finished with both, from three on.",
+        "Interval of the gap by Student's t, for at least three seeds that finished with both.",
         lambda row: _interval(row, measure.decimals),
     )
 
@@ -208,7 +208,7 @@ def _speeds(comparison: Comparison) -> Sequence[Column]:
 
 
 def _others(comparison: Comparison) -> list[Column]:
-    """Return the metrics beside the one that the comparison is about."""
+    """Return the columns of metrics other than the main one."""
     if not comparison.has_known_measure:
         return [own_metric(comparison, name) for name in comparison.other_metrics[:MAX_METRICS]]
     names: Iterable[str] = comparison.measure.others
@@ -220,7 +220,7 @@ def _others(comparison: Comparison) -> list[Column]:
 
 
 def own_metric(comparison: Comparison, name: str) -> Column:
-    """Return the column of a metric that a user's function, or an older version, returned."""
+    """Return the column of a metric from a user's function or an older version."""
     own = own_measure(Goal(metric=name, direction="min"))
     return _metric(measure_of(name) if comparison.function is None else own, f"metric {name}", -1)
 
@@ -233,10 +233,10 @@ def _status_meaning(comparison: Comparison) -> str:
         lost = f"the loss or the {comparison.measure.heading} became NaN or infinite"
         above = "diverged: as the function recorded it"
     return (
-        f"What became of the runs. NaN: {lost}; {above}; worse than a baseline: it came to its end "
-        "and is no better than a model without a network; interrupted: stopped by the user; "
-        "failed: an error; dropped: not needed by a race; unfinished: no result yet. Only finished "
-        "runs enter an average."
+        f"Status of the runs. NaN: {lost}; {above}; worse than a baseline: the run was completed "
+        "but is no better than a model without a network; interrupted: stopped by the user; "
+        "failed: an error; dropped: not needed by a race; unfinished: no result yet. Averages use "
+        "finished runs only."
     )
 
 
@@ -247,7 +247,7 @@ def _note(run: ReportedRun) -> str:
 
 
 def columns_of(comparison: Comparison) -> list[Column]:
-    """Return the columns of the tables of a comparison, by what it is about."""
+    """Return the columns of a comparison's tables, which depend on its main metric."""
     main, others = _main(comparison), _others(comparison)
     is_perplexity = comparison.has_known_measure and comparison.metric == PERPLEXITY
     has_baselines = bool(comparison.baselines)

@@ -1,4 +1,4 @@
-"""The tables of a comparison: of its norms, of its runs, and of its settings."""
+"""Tables of a comparison: norms, runs and settings."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
@@ -25,27 +25,27 @@ from powernorm_lab.runs import BEST_SCORED, ChangesRecord
 
 FOOTNOTE: Final = "* Not every run gave this number: the average is over those that did."
 MAX_SEEDS: Final = 20
-"""Seeds whose values a cell says under the pointer."""
+"""Largest number of seeds in a cell's tooltip."""
 
 
 def any_partial(rows: Iterable[SummaryRow]) -> bool:
-    """Whether a number of the table needs the footnote."""
+    """Return whether a number of the table needs the footnote."""
     return any(row.is_partial(value) for row in rows for value in row.metrics.values())
 
 
 def headline(comparison: Comparison) -> str:
-    """One line that names the comparison."""
+    """Return a line that names the comparison."""
     study = "" if comparison.study is None else comparison.study["name"]
     parts = (comparison.task, study, comparison.preset, comparison.where)
     return " · ".join(numerals.printable(part) for part in parts if part)
 
 
 def table_of(comparison: Comparison, rows: Sequence[SummaryRow], best: Iterable[str] = ()) -> Table:
-    """One row a norm: the best shaded, runs that did not finish in alarm color.
+    """Return the table of norms, with the best ones shaded and unfinished runs in alarm color.
 
     Args:
-        comparison: what was compared.
-        rows: of `summarize`.
+        comparison: the comparison.
+        rows: rows of `summarize`.
         best: labels of `best_rows`.
     """
     columns = norm_columns(comparison, rows)
@@ -72,14 +72,14 @@ def table_of(comparison: Comparison, rows: Sequence[SummaryRow], best: Iterable[
 
 
 def _by_seed(row: SummaryRow, metric: str) -> str:
-    """What each seed gave, in as many digits as tell them apart; empty for a baseline."""
+    """Return the value of each seed with six digits; empty for a baseline."""
     values = values_by_seed(row.runs, metric)
     shown = [f"seed {seed}: {value:.6g}" for seed, value in list(values.items())[:MAX_SEEDS]]
     return ", ".join(shown) + "…" * (len(values) > MAX_SEEDS)
 
 
 def summary_table(comparison: Comparison, rows: Sequence[SummaryRow]) -> Markup:
-    """The table of a comparison for its page."""
+    """Return the table of a comparison's norms for its page."""
     best = best_rows(rows, comparison.measure)
     table = table_of(comparison, rows, best)
     return table.html("Results", " ".join(_caption(comparison, table, rows, is_shaded=bool(best))))
@@ -88,7 +88,7 @@ def summary_table(comparison: Comparison, rows: Sequence[SummaryRow]) -> Markup:
 def _caption(
     comparison: Comparison, table: Table, rows: Sequence[SummaryRow], *, is_shaded: bool
 ) -> Iterator[str]:
-    """Yield what the numbers and marks are, and which way is up."""
+    """Yield sentences that explain the numbers and marks of the table."""
     measure = comparison.measure
     shaded = "; the best mean is shaded" if is_shaded else ""
     yield f"The {measure.heading}, {better_way(measure)} is better{shaded}."
@@ -104,7 +104,7 @@ def _caption(
 
 
 def run_table(comparison: Comparison) -> Table:
-    """One row a run with its status and its message; nothing is averaged and nothing left out."""
+    """Return the table of all runs with their statuses and messages, without averages."""
     columns = run_columns(comparison)
     places = {column.key: place for place, column in enumerate(columns)}
     return Table(
@@ -126,19 +126,19 @@ def run_table(comparison: Comparison) -> Table:
 
 
 def glossary(table: Table) -> Markup:
-    """What each column of the table of norms means."""
+    """Return the meanings of the columns of the table of norms."""
     return part("definitions", list(zip(table.headings, table.meanings, strict=True)))
 
 
 def settings_table(
     settings: Mapping[str, Any], caption: str, preset: Mapping[str, str] = MappingProxyType({})
 ) -> Markup:
-    """Nested settings, one row a value under its dotted name.
+    """Return a table of nested settings, with one row per value and dotted name.
 
     Args:
         settings: the values.
-        caption: what they are of.
-        preset: values of the preset where it has others; their rows are marked.
+        caption: title of the table.
+        preset: values of the preset that differ; their rows are marked.
     """
     lines = [
         [name, f"{text} (preset: {preset[name]})" if name in preset else text]
@@ -156,7 +156,7 @@ def settings_table(
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
-    """Dotted names and texts, the form that `--set` takes."""
+    """Yield dotted names and texts, in the form of `--set`."""
     for key, value in settings.items():
         if isinstance(value, Mapping) and value:
             yield from _flat(value, f"{prefix}{key}.")
@@ -165,9 +165,9 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, 
 
 
 def scored_weights(comparison: Comparison) -> str:
-    """Which weights were scored, in a sentence.
+    """Return a sentence about the scored weights.
 
-    Empty where no run says so, and where it goes without saying: the best checkpoint's perplexity.
+    It is empty if no run names them, and for the usual case, perplexities of the best checkpoint.
     """
     found = _by_text((run.scored, run.name) for run in comparison.runs if run.scored)
     if not found or (set(found) == {BEST_SCORED} and not comparison.measure.higher_is_better):
@@ -176,7 +176,7 @@ def scored_weights(comparison: Comparison) -> str:
 
 
 def signatures(comparison: Comparison) -> list[tuple[str, str]]:
-    """What each score is called, and its signature in full, once each."""
+    """Return heading and full signature of each score, without repetitions."""
     metrics = dict.fromkeys(
         [*MEASURES, *(metric for run in comparison.runs for metric in run.signatures)]
     )
@@ -195,7 +195,7 @@ def signatures(comparison: Comparison) -> list[tuple[str, str]]:
 
 
 def _by_text(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
-    """Names by text, each once."""
+    """Return the distinct names by text."""
     found: dict[str, list[str]] = {}
     for text, name in pairs:
         names = found.setdefault(text, [])
@@ -205,24 +205,24 @@ def _by_text(pairs: Iterable[tuple[str, str]]) -> dict[str, list[str]]:
 
 
 def _with_names(text: str, names: list[str], found: dict[str, list[str]]) -> str:
-    """The text, with the norms that it is true of where that is not all."""
+    """Return the text, followed by the names that it applies to unless it applies to all."""
     return printable(text if len(found) == 1 else f"{text} ({', '.join(names)})")
 
 
 def scoring_notes(comparison: Comparison) -> list[Markup]:
-    """The same for the page, below the table; empty where no run says anything."""
+    """Return scored weights and signatures for the page; empty without any."""
     weights, lines = scored_weights(comparison), signatures(comparison)
     return [part("scoring", weights, lines)] if weights or lines else []
 
 
-# Settings that are not as in the preset that a comparison stands for.
+# Settings that differ from the reference preset.
 
 
 _DEFAULT: Final = "its default"
 
 
 def changes_sentence(changes: ChangesRecord) -> str:
-    """How many they are.
+    """Return a sentence with the number of changed settings.
 
     >>> changes_sentence({"preset": "big", "settings": {"data.path": {"here": "sotu"}}})
     '1 setting differs from the preset big'
@@ -233,7 +233,7 @@ def changes_sentence(changes: ChangesRecord) -> str:
 
 
 def changes_table(changes: ChangesRecord) -> Table:
-    """One row a setting: what it is here, and what in the preset."""
+    """Return the table of changed settings, with their values here and in the preset."""
     here, there = (_values(changes, side) for side in ("here", "preset"))
     preset = printable(changes["preset"])
     lines = [[printable(name), here[name], there[name]] for name in changes["settings"]]
@@ -241,7 +241,7 @@ def changes_table(changes: ChangesRecord) -> Table:
 
 
 def preset_values(changes: ChangesRecord | None) -> dict[str, str]:
-    """The preset's values of the settings that are others here."""
+    """Return the preset's values of changed settings."""
     return {} if changes is None else _values(changes, "preset")
 
 
@@ -255,9 +255,9 @@ def _values(changes: ChangesRecord, side: str) -> dict[str, str]:
 
 
 def difference_note(comparison: Comparison) -> list[Markup]:
-    """How the comparison differs from what it stands for; it may, with no number to stand beside.
+    """Return the differences from the reference preset, even without a published result.
 
-    Such are the papers' presets where they have no number of this placement.
+    The papers' presets may have no result for this placement.
     """
     parts = []
     if comparison.reduced:

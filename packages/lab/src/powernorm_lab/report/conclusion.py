@@ -1,4 +1,4 @@
-"""What a comparison shows, in words: no more than its seeds, its baselines or its race allow."""
+"""Conclusion of a comparison in words, as far as its seeds, baselines and race permit one."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from math import inf, isnan
@@ -26,17 +26,17 @@ from powernorm_lab.report.tables import Table
 from powernorm_lab.runs import RaceRecord
 
 MAX_NAMES: Final = 12
-"""Norms that are named in a sentence; of more the others are counted."""
+"""Largest number of norms named in a sentence; further ones are counted."""
 
 _Tested = tuple[SummaryRow, PairedGap]
 
 
 def conclusion(comparison: Comparison, rows: Sequence[SummaryRow] | None = None) -> list[str]:
-    """Return what a comparison shows, a sentence or two each.
+    """Return the conclusions of a comparison, with one or two sentences each.
 
     Args:
-        comparison: what was compared.
-        rows: of `summarize`; made where they are not given.
+        comparison: the comparison.
+        rows: rows of `summarize`; None computes them.
     """
     rows = summarize(comparison) if rows is None else rows
     norms = [row for row in rows if not row.is_baseline]
@@ -74,13 +74,13 @@ def _against_baselines(
 
 
 def _against_reference(comparison: Comparison, measured: Sequence[SummaryRow]) -> Iterator[str]:
-    """Which differ from LayerNorm by the paired test; else why nothing can be said."""
+    """Yield the norms that differ from LayerNorm in the paired test, or why there is no test."""
     if len(measured) < 2:
         yield "One norm has a result: nothing to compare."
         return
     seeds = max(row.test.count for row in measured if row.test)
     if seeds < 2:
-        yield "One seed: no conclusion. How far another seed lies off is not known."
+        yield "One seed: no conclusion. The variation over seeds is not known."
         return
     gaps = [(row, row.gap) for row in measured if row.gap is not None]
     if not gaps:
@@ -140,7 +140,7 @@ def _without_result(norms: Iterable[SummaryRow]) -> Iterator[str]:
 
 
 def _short(name: str) -> str:
-    """A name without its middle where that would fill the sentence."""
+    """Return a printable name, with the middle of a very long one cut out."""
     return numerals.printable(name if len(name) <= 80 else f"{name[:40]}…{name[-39:]}")
 
 
@@ -151,10 +151,10 @@ def _listed(names: Sequence[str]) -> str:
 
 
 def race_sentences(comparison: Comparison) -> Iterator[str]:
-    """Yield what a race has shown, in place of tests for a number of seeds fixed beforehand.
+    """Yield the conclusions of a race, which replace tests for a fixed number of seeds.
 
     Args:
-        comparison: with a race.
+        comparison: comparison with a race.
     """
     race, standing = comparison.race, comparison.standing
     assert race is not None
@@ -165,7 +165,7 @@ def race_sentences(comparison: Comparison) -> Iterator[str]:
     yield end_sentence(standing)
     yield (
         f"The best norm stays in with a confidence of {100 * race['confidence']:g} %, by a paired "
-        f"test of the {heading_of(standing['metric'])} that may be looked at after every seed."
+        f"test of the {heading_of(standing['metric'])} that is valid after every seed."
     )
     saved = _saved(comparison, standing)
     if saved:
@@ -173,7 +173,7 @@ def race_sentences(comparison: Comparison) -> Iterator[str]:
 
 
 def _saved(comparison: Comparison, standing: RaceRecord) -> str:
-    """Return how many of the runs were not needed, and about how long they would have taken."""
+    """Return a sentence about the number of saved runs and their approximate duration."""
     seeds = comparison.settings.get("seeds")
     if standing["outcome"] == "open" or not isinstance(seeds, list):
         return ""
@@ -212,18 +212,18 @@ def race_contents(comparison: Comparison) -> list[Markup]:
     return [
         _table(comparison, standing).html(
             "The race",
-            f"Behind: how much worse than the leader at that time in the "
-            f"{heading_of(standing['metric'])}, mean over the seeds that finished with both, and "
-            "the lower confidence bound of that.",
+            f"Behind: mean difference to the leader at that time in the "
+            f"{heading_of(standing['metric'])}, over the seeds that finished with both, and its "
+            "lower confidence bound.",
         ),
         part(
             "paragraph",
             "After every seed from the third on, a norm is dropped whose differences to the "
             "leader, seed by seed, have a lower confidence bound above 0. The levels of all these "
             "tests are chosen such that the best norm is dropped with a chance of at most "
-            f"{error}, whenever one stops; it is assumed that what varies over the seeds is "
-            f"independent, normal and about as large for all norms.{margin} Tests and intervals "
-            "for a number of seeds that is fixed beforehand would be wrong here, and are left out.",
+            f"{error}, whenever one stops. This assumes that the variation over seeds is "
+            f"independent, normal and of similar size for all norms.{margin} Tests and intervals "
+            "for a fixed number of seeds would be wrong here, and are left out.",
             kind="soft",
         ),
     ]

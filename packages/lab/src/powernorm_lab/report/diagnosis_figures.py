@@ -1,4 +1,4 @@
-"""The figures of a diagnosis: what is drawn from which rows, and what the caption says."""
+"""Figures of a diagnosis with their captions."""
 
 from collections.abc import Mapping, Sequence
 from math import isfinite
@@ -32,11 +32,11 @@ from powernorm_lab.report.numerals import counted, percent, printable
 from powernorm_lab.report.overlays import KAPPAS, LAMBDA, OverlayLine
 
 MAX_LINES: Final = 8
-"""Layers that have a line each; of more, the average and the last are drawn."""
+"""Largest number of layers with a line each; of more, the average and the last are drawn."""
 MAX_FRAMES: Final = 12
-"""Layers whose scales are drawn: the first, the last and some between them."""
+"""Largest number of layers whose scales are drawn, from the first to the last."""
 MAX_POINTS: Final = 256
-"""Features that are drawn of a layer; of more, every second, third … is."""
+"""Largest number of features drawn per layer; of more, every second, third … is drawn."""
 _FRAMES_IN_ROW: Final = 2
 
 _TIDS: Final[Mapping[str, str]] = {
@@ -48,7 +48,7 @@ _TIDS: Final[Mapping[str, str]] = {
 
 
 def tid_by_layer(record: DiagnosisRecord, prefix: str) -> list[DrawnFigure]:
-    """TID of each layer, and the same with padding counted where there is padding."""
+    """Draw the TID of each layer, and the TID with padding counted if there is padding."""
     limits = _limits(record)
     caption = "Two-pass TID in percent by layer, top: first, logarithmic."
     if limits:
@@ -70,7 +70,7 @@ def tid_by_layer(record: DiagnosisRecord, prefix: str) -> list[DrawnFigure]:
 
 
 def _limits(record: DiagnosisRecord) -> list[tuple[str, float]]:
-    """The verdict's thresholds of TIDs and sums of them, with what they are for."""
+    """Return the verdict's thresholds of TIDs and their sums, with their names."""
     found = []
     for threshold in record["verdict"]["thresholds"]:
         name, _, quantity = threshold["quantity"].rpartition(": ")
@@ -96,7 +96,7 @@ def _padding_figure(record: DiagnosisRecord, prefix: str) -> list[DrawnFigure]:
 
 
 def conditioning(record: DiagnosisRecord, prefix: str) -> list[DrawnFigure]:
-    """κ_p and λ₁ of each layer's input (Wang et al. 2022, Fig. 6 and 7)."""
+    """Draw κ_p and λ₁ of each layer's input (Wang et al. 2022, Fig. 6 and 7)."""
     return [
         *_profile_figure(
             record,
@@ -153,13 +153,13 @@ def _profile_figure(
 
 
 def _value(layer: Mapping[str, Any], key: str, scale: float) -> float | None:
-    """A column, or what the verdicts on BatchNorm look at: mean and deviation together."""
+    """Return a column; `total` is the sum of mean and deviation, as in verdicts on BatchNorm."""
     values = [layer.get(part) for part in (("mean_tid", "var_tid") if key == "total" else (key,))]
     return None if None in values else scale * sum(cast(list[float], values))
 
 
 def batch_sizes(record: DiagnosisRecord, prefix: str) -> list[DrawnFigure]:
-    """TID against the number of tokens in a batch."""
+    """Draw TID against the number of tokens in a batch."""
     rows = DataFrame(record["batch_sizes"], columns=["layer", "tokens", *_TIDS])
     layers = list(rows["layer"].unique())
     if rows["tokens"].nunique() < 2:
@@ -202,18 +202,18 @@ def batch_sizes(record: DiagnosisRecord, prefix: str) -> list[DrawnFigure]:
 
 
 def _by_size(rows: DataFrame, key: str) -> Series:
-    """Mean over the rows of each size, in percent."""
+    """Return the mean over the rows of each size, in percent."""
     known = rows[np.isfinite(rows[key].astype(float))]
     return 100 * known.astype({key: float}).groupby("tokens")[key].mean()
 
 
 def spectra(record: DiagnosisRecord, prefix: str) -> list[DrawnFigure]:
-    """Singular values of the embeddings (Shen et al. 2020, Fig. 6)."""
+    """Draw singular values of the embeddings (Shen et al. 2020, Fig. 6)."""
     return overlays.spectra([OverlayLine(record["model"], [record])], prefix)
 
 
 def evaluation(record: DiagnosisRecord, prefix: str) -> list[DrawnFigure]:
-    """Loss by the size of the batches that the statistics come from (W22, Table 8)."""
+    """Draw the loss against the size of the batches for the statistics (W22, Table 8)."""
     batches = {
         float(row["tokens"]): row["loss"]
         for row in record["evaluation"]
@@ -238,10 +238,10 @@ def evaluation(record: DiagnosisRecord, prefix: str) -> list[DrawnFigure]:
 
 
 def scales(record: DiagnosisRecord, prefix: str) -> list[DrawnFigure]:
-    """|γ| of each feature against the deviation there (Shen et al. 2020, App. B.1)."""
+    """Draw |γ| of each feature against its deviation (Shen et al. 2020, App. B.1)."""
     return draw_scales(
         record["scales"],
-        lead="A point a feature",
+        lead="One point per feature",
         below="|γ| is at most the deviation",
         owner=printable(record["model"]),
         prefix=f"{prefix}scales",
@@ -254,14 +254,14 @@ _Pairs = list[tuple[float, float]]
 def draw_scales(
     layers: Sequence[ScaleRecord], *, lead: str, below: str, owner: str, prefix: str
 ) -> list[DrawnFigure]:
-    """γ against the deviation of the batch, a small frame a layer; empty where none has numbers.
+    """Draw γ against the batch's deviation in a small plot per layer; empty without numbers.
 
     Args:
-        layers: from the first.
-        lead: how the caption begins.
-        below: what holds below the line.
-        owner: whose layers they are.
-        prefix: of the ids in the SVG.
+        layers: layers from the first.
+        lead: beginning of the caption.
+        below: property of points below the line, for the caption.
+        owner: name of the model.
+        prefix: prefix of the ids in the SVG.
     """
     known = [(layer["layer"], pairs) for layer in layers if (pairs := scale_pairs(layer))]
     if not known:
@@ -277,14 +277,14 @@ def draw_scales(
         notes.append(f"Left out: {counted(left_out, 'feature')} whose γ or deviation is 0.")
     if len(known) > MAX_FRAMES:
         notes.append(
-            f"Of {len(known)} layers {MAX_FRAMES} are drawn, from the first to the last; the share "
-            "is of all."
+            f"{MAX_FRAMES} of {len(known)} layers are drawn, from the first to the last; the share "
+            "is that of all layers."
         )
     return [DrawnFigure(_draw_frames(_evenly_spaced(known), owner, prefix), " ".join(notes))]
 
 
 def scale_pairs(layer: ScaleRecord) -> _Pairs:
-    """Deviation and |γ|, where both have a logarithm."""
+    """Return pairs of deviation and |γ| that both have a logarithm."""
     return [
         (deviation, abs(weight))
         for deviation, weight in zip(layer["deviation"], layer["weight"], strict=False)
@@ -293,7 +293,7 @@ def scale_pairs(layer: ScaleRecord) -> _Pairs:
 
 
 def _evenly_spaced(layers: Sequence[tuple[str, _Pairs]]) -> Sequence[tuple[str, _Pairs]]:
-    """All, or so many from the first to the last: a model of a hundred layers takes minutes."""
+    """Return at most MAX_FRAMES evenly spaced layers, as a hundred take minutes to draw."""
     if len(layers) <= MAX_FRAMES:
         return layers
     return [layers[i * (len(layers) - 1) // (MAX_FRAMES - 1)] for i in range(MAX_FRAMES)]
@@ -314,7 +314,7 @@ def _draw_frames(layers: Sequence[tuple[str, _Pairs]], owner: str, prefix: str) 
         logarithmic_scale(frames[0].xaxis)
         logarithmic_scale(frames[0].yaxis)
         for index, axes in enumerate(frames):
-            # The last frame of a column shows the numbers, also where another column is longer.
+            # The last plot of every column has tick labels, even if another column is longer.
             axes.tick_params(labelsize=6.5, labelbottom=index + _FRAMES_IN_ROW >= len(layers))
         for axes in frames[len(layers) :]:
             axes.remove()

@@ -1,4 +1,4 @@
-"""The page of a diagnosis, its tables and its words; also inside the page of a comparison."""
+"""Page of a diagnosis, and its tables and sentences, which are also on a comparison's page."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ from powernorm_lab.report.tables import Table, copies
 
 
 def lead_words(record: DiagnosisRecord) -> str:
-    """What was looked at.
+    """Return a summary of the diagnosed model and data.
 
     >>> from powernorm_lab.report.diagnosis_page import lead_words
     >>> record = {"step": 300, "num_batches": 40, "num_tokens": 81_920, "padding": 0.125,
@@ -48,7 +48,7 @@ def lead_words(record: DiagnosisRecord) -> str:
 
 
 def verdict_words(verdict: VerdictRecord) -> str:
-    """What to do, in one sentence.
+    """Return the recommendation in one sentence.
 
     >>> verdict_words({"action": "swap lowest", "norm": "bn", "lowest": 2, "reasons": [],
     ...                "thresholds": []})
@@ -66,7 +66,7 @@ def verdict_words(verdict: VerdictRecord) -> str:
 
 
 def swap_call(verdict: VerdictRecord) -> str:
-    """The call that does what the verdict says; empty where nothing is to do.
+    """Return the call that follows the recommendation; empty if norms are kept.
 
     >>> swap_call({"action": "swap lowest", "norm": "bn", "lowest": 2, "reasons": [],
     ...            "thresholds": []})
@@ -83,7 +83,7 @@ def swap_call(verdict: VerdictRecord) -> str:
 
 
 def padding_words(record: DiagnosisRecord) -> str:
-    """What counting padding as tokens would do; empty where it makes no difference to see."""
+    """Return a sentence about TID with padding counted as tokens; empty without such TIDs."""
     layers = record["layers"]
     parts = []
     for key, name in (("mean_tid", "mean"), ("var_tid", "var")):
@@ -101,7 +101,7 @@ def padding_words(record: DiagnosisRecord) -> str:
 
 
 def evaluation_words(rows: Sequence[EvaluationRow]) -> str:
-    """How much of the gap between running and batch statistics re-estimation closes.
+    """Return sentences about the gap of running and batch statistics, and re-estimation.
 
     >>> evaluation_words([
     ...     {"statistics": "running", "tokens": None, "loss": 4.5},
@@ -127,11 +127,11 @@ def evaluation_words(rows: Sequence[EvaluationRow]) -> str:
     size = (
         ""
         if largest["tokens"] is None
-        # Tokens, images or texts: what the loss is a mean over.
+        # The loss is a mean over tokens, images or texts.
         else f" of about {numerals.count(largest['tokens'])} predictions"
     )
     gap = running - largest["loss"]
-    # A share of less than this would be a quotient of rounding and chance.
+    # For a smaller gap, the share would be a quotient of rounding errors and noise.
     if not gap > SMALLEST_GAP * abs(running):
         higher = "no higher than" if gap <= 0 else f"less than {100 * SMALLEST_GAP:g} % above that"
         return (
@@ -158,7 +158,7 @@ def evaluation_words(rows: Sequence[EvaluationRow]) -> str:
 
 
 Layer = Mapping[str, Any]
-"""One row of a diagnosis by DIAGNOSIS_COLUMNS."""
+"""Row of a diagnosis by DIAGNOSIS_COLUMNS."""
 
 
 @dataclass(frozen=True)
@@ -166,10 +166,10 @@ class LayerColumn:
     """A column of the layers' table.
 
     Attributes:
-        keys: the quantities of the cell; a column without any of them is left out.
-        heading: in the table's head.
-        text: of a layer's cell.
-        numeric: whether it stands to the right.
+        keys: quantities of the cell; a column without any of them is omitted.
+        heading: heading of the column.
+        text: function from a layer to its cell.
+        numeric: whether it is aligned to the right.
         averaged: whether the last line averages it.
     """
 
@@ -197,7 +197,7 @@ def _words(key: str, heading: str) -> LayerColumn:
 
 
 def _size(value: float | None) -> str:
-    """A number of any magnitude in three digits or so."""
+    """Format a number of any magnitude with about three digits."""
     if value is None or isnan(value) or 0.01 <= abs(value) < 1e5 or value == 0:
         return numerals.number(value)
     return f"{value:.1e}"
@@ -266,7 +266,7 @@ MEANINGS: Final = (
 
 
 def verdict_contents(verdict: VerdictRecord) -> list[Markup]:
-    """The verdict with its reasons and the numbers that it compares with."""
+    """Return the verdict with its reasons and thresholds."""
     contents = [part("verdict", verdict["action"].split()[0], verdict_words(verdict))]
     call = swap_call(verdict)
     if call:
@@ -286,14 +286,14 @@ def verdict_contents(verdict: VerdictRecord) -> list[Markup]:
 
 
 def _size_of(limit: ThresholdRecord) -> str:
-    """A limit of TIDs in percent, as everywhere on the page; any other as it stands."""
+    """Format a threshold, in percent for a TID as everywhere on the page."""
     if limit["quantity"].endswith("_tid"):
         return f"{100 * limit['limit']:.4g} %"
     return f"{limit['limit']:.4g}"
 
 
 def layer_contents(layers: Sequence[Layer]) -> list[Markup]:
-    """The table of the layers, to read and to copy; empty without a layer."""
+    """Return the table of layers, also for copying; empty without a layer."""
     if not layers:
         return []
     columns = [column for column in COLUMNS if _has_values(column, layers)]
@@ -338,7 +338,7 @@ def _average(column: LayerColumn, layers: Sequence[Layer]) -> str:
 
 
 def evaluation_contents(record: DiagnosisRecord, prefix: str) -> list[Markup]:
-    """The losses and scores by kind of statistics, and what re-estimation does about the gap."""
+    """Return losses and scores by kind of statistics, and the effect of re-estimation."""
     rows = record["evaluation"]
     if not rows:
         return []
@@ -346,8 +346,9 @@ def evaluation_contents(record: DiagnosisRecord, prefix: str) -> list[Markup]:
     if any("scores" in row for row in rows):
         caption = (
             "Loss and scores of a whole split by the same weights, by the statistics that the "
-            "norms evaluate with. The number behind batch is the most positions of a batch, "
-            "padding included, where batches are cut by tokens, else about its number of tokens."
+            "norms evaluate with. The number after batch is the largest number of positions in a "
+            "batch, padding included, if batches are cut by tokens, else the approximate number of "
+            "its tokens."
         )
     return [
         part("paragraph", evaluation_words(rows)),
@@ -357,22 +358,22 @@ def evaluation_contents(record: DiagnosisRecord, prefix: str) -> list[Markup]:
 
 
 def paper_contents(record: DiagnosisRecord) -> list[Markup]:
-    """The TID beside that which a paper prints; empty where none does."""
+    """Return the TID next to the published one; empty without a published one."""
     table = tid_table(record)
-    caption = "TID here and of the norm of the paper's recipe that the run is of, or a reduced one."
+    caption = "TID here and of the same norm in the paper; the run's recipe may be a reduced one."
     return [] if table is None else [table.html("TID here and in the paper", caption)]
 
 
 MAX_DRAWN: Final = 12
-"""Runs whose diagnosis has its figures on the page of a comparison: each has about ten."""
+"""Largest number of runs whose diagnoses have figures on a comparison's page, about ten each."""
 
 
 def diagnosis_sections(record: DiagnosisRecord, prefix: str) -> list[SectionParts]:
-    """What a diagnosis has to show.
+    """Return the sections of a diagnosis.
 
     Args:
         record: the diagnosis.
-        prefix: of the ids of its figures.
+        prefix: prefix of the figures' ids.
     """
     padding = padding_words(record)
     tid = [
@@ -416,7 +417,7 @@ def _scales(record: DiagnosisRecord, prefix: str) -> list[Markup]:
 
 
 def comparison_contents(comparison: Comparison) -> list[Markup]:
-    """A folded block a run that has a diagnosis, the first one open."""
+    """Return a collapsible block for each run with a diagnosis; the first one is open."""
     blocks: list[Markup] = []
     for index, run in enumerate(comparison.runs):
         if run.diagnosis is None:
@@ -433,7 +434,7 @@ def comparison_contents(comparison: Comparison) -> list[Markup]:
             contents.append(
                 part(
                     "paragraph",
-                    "`powernorm report` draws its figures on the page of the run alone.",
+                    "`powernorm report` with this run alone draws its figures.",
                 )
             )
         summary = f"{run.folder}: {verdict_words(record['verdict'])}"
@@ -442,11 +443,11 @@ def comparison_contents(comparison: Comparison) -> list[Markup]:
 
 
 def write_diagnosis_page(diagnosis: DiagnosisRecord | Path, target: Path) -> Path:
-    """Writes the page of one diagnosis.
+    """Write the page of a diagnosis.
 
     Args:
-        diagnosis: the record, or the `diagnosis.json` that holds it.
-        target: the HTML file.
+        diagnosis: the record, or the path of its `diagnosis.json`.
+        target: path of the HTML file.
 
     Returns:
         `target`.
@@ -459,7 +460,7 @@ def write_diagnosis_page(diagnosis: DiagnosisRecord | Path, target: Path) -> Pat
 
 
 def render_diagnosis(record: DiagnosisRecord) -> str:
-    """The page of one diagnosis."""
+    """Return the page of a diagnosis as HTML."""
     heading = f"Diagnosis: {printable(record['model'])}"
     lead = lead_words(record)
     return document(heading, [Article(heading, lead, diagnosis_sections(record, ""))])

@@ -1,4 +1,4 @@
-"""A page of HTML: templates, escaped values, and how it gets to the disk."""
+"""HTML pages: templates, escaping, and writing to files."""
 
 from base64 import b64encode
 from collections.abc import Sequence
@@ -16,19 +16,19 @@ from powernorm.files import package_folder, write
 from powernorm_lab.report.numerals import printable
 
 SectionParts = tuple[str, str, Sequence[Markup]]
-"""Id, heading and contents; a section without contents is left out."""
+"""Id, heading and contents; a section without contents is omitted."""
 
 
 @dataclass(frozen=True)
 class Article:
-    """A page, or one of several on a page.
+    """A page, or one of several articles on a page.
 
     Attributes:
-        heading: of the whole.
-        lead: a line or two below the conclusion.
-        sections: with their ids.
-        anchor: in front of the ids, where a page has several articles.
-        conclusion: what it shows, in sentences.
+        heading: heading of the article.
+        lead: one or two lines below the conclusion.
+        sections: sections with their ids.
+        anchor: prefix of the ids if a page has several articles.
+        conclusion: sentences at the top.
     """
 
     heading: str
@@ -39,15 +39,15 @@ class Article:
 
     @property
     def name(self) -> str:
-        """Id of the whole, where a page has several."""
+        """Id of the article, if a page has several."""
         return self.anchor.rstrip("-")
 
 
 def write_page(page: str, target: Path) -> Path:
-    """Puts a page into its place at once; returns the place.
+    """Write a page atomically and return its path.
 
     Raises:
-        InputError: it cannot be written there.
+        InputError: the file cannot be written.
     """
     try:
         write(target, page)
@@ -63,7 +63,7 @@ _FOLDER: Final = package_folder("powernorm_lab.report") / "templates"
 
 
 def part(name: str, *values: object, **named: object) -> Markup:
-    """Return a part of a page, by the name of its macro in `parts.html`.
+    """Render a part of a page by the name of its macro in `parts.html`.
 
     >>> part("paragraph", "a < b", kind="note")
     Markup('<p class="note">a &lt; b</p>')
@@ -78,11 +78,11 @@ def gallery(drawn: Sequence[object]) -> list[Markup]:
 
 
 def document(title: str, articles: Sequence[Article]) -> str:
-    """The whole page, which loads nothing and runs its own script only.
+    """Render a whole page, which loads nothing and runs its own script only.
 
     Args:
-        title: of the browser's tab.
-        articles: one, or several below each other with a list of them on top.
+        title: title of the browser's tab.
+        articles: one article, or several below each other with a list of them at the top.
     """
     style, script = (
         (_FOLDER / name).read_text(encoding="utf-8") for name in ("page.css", "page.js")
@@ -93,7 +93,7 @@ def document(title: str, articles: Sequence[Article]) -> str:
         f"script-src 'sha256-{digest}'"
     )
     template = _environment().get_template("page.html")
-    # Neither file is anybody else's.
+    # Both files belong to this package, so that they need no escaping.
     return template.render(
         title=title, articles=articles, policy=policy, style=Markup(style), script=Markup(script)
     )
@@ -111,5 +111,5 @@ def _environment() -> Environment:
 
 
 def _shown(value: object) -> object:
-    """Text without the control characters that HTML forbids and a file may hold."""
+    """Remove control characters, which HTML forbids and files may contain."""
     return value if isinstance(value, Markup) else printable(str(value))

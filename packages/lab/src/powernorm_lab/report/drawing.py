@@ -1,4 +1,4 @@
-"""The kit of all figures: style, axes, legend, and a figure as a part of a page or as files."""
+"""Shared parts of all figures: style, axes, legends, and output as SVG or files."""
 
 import json
 import re
@@ -42,13 +42,13 @@ SERIES: Final = (
     "#6b4fbb",
     "#6b7280",
 )
-"""Line colors: Okabe and Ito's palette, darkened where it has too little contrast on white; the
-page has its own for dark rooms (templates/page.css)."""
+"""Line colors: Okabe and Ito's palette, darkened for contrast on white; the page has others for its
+dark theme (templates/page.css)."""
 
 _INK: Final = "#1b1f24"
 _GRID: Final = "#dfe3e8"
 NO_NUMBER: Final = "#9a9a9a"
-"""Gray on light and on dark pages."""
+"""Color of missing numbers: gray on light and dark pages."""
 
 _THEME: Final[Mapping[str, str]] = {
     _INK: "currentColor",
@@ -56,14 +56,14 @@ _THEME: Final[Mapping[str, str]] = {
     **{color: f"var(--series-{index})" for index, color in enumerate(SERIES)},
     "'DejaVu Sans'": "system-ui",
 }
-"""What the page puts in place of a figure's font and colors, which are those of its light theme."""
+"""Replacements on the page for a figure's font and colors, which are those of the light theme."""
 
 REFERENCE: Final[Mapping[str, Any]] = {
     "color": _INK,
     "linestyle": (0, (1, 3)),
     "linewidth": 1,
 }
-"""A line that is no run."""
+"""Style of a line that is not a run."""
 
 _DASHES: Final = ("-", "--", ":", "-.")
 _HOVER: Final = "value of "
@@ -75,7 +75,7 @@ _NAME_LENGTH: Final = 28
 _STYLE: Final[Any] = {
     "svg.fonttype": "none",
     "pdf.fonttype": 42,  # TrueType, which publishers accept.
-    # A name from a file may hold a dollar sign.
+    # A name from a file may contain a dollar sign.
     "text.parse_math": False,
     "font.family": "sans-serif",
     "font.sans-serif": "DejaVu Sans",
@@ -105,19 +105,19 @@ _PLACES: Final = ("d", "x", "y", "transform")
 _LONG_NUMBER: Final = re.compile(r"\d+\.\d{3,}")
 
 WIDTH: Final = 3.3
-"""Inches: a column of a paper. On a page a figure is as wide as there is room."""
+"""Width of a paper's column in inches. On a page, figures are as wide as the available space."""
 
 FORMATS: Final[Mapping[str, Mapping[str, None]]] = {
     "svg": {"Date": None},
     "pdf": {"CreationDate": None},
     "png": {},
 }
-"""Of files, with the metadata that would differ each time."""
+"""File formats, with the metadata to remove because they would differ each time."""
 
 
 @dataclass(frozen=True)
 class DrawnFigure:
-    """A figure with the words that belong to it."""
+    """A figure with its caption."""
 
     svg: Markup
     caption: str
@@ -125,13 +125,13 @@ class DrawnFigure:
 
 @contextmanager
 def figure(height: float) -> Iterator[Figure]:
-    """A figure of a column's width in the page's style; no global state of pyplot is touched.
+    """Create a figure of a column's width in the page's style, without pyplot's global state.
 
     Args:
-        height: inches, without a legend.
+        height: height in inches, without a legend.
     """
     with mpl.rc_context(_STYLE), catch_warnings():
-        # A glyph that the font lacks is drawn as a box; the page's own font may have it.
+        # The page's font may have a glyph that this font lacks.
         filterwarnings("ignore", "Glyph", UserWarning)
         drawn = Figure(figsize=(WIDTH, height), layout="constrained", dpi=200)
         FigureCanvasSVG(drawn)
@@ -139,14 +139,14 @@ def figure(height: float) -> Iterator[Figure]:
 
 
 def line_style(index: int) -> tuple[str, str]:
-    """Color and dashes of the n-th series: told apart without color, too."""
-    # One further for every round of colors, so that no two of 32 are alike.
+    """Return color and dashes of the n-th series, which can be distinguished without color."""
+    # Dashes advance with every round of colors, so that 32 series are distinct.
     dashes = index // 2 + index // len(SERIES)
     return SERIES[index % len(SERIES)], _DASHES[dashes % len(_DASHES)]
 
 
 def shorten(text: str, length: int) -> str:
-    """The text as a figure has room for it: without its middle where it is too long.
+    """Shorten a text by cutting out its middle.
 
     >>> shorten("a-very-long-name", 9), shorten("short", 9)
     ('a-ve…name', 'short')
@@ -158,10 +158,10 @@ def shorten(text: str, length: int) -> str:
 
 
 def short_names(layers: Sequence[str]) -> list[str]:
-    """The layers' names without what says nothing, cut to the room that there is.
+    """Shorten the names of layers.
 
-    That is what all names share in front and behind, and a last part `norm`. Names that are the
-    same when they are cut have the number of the layer behind them.
+    This removes prefixes and suffixes that all names share and a final `norm`, and cuts long names.
+    Equal results are numbered.
 
     >>> short_names(["model.layers.0.attention.norm", "model.layers.1.feedforward.norm"])
     ['layers.0.attention', 'layers.1.feedforward']
@@ -180,7 +180,7 @@ def _short_name(whole: Sequence[str], ahead: int, behind: int) -> str:
     ahead = min(ahead, len(whole) - 1)
     end = max(len(whole) - behind, ahead + 1)
     if whole[ahead].isdigit():
-        # A number says too little without its noun.
+        # A number needs the name before it.
         ahead = max(ahead - 1, 0)
     own = list(whole[ahead:end])
     if len(own) > 1 and own[-1] == "norm":
@@ -188,14 +188,14 @@ def _short_name(whole: Sequence[str], ahead: int, behind: int) -> str:
     name = printable(".".join(own))
     if len(name) <= _NAME_LENGTH:
         return name
-    # The end tells layers apart; whole parts are left out where that suffices.
+    # The end distinguishes layers, so that parts are removed from the front first.
     while len(own) > 1 and len(printable(".".join(own))) >= _NAME_LENGTH:
         own.pop(0)
     return "…" + printable(".".join(own))[1 - _NAME_LENGTH :]
 
 
 def _num_shared(names: Sequence[Sequence[str]]) -> int:
-    """How many parts all names begin with."""
+    """Return the number of leading parts that all names share."""
     shared = 0
     for column in zip(*names, strict=False):
         if len(set(column)) > 1:
@@ -205,7 +205,7 @@ def _num_shared(names: Sequence[Sequence[str]]) -> int:
 
 
 def plain_axes(axes: Axes, title: str, x_label: str, y_label: str) -> None:
-    """Title, labels and a quiet grid."""
+    """Set title, labels and a light grid."""
     axes.set_title(shorten(title, _TITLE_LENGTH), loc="left", fontweight="bold")
     axes.set_xlabel(x_label)
     axes.set_ylabel(y_label)
@@ -218,13 +218,13 @@ def paint(
     scale: Normalize,
     extent: tuple[float, float, float, float] | None = None,
 ) -> None:
-    """A map of numbers, gray where there is none.
+    """Draw a heat map with gray for missing numbers.
 
     Args:
-        axes: the frame.
-        table: by row, from the top where the extent says so and else from the bottom, and column.
-        scale: from number to color.
-        extent: left, right, bottom and top; None for one unit a cell, centered on whole numbers.
+        axes: axes to draw on.
+        table: numbers by row and column; the first row is at the bottom, with an extent at the top.
+        scale: function from numbers to colors.
+        extent: left, right, bottom and top; None for one unit per cell, centered on whole numbers.
     """
     axes.imshow(
         np.ma.masked_invalid(table),
@@ -238,25 +238,25 @@ def paint(
 
 
 def name_rows(axes: Axes, names: Sequence[str], size: float) -> None:
-    """Rows from top to bottom, each with its name at the left."""
+    """Label the rows from top to bottom at the left."""
     axes.set_ylim(len(names) - 0.5, -0.5)
     axes.set_yticks(range(len(names)), names, fontsize=size)
 
 
 def legend_label(name: str) -> str:
-    """The name as a legend has room for it: without its middle where it is too long.
+    """Shorten a name for a legend.
 
     >>> legend_label("pn-512"), legend_label("_")
     ('pn-512', '–')
     """
-    # A label that starts with an underscore would be left out of the legend.
+    # matplotlib omits labels with a leading underscore from legends.
     return shorten(name.lstrip("_") or NOTHING, _LABEL_LENGTH)
 
 
 def add_legend(drawn: Figure, frames: Iterable[Axes]) -> Legend | None:
-    """A legend of the lines below the frames in as many columns as fit; the figure grows.
+    """Add a legend below the axes in as many columns as fit, and increase the figure's height.
 
-    Frames have one entry for lines that look the same and have the same name.
+    Lines with the same look and name have one entry.
     """
     entries: dict[tuple[str, object, object], Line2D] = {}
     for axes in frames:
@@ -280,24 +280,23 @@ def add_legend(drawn: Figure, frames: Iterable[Axes]) -> Legend | None:
 
 
 def logarithmic_scale(axis: XAxis | YAxis) -> None:
-    """A logarithmic axis with ticks that have room beside each other, as plain numbers.
+    """Make an axis logarithmic, with plain numbers as ticks that do not overlap.
 
     Args:
-        axis: of a frame in which everything that sets its ends is drawn; it stays linear where
-            nothing is above 0.
+        axis: axis with its final limits; it stays linear if no value is above 0.
     """
     if not isfinite(axis.get_minpos()):
         return
     axis.axes.set(**{f"{axis.axis_name}scale": "log"})
     low, high = axis.get_view_interval()
     is_x = isinstance(axis, XAxis)
-    # Labels side by side take twice the room of labels below each other.
+    # Labels next to each other take twice the space of labels below each other.
     decades = log10(high / low) * (2 if is_x else 1)
     locator: Locator = LogLocator(
         subs=(1.0, 2.0, 5.0) if decades < 2.2 else (1.0, 3.0) if decades < 4 else (1.0,)
     )
     if sum(low <= place <= high for place in locator.tick_values(low, high)) < 2:
-        # Round numbers: a single power of ten would not say how the axis runs.
+        # Round numbers, because a single power of ten would not show the scale.
         locator = MaxNLocator(3 if is_x else 5)
     axis.set_major_locator(locator)
     axis.set_major_formatter(StrMethodFormatter("{x:g}"))
@@ -305,27 +304,27 @@ def logarithmic_scale(axis: XAxis | YAxis) -> None:
 
 
 def drawable(values: Iterable[float | None], *, positive: bool = False) -> list[float]:
-    """The values that an axis can show, also one for positive values alone; NaN for the others."""
+    """Replace values that an axis cannot show by NaN; `positive` is for logarithmic axes."""
     least = 1 / LARGEST if positive else -LARGEST
     return [nan if one is None or not least <= one <= LARGEST else one for one in values]
 
 
 def hover_name(name: str) -> str:
-    """Id of a line that says its values under the pointer, by this name."""
+    """Return the id of a line that shows its values with this name under the pointer."""
     return _HOVER + printable(name)
 
 
 def inline_svg(
     drawn: Figure, prefix: str, description: str, unit: str = "", rows: Sequence[str] = ()
 ) -> Markup:
-    """The figure as an `<svg>` element that follows the page's colors; see also `saved_figures`.
+    """Return a figure as an `<svg>` element in the page's colors; see also `saved_figures`.
 
     Args:
-        drawn: a figure of `figure`, inside its `with` block.
-        prefix: its name in the ids, so that figures of one page do not clash, and of its files.
-        description: what a reader who cannot see the figure is told.
-        unit: of the x axes, for the values under the pointer; empty where there are none.
-        rows: names of the rows of figures that have rows in place of a y axis.
+        drawn: figure of `figure`, inside its `with` block.
+        prefix: unique prefix of the figure's ids on a page, and name of its files.
+        description: text for readers who cannot see the figure.
+        unit: unit of the x axes for the values under the pointer; empty to show none.
+        rows: names of the rows for figures with rows instead of a y axis.
     """
     stream = StringIO()
     no_metadata = dict.fromkeys(("Creator", "Date", "Format", "Type"))
@@ -353,7 +352,7 @@ def inline_svg(
 
 
 def _frame(axes: Axes) -> dict[str, object]:
-    """Where a frame lies in its figure, from the left and from the top, and what its axes span."""
+    """Return the position of axes in their figure, from the left and the top, and their limits."""
     box = axes.get_position()
     sides = {"left": box.x0, "right": box.x1, "top": 1 - box.y1, "bottom": 1 - box.y0}
     x, y = axes.get_xlim(), axes.get_ylim()
@@ -369,11 +368,11 @@ def _local(tag: str) -> str:
 
 
 def _adapt(node: ElementTree.Element) -> None:
-    """Names and colors of one element; plain names, for HTML puts SVG in its namespace itself."""
+    """Adapt names and colors of an element; inline SVG in HTML needs no namespaces."""
     node.tag = _local(node.tag)
     adapted = {_local(key): value for key, value in node.attrib.items()}
     if node.tag == "g" and "id" in adapted:
-        # Nothing refers to a group.
+        # Ids of groups are not referenced.
         name = adapted.pop("id")
         if name.startswith(_HOVER):
             adapted["data-name"] = name.removeprefix(_HOVER)
@@ -393,7 +392,7 @@ def _adapt(node: ElementTree.Element) -> None:
 
 @dataclass(frozen=True)
 class _Files:
-    """Where figures go, and what each file shows."""
+    """Folder and formats of figures, and descriptions of the written files."""
 
     folder: Path
     formats: Sequence[str]
@@ -402,7 +401,7 @@ class _Files:
     def save(self, drawn: Figure, name: str, description: str) -> None:
         for form in self.formats:
             stream = BytesIO()
-            # Letters of an SVG as paths: it looks the same wherever it is shown.
+            # With letters as paths, an SVG looks the same without the font.
             with mpl.rc_context({"svg.fonttype": "path", "svg.hashsalt": name}):
                 drawn.savefig(stream, format=form, facecolor="white", metadata=FORMATS[form])
             target = self.folder / f"{name}.{form}"
@@ -412,7 +411,7 @@ class _Files:
             except OSError as error:
                 raise InputError(
                     f"{self.folder} cannot be written ({error.strerror}): give --figures a folder "
-                    "of your own"
+                    "that you can write to"
                 ) from error
             self.written[target] = description
 
@@ -422,17 +421,17 @@ _SAVING: Final[ContextVar[_Files | None]] = ContextVar("_SAVING", default=None)
 
 @contextmanager
 def saved_figures(folder: Path, formats: Sequence[str]) -> Iterator[Mapping[Path, str]]:
-    """Write each figure that is drawn inside as files, a column wide, with their fonts.
+    """Write each figure drawn in the block to files, one column wide, with fonts.
 
     Args:
-        folder: where to; files of the same names are replaced.
-        formats: of `FORMATS`.
+        folder: folder of the files; existing files of the same names are replaced.
+        formats: formats of `FORMATS`.
 
     Yields:
-        What each file shows, in the order of the page.
+        Descriptions by file, in the order of the page.
 
     Raises:
-        InputError: there is no such format, a file cannot be written, or nothing was drawn.
+        InputError: a format is unknown, a file cannot be written, or no figure was drawn.
     """
     unknown = [form for form in formats if form not in FORMATS]
     if unknown or not formats:

@@ -1,4 +1,4 @@
-"""The two ways to draw lines: over an x axis with bands over seeds, and through named rows."""
+"""Line figures: over an x axis with bands over seeds, and through named rows."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -39,33 +39,33 @@ from powernorm_lab.report.numerals import printable
 from powernorm_lab.schema import LARGEST
 
 MAX_POINTS: Final = 300
-"""Points of a drawn line; longer logs are averaged in blocks."""
+"""Largest number of points of a line; longer logs are averaged in blocks."""
 MAX_DRAWN: Final = 30_000
-"""Points of a figure, over all its lines: what a page of hundreds of runs can hold."""
+"""Largest number of points of a figure, so that a page with hundreds of runs stays small."""
 FEWEST_POINTS: Final = 40
-"""Of a line among however many."""
+"""Smallest limit of a line's points, for any number of lines."""
 MAX_TICKS: Final = 8
-"""Of more positions on a logarithmic x axis, not each has its tick."""
+"""Largest number of positions that all have ticks on a logarithmic x axis."""
 SQUEEZED: Final = 0.2
-"""Part of a frame's height that the lines must have for a reference to be drawn with them."""
+"""Smallest fraction of the height for the lines if a reference is drawn with them."""
 _SEEDS: Final = "Line: mean of the seeds that finished; shade: their range."
 _LOST: Final = "A cross on the upper edge: a run without a number."
 _THIN: Final = (
-    "Thin: a run that did not finish; a cross where it broke down, on the edge where it has left "
-    "the frame."
+    "Thin: a run that did not finish; a cross marks where it broke down, on the edge if it is "
+    "outside the axes."
 )
 _MARKED: Final = 12
-"""Points of a line up to which each has a dot."""
+"""Largest number of points of a line that are marked with dots."""
 
 
 @dataclass(frozen=True)
 class UnfinishedLine:
-    """A run beside the mean, for it has not come to its end.
+    """An unfinished run, which is not part of the mean.
 
     Attributes:
-        x: positions, rising; at least one.
+        x: increasing positions; at least one.
         y: values.
-        lost: whether it broke down, so that its end deserves a mark.
+        lost: whether it broke down, so that its end is marked.
     """
 
     x: Sequence[float]
@@ -75,17 +75,17 @@ class UnfinishedLine:
 
 @dataclass(frozen=True)
 class Band:
-    """A line, with the extremes over seeds where it is their mean.
+    """A line, with extremes over seeds if it is their mean.
 
     Attributes:
-        label: in the legend; several lines may have one.
+        label: name in the legend, which several lines may share.
         style: number of its color and dashes.
-        x: positions, rising.
-        mean: values; NaN where there is none.
-        low: smallest over seeds; empty or as `mean` for a single seed.
-        high: largest over seeds.
+        x: increasing positions.
+        mean: values; NaN for missing ones.
+        low: smallest values over seeds; empty or equal to `mean` for a single seed.
+        high: largest values over seeds.
         lost: positions at which runs have no number.
-        traces: runs that are no part of the mean; they do not set the frame where bands do.
+        traces: runs that are not part of the mean; they do not affect the limits set by bands.
     """
 
     label: str
@@ -103,8 +103,8 @@ class SeedLine:
     """A quantity of one run.
 
     Attributes:
-        points: its values by position, a Series or a mapping.
-        finished: whether the run did, so that it is part of the mean over seeds.
+        points: values by position, a Series or a mapping.
+        finished: whether the run finished and is part of the mean over seeds.
         lost: whether it broke down.
     """
 
@@ -114,15 +114,15 @@ class SeedLine:
 
 
 def bands_over_seeds(lines: Mapping[str, Sequence[SeedLine]], most: int = MAX_POINTS) -> list[Band]:
-    """One band a label: the mean over its seeds and their range, where all of them have a value.
+    """Return a band for each label: mean and range over its seeds at their shared positions.
 
-    A run that did not finish is a thin line of its own where it broke down, or where another seed
-    finished: a mean over the runs that are left would jump where one ends.
+    A run that did not finish is a separate thin line if it broke down or if another seed finished,
+    because a mean over the remaining runs would jump where a run ends.
 
     Args:
-        lines: the runs of each label. Its place is the number of its style, so that a norm looks
-            the same in all figures of a comparison: also norms without a run belong here.
-        most: points of a line; longer ones are averaged in blocks.
+        lines: runs by label. The index of a label is its style, so that a norm looks the same in
+            all figures of a comparison; norms without a run therefore belong here, too.
+        most: largest number of points of a line; longer ones are averaged in blocks.
     """
     drawn = sum(len(seed.points) > 0 for seeds in lines.values() for seed in seeds)
     most = min(most, max(FEWEST_POINTS, MAX_DRAWN // max(drawn, 1)))
@@ -154,9 +154,9 @@ def _over_seeds(label: str, style: int, seeds: Sequence[SeedLine], most: int) ->
 def _in_blocks(
     seeds: Sequence[SeedLine], most: int
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """The positions that all seeds have, and (position, seed) values there: means of blocks.
+    """Return means over blocks of shared positions, and of the values there, (position, seed).
 
-    A block with a value that is no number is NaN.
+    A block with a NaN is NaN.
     """
     columns = [Series(seed.points, dtype=float) for seed in seeds] or [Series(dtype=float)]
     table = concat(columns, axis=1, join="inner").sort_index()
@@ -172,15 +172,15 @@ def _in_blocks(
 
 @dataclass(frozen=True)
 class Panel:
-    """One frame.
+    """One set of axes.
 
     Attributes:
-        title: above it.
+        title: title above the axes.
         y_label: quantity and unit.
-        bands: its lines.
+        bands: lines to draw.
         references: horizontal lines by name.
-        zero: whether to draw a line at 0, which is always in the frame.
-        logarithmic: whether the y axis is.
+        zero: whether to draw a line at 0, which is then always visible.
+        logarithmic: whether the y axis is logarithmic.
     """
 
     title: str
@@ -198,13 +198,13 @@ def draw_panels(
     logarithmic_x: bool = False,
     prefix: str,
 ) -> Markup:
-    """Panels below each other, with one legend.
+    """Draw panels below each other with one legend.
 
     Args:
-        panels: from top to bottom.
-        x_label: of the x axis.
-        logarithmic_x: whether it is logarithmic.
-        prefix: of the ids in the SVG.
+        panels: panels from top to bottom.
+        x_label: label of the x axis.
+        logarithmic_x: whether the x axis is logarithmic.
+        prefix: prefix of the ids in the SVG.
     """
     height = 2.2 if len(panels) == 1 else 1.5
     titles = ", ".join(panel.title for panel in panels)
@@ -215,7 +215,7 @@ def draw_panels(
             draw_panel(axes, panel)
         frames[-1].set_xlabel(x_label)
         scale_x(frames[-1], panels, logarithmic=logarithmic_x)
-        # The titles of several frames with one line each say what that is.
+        # Several panels with one line each are explained by their titles.
         if len(panels) == 1 or any(len(panel.bands) > 1 for panel in panels):
             add_legend(drawn, frames)
         description = printable(f"{titles} against {x_label} for {labels}")
@@ -225,7 +225,7 @@ def draw_panels(
 def panels_figure(
     panels: Sequence[Panel], *, caption: str, x_label: str, **options: Any
 ) -> list[DrawnFigure]:
-    """`draw_panels` with a caption that also says how seeds are drawn; empty without a line."""
+    """Draw panels with a caption that explains the lines; return an empty list without lines."""
     panels = [panel for panel in panels if panel.bands]
     if not panels:
         return []
@@ -241,12 +241,12 @@ def panels_figure(
 
 
 def draw_panel(axes: Axes, panel: Panel) -> None:
-    """Draw one frame but for its x axis."""
+    """Draw one panel except for its x axis."""
     plain_axes(axes, panel.title, "", panel.y_label)
     for band in panel.bands:
         _draw_band(axes, band, panel)
     if any(isfinite(value) for band in panel.bands for value in band.mean):
-        # Broken runs would leave the others a line at the bottom.
+        # Otherwise runs that broke down would squeeze the others to the bottom.
         _frame_lines(axes, panel)
         axes.set_ylim(axes.get_ylim())
         _draw_traces(axes, panel)
@@ -291,7 +291,7 @@ def _draw_traces(axes: Axes, panel: Panel) -> None:
 
 
 def _frame_lines(axes: Axes, panel: Panel) -> None:
-    """The scale of the y axis, and the references where they leave the lines room."""
+    """Scale the y axis, and draw the references that do not squeeze the lines."""
     if panel.zero:
         axes.axhline(0, color=REFERENCE["color"], linewidth=0.7)
     low, high = axes.get_ylim()
@@ -313,11 +313,11 @@ def _frame_lines(axes: Axes, panel: Panel) -> None:
 
 
 def _mark_lost(axes: Axes, band: Band) -> None:
-    """A cross where a run broke down: on the edge of the frame where the run has left it."""
+    """Mark the places where runs broke down, on the edge for values outside the axes."""
     color, _ = line_style(band.style)
     cross: dict[str, Any] = {"color": color, "marker": "x", "markeredgewidth": 1.6, "linestyle": ""}
     if band.lost:
-        # On the upper edge: above everything that has a number.
+        # On the upper edge, above all numbers.
         heights = [0.97] * len(band.lost)
         axes.plot(band.lost, heights, transform=axes.get_xaxis_transform(), markersize=6.4, **cross)
     low, high = axes.get_ylim()
@@ -329,7 +329,7 @@ def _mark_lost(axes: Axes, band: Band) -> None:
 
 
 def scale_x(axes: Axes, panels: Sequence[Panel], *, logarithmic: bool = False) -> None:
-    """Ticks of the x axis; on a logarithmic one at each position where these are few."""
+    """Set ticks of the x axis; a logarithmic axis with few positions has ticks at each."""
     bands = [band for panel in panels for band in panel.bands]
     positions = sorted({x for band in bands for x in (*band.x, *band.lost)})
     if logarithmic and positions and positions[0] > 0:
@@ -353,13 +353,13 @@ _ROW_NAME: Final = 22
 
 @dataclass(frozen=True)
 class RowQuantity:
-    """One quantity, a value a row; None or NaN where it does not exist.
+    """One quantity with a value for each row; None or NaN for missing values.
 
     Attributes:
-        label: in the legend.
-        values: by row.
-        low: smallest over seeds, where the values are their mean; else empty.
-        high: largest over seeds.
+        label: name in the legend.
+        values: values by row.
+        low: smallest values over seeds if the values are means; else empty.
+        high: largest values over seeds.
     """
 
     label: str
@@ -381,22 +381,22 @@ def rows_figure(
     caption: str,
     prefix: str,
 ) -> list[DrawnFigure]:
-    """All quantities in one frame: lines through layers, or dots of variants joined in each row.
+    """Draw quantities in one set of axes: lines through layers, or joined dots of variants.
 
     Args:
-        names: of the rows, from the top.
-        quantities: with a legend where there are several.
-        layers: whether rows are layers, of which there are many with long names.
-        notes: below a name, such as what became of its runs.
-        limits: where dotted vertical lines stand.
-        title: of the frame.
+        names: names of the rows, from the top.
+        quantities: quantities to draw; several have a legend.
+        layers: whether rows are layers, which are many and have long names.
+        notes: notes below the names, such as the statuses of runs.
+        limits: positions of dotted vertical lines.
+        title: title of the figure.
         x_label: quantity and unit.
-        logarithmic: whether the x axis is; of variants where all values are above 0.
-        caption: of the figure.
-        prefix: of the ids in the SVG.
+        logarithmic: whether the x axis is logarithmic; for variants only if all values are above 0.
+        caption: caption of the figure.
+        prefix: prefix of the ids in the SVG.
 
     Returns:
-        Nothing where there is no value that the axis can show.
+        The figure; an empty list if there is no value that the axis can show.
     """
     lows = [value for one in quantities for value in drawable(one.low or one.values)]
     logarithmic = logarithmic and (layers or not any(value <= 0 for value in lows))
@@ -450,7 +450,7 @@ def _draw_quantity(
         rows,
         color=color,
         linestyle=dashes,
-        # Not a line of no kind: that would have no point under the pointer.
+        # Not linestyle "": such a line would have no points under the pointer.
         linewidth=0.8 if layers else 0,
         marker=_MARKERS[index % len(_MARKERS)],
         markersize=2.8 if layers else 4.8,

@@ -1,4 +1,4 @@
-"""From the files of run folders to a `Comparison`; every damaged file is named with its place."""
+"""Reading of run folders into a `Comparison`; errors name damaged files and lines."""
 
 import csv
 import re
@@ -40,21 +40,21 @@ from powernorm_lab.runs import (
 )
 from powernorm_lab.schema import bounded, read_record, record_of
 
-_MEND: Final = "restore the file, or delete it and run the comparison again with --resume"
+_HINT: Final = "restore the file, or delete it and run the comparison again with --resume"
 _RUN_NAME: Final = re.compile(
     rf"(?P<norm>.+?)(?:-(?P<placement>{'|'.join(PLACEMENTS)}))?-seed(?P<seed>\d+)"
 )
 
 
 def read_comparison(folder: Path) -> Comparison:
-    """Reads a comparison folder, complete or not.
+    """Read a comparison folder, complete or not.
 
-    Runs come from `results.json` in its order; run folders that it does not list yet follow, so a
-    comparison that is still going, or lost its `results.json`, can be read too. What is compared
-    then says `comparison.json`, and without that what the runs say of themselves.
+    Runs are those of `results.json` in its order, followed by other run folders. A comparison in
+    progress or without `results.json` can therefore be read, too: the rest is then taken from
+    `comparison.json`, or else from the runs.
 
     Raises:
-        InputError: `folder` holds no run, or a file in it is damaged (file and line are named).
+        InputError: `folder` has no run, or a damaged file; the message names file and line.
     """
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder; expected the --out folder of a comparison")
@@ -73,11 +73,11 @@ def read_comparison(folder: Path) -> Comparison:
 
 
 def read_runs(parent: Path, names: Sequence[str]) -> Comparison:
-    """Reads some of the runs of one folder, with the settings of their comparison if there is one.
+    """Read some runs of a folder, with the settings of their comparison if there is one.
 
     Args:
-        parent: the folder that holds the runs.
-        names: of the runs' folders.
+        parent: folder of the runs.
+        names: names of the runs' folders.
 
     Raises:
         InputError: a run or the comparison's `results.json` is damaged.
@@ -100,7 +100,7 @@ def _comparison(
 
 
 def _in_order(runs: list[RunResult], norms: object) -> list[RunResult]:
-    """By norm as they were asked for, and seed; as they lie where that is not known."""
+    """Sort runs by the order of norms, if known, and by seed."""
     if not isinstance(norms, list):
         return runs
     return sorted(
@@ -110,19 +110,19 @@ def _in_order(runs: list[RunResult], norms: object) -> list[RunResult]:
 
 
 def _listed(folder: Path) -> ComparisonHead | None:
-    """What `results.json` says, or else `comparison.json`, which lists no runs."""
+    """Read `results.json`, or else `comparison.json`, which lists no runs."""
     kinds = {RESULTS_FILE: ComparisonResults, COMPARISON_FILE: ComparisonHead}
     for name, kind in kinds.items():
         if (folder / name).exists():
-            return read_record(kind, folder / name, _MEND)
+            return read_record(kind, folder / name, _HINT)
     return None
 
 
 def _cleaned(comparison: Comparison) -> Comparison:
-    """Without the numbers of an own function that are not finite, but for the goal's.
+    """Remove non-finite metrics of a user's function except for the goal.
 
-    A run without a number for what the comparison is about has not come to an end; another metric
-    may have none, as a precision where nothing was found.
+    A non-finite goal means a failed run. Other metrics may have no value, such as a precision
+    without any findings.
     """
     if comparison.function is None:
         return comparison
@@ -144,17 +144,17 @@ def _cleaned(comparison: Comparison) -> Comparison:
 def _no_runs_message(folder: Path) -> str:
     if (folder / TUNING_FILE).exists():
         return (
-            f"{folder} is a tuning whose trials are not over: go on with `powernorm tune … "
+            f"{folder} is a tuning with unfinished trials: continue with `powernorm tune … "
             f"--resume`; the trials so far: powernorm report {folder / TRIALS_FOLDER}"
         )
-    message = f"{folder} holds neither {RESULTS_FILE} nor run folders; expected the --out folder "
+    message = f"{folder} has neither {RESULTS_FILE} nor run folders; expected the --out folder "
     if is_run_folder(folder):
         return f"{folder} is a single run; give the comparison's folder, {folder.resolve().parent}"
     return message + "of `powernorm compare`"
 
 
 def _headless(folder: Path, runs: list[ReportedRun]) -> Comparison:
-    """What is known of a comparison without `results.json`: one run's settings."""
+    """Return a comparison without `results.json` from the settings of a run."""
     settings: dict[str, Any] = {}
     whose = ""
     for run in runs:
@@ -181,16 +181,16 @@ def _headless(folder: Path, runs: list[ReportedRun]) -> Comparison:
 
 
 class _OwnSettings(TypedDict):
-    """What the settings of a run may say of its comparison."""
+    """Optional settings of a run that describe its comparison."""
 
     goal: NotRequired[Goal]
     function: NotRequired[FunctionRecord | None]
 
 
 def _goal(own: _OwnSettings, runs: Sequence[ReportedRun]) -> Goal:
-    """What a comparison is about that does not say so, by what its runs have."""
+    """Return the goal of a comparison that has none, from the metrics of its runs."""
     if own.get("function") is not None:
-        # Which way a metric of its own is better, its name does not say.
+        # The better direction of a user's metric is not known.
         return Goal(metric="valid_loss", direction="min")
     found = {metric for run in runs for metric in run.metrics}
     return goal_of(next((metric for metric in MAIN if metric in found), PERPLEXITY))
@@ -204,7 +204,7 @@ def _read_run(folder: Path) -> RunResult:
     if match is None:
         raise InputError(
             f"{folder} has no {RESULT_FILE} and its name is not NORM-PLACEMENT-seedN or "
-            "NORM-seedN, so nothing says which norm it trains; name it so, or move it out of the "
+            "NORM-seedN, so that its norm is not known: rename it, or move it out of the "
             "comparison's folder"
         )
     config = folder / CONFIG_FILE
@@ -223,7 +223,7 @@ def _with_logs(comparison: Path, result: RunResult, floor: float | None) -> Repo
     folder = comparison / result.folder
     if not folder.resolve().is_relative_to(comparison.resolve()):
         raise InputError(
-            f"{comparison / RESULTS_FILE}: the run folder {result.folder!r} lies outside; {_MEND}"
+            f"{comparison / RESULTS_FILE}: the run folder {result.folder!r} lies outside; {_HINT}"
         )
     diagnosis, scales = folder / DIAGNOSIS_FILE, folder / SCALES_FILE
     x, y = (None if at is None or not isfinite(at) else at for at in (result.x, result.y))
@@ -235,15 +235,15 @@ def _with_logs(comparison: Path, result: RunResult, floor: float | None) -> Repo
         samples=read_norms(folder / NORMS_FILE),
         diagnosis=read_diagnosis(diagnosis) if diagnosis.exists() else None,
         diagnoses=read_diagnoses(folder / DIAGNOSES_FILE),
-        scales=read_record(ScalesRecord, scales, _MEND)["layers"] if scales.exists() else [],
+        scales=read_record(ScalesRecord, scales, _HINT)["layers"] if scales.exists() else [],
     )
 
 
 def _is_behind(result: RunResult, curve: DataFrame, floor: float | None) -> bool:
-    """Whether a run that is called diverged never rose: it came to its end behind a baseline.
+    """Return whether a diverged run was completed and is only worse than a baseline.
 
-    The engine says so of a function's run by its message. Of a built-in task's run its valid loss
-    says so, which never came down to the unigram's and never rose.
+    For a user's function, the engine's message says so. For a built-in task, the valid loss never
+    reached the unigram's and ended no higher than it began.
     """
     if " is worse than that of " in (result.message or ""):
         return True
@@ -254,53 +254,53 @@ def _is_behind(result: RunResult, curve: DataFrame, floor: float | None) -> bool
 # Diagnoses.
 
 
-_MEND_LINE: Final = "mend or remove the line"
-_MEND_DIAGNOSIS: Final = "restore the file, or delete it and run `powernorm diagnose` again"
+_LINE_HINT: Final = "repair or remove the line"
+_DIAGNOSIS_HINT: Final = "restore the file, or delete it and run `powernorm diagnose` again"
 
 
 def read_diagnosis(path: Path) -> DiagnosisRecord:
-    """The diagnosis that a file holds.
+    """Read a diagnosis from a file.
 
     Raises:
         InputError: the file is damaged, or a newer version of powernorm wrote it.
     """
-    return _diagnosis(read_json_object(path, _MEND_DIAGNOSIS), str(path), _MEND_DIAGNOSIS)
+    return _diagnosis(read_json_object(path, _DIAGNOSIS_HINT), str(path), _DIAGNOSIS_HINT)
 
 
 def read_diagnoses(path: Path) -> list[DiagnosisRecord]:
-    """The diagnoses of a `diagnoses.jsonl`; an empty list where the file does not exist.
+    """Read a `diagnoses.jsonl`; return an empty list if the file does not exist.
 
     Raises:
-        InputError: a line is damaged, or a newer version of powernorm wrote it; file and line are
-            named.
+        InputError: a line is damaged, or a newer version of powernorm wrote it; the message names
+            file and line.
     """
     if not path.exists():
         return []
     text = read_text(path)
-    # A last line without its line end is still being written, or its writer was killed.
+    # A last line without a line end is still being written, or its writer was killed.
     complete = text[: text.rfind("\n") + 1].split("\n")[:-1]
     return [
         _diagnosis(
-            parse_json(line, str(path), _MEND_LINE, line=number),
+            parse_json(line, str(path), _LINE_HINT, line=number),
             f"{path}, line {number}",
-            _MEND_LINE,
+            _LINE_HINT,
         )
         for number, line in enumerate(complete, start=1)
     ]
 
 
-def _diagnosis(values: object, place: str, mend: str) -> DiagnosisRecord:
-    diagnosis = record_of(DiagnosisRecord, values, place, mend)
+def _diagnosis(values: object, place: str, hint: str) -> DiagnosisRecord:
+    diagnosis = record_of(DiagnosisRecord, values, place, hint)
     for index, row in enumerate(diagnosis["layers"]):
-        # A row has every column, and whatever else it has.
-        row |= record_of(LayerRow, row, place, mend, ("layers", index))
+        # Add missing columns, and keep additional ones.
+        row |= record_of(LayerRow, row, place, hint, ("layers", index))
         row |= {column: row[column] or "" for column in ("verdict", "reason")}
     for index, scale in enumerate(diagnosis["scales"]):
         weights, deviations = len(scale["weight"]), len(scale["deviation"])
         if weights != deviations:
             raise InputError(
                 f"{place}: scales[{index}].weight has {weights} values, deviation {deviations}; "
-                f"{mend}"
+                f"{hint}"
             )
     return diagnosis
 
@@ -310,7 +310,7 @@ def _diagnosis(values: object, place: str, mend: str) -> DiagnosisRecord:
 
 _FIRST_METRICS_COLUMNS: Final = METRICS_COLUMNS[: METRICS_COLUMNS.index("valid_perplexity") + 1]
 _FIRST_NORMS_COLUMNS: Final = NORMS_COLUMNS[: NORMS_COLUMNS.index("num_nonfinite_batches") + 1]
-"""Those that the first version wrote; a file without the later ones has empty cells there."""
+"""Columns of the first version; later columns are empty for a file without them."""
 
 _Rule = tuple[Callable[[float], bool], str]
 _FINITE: Final[_Rule] = (lambda value: not isinf(value), "expected a finite number")
@@ -320,10 +320,10 @@ _ANY: Final[_Rule] = (lambda _: True, "")
 
 
 def read_metrics(path: Path) -> DataFrame:
-    """Return a `metrics.csv`: METRICS_COLUMNS, then the run's own columns, a row a line.
+    """Read a `metrics.csv`: METRICS_COLUMNS, then the run's own columns, one row per line.
 
-    An empty cell is NaN; a number that is not finite, or that nothing can hold, is infinite. The
-    frame has no row where the file does not exist.
+    An empty cell is NaN; a number that is not finite or too large is infinite. The table is empty
+    if the file does not exist.
 
     Raises:
         InputError: a line is damaged; the message names file and line.
@@ -333,7 +333,7 @@ def read_metrics(path: Path) -> DataFrame:
 
 
 def read_norms(path: Path) -> DataFrame:
-    """Return a `norms.csv`: a row a layer and monitored step, cells as of `read_metrics`.
+    """Read a `norms.csv`: one row per layer and monitored step, with cells as in `read_metrics`.
 
     Raises:
         InputError: a line is damaged; the message names file and line.
@@ -351,7 +351,7 @@ def _read_log(
 ) -> DataFrame:
     header, rows = list(first), []
     text = read_text(path) if path.exists() else ""
-    # A last line without its line end is still being written, or its writer was killed.
+    # A last line without a line end is still being written, or its writer was killed.
     complete = text[: text.rfind("\n") + 1]
     reader = csv.reader(complete.splitlines(keepends=True), strict=True)
     try:
@@ -365,7 +365,7 @@ def _read_log(
             line = f"{path}, line {reader.line_num}"
             if len(cells) != len(header):
                 raise InputError(
-                    f"{line}: {len(cells)} cells, expected {len(header)}; mend or remove the line"
+                    f"{line}: {len(cells)} cells, expected {len(header)}; repair or remove the line"
                 )
             rows.append(
                 [
@@ -393,4 +393,4 @@ def _number(line: str, column: str, cell: str, rules: Mapping[str, _Rule]) -> fl
         is_valid, expected = rules.get(column, _ANY)
         if is_valid(number):
             return number
-    raise InputError(f"{line}: {column} is {cell!r}, {expected}; mend or remove the line")
+    raise InputError(f"{line}: {column} is {cell!r}, {expected}; repair or remove the line")

@@ -1,4 +1,4 @@
-"""Numbers as colors: TID of each layer over training, and a study's quantity over its grid."""
+"""Heat maps: TID of each layer over training, and a study's metric over its grid."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from math import isfinite, log10, nan
@@ -26,18 +26,18 @@ from powernorm_lab.report.numerals import printable
 from powernorm_lab.report.records import ReportedRun
 
 MAX_COLUMNS: Final = 120
-"""Columns of a heat map; longer logs are averaged in blocks of steps."""
+"""Largest number of columns of a heat map; longer logs are averaged in blocks of steps."""
 
 _KINDS: Final = {"mean_tid": "mean", "var_tid": "variance"}
 
 
 def kinds_of(run: ReportedRun) -> list[str]:
-    """The TID columns that the run's norm has: without a mean where it does not center."""
+    """Return the TID columns of the run's norm; a norm that does not center has no mean."""
     return [kind for kind in _KINDS if run.samples[kind].notna().any()]
 
 
 def color_scale(runs: Iterable[ReportedRun]) -> LogNorm | None:
-    """One logarithmic scale in percent for all runs, from their 2nd to their 98th percentile."""
+    """Return a logarithmic scale in percent for all runs, from 2nd to 98th percentile."""
     parts = [100 * run.samples[list(_KINDS)].to_numpy(dtype=float).ravel() for run in runs]
     values = np.concatenate([*parts, []])
     values = values[np.isfinite(values) & (values > 0)]
@@ -50,17 +50,17 @@ def color_scale(runs: Iterable[ReportedRun]) -> LogNorm | None:
 
 
 def heat_map(run: ReportedRun, scale: LogNorm, *, prefix: str) -> DrawnFigure:
-    """Layers from top to bottom, steps from left to right; gray where there is no number.
+    """Draw TID by layer, from top to bottom, and step, with gray for missing numbers.
 
     Args:
-        run: has TIDs, see `kinds_of`.
-        scale: of all runs.
-        prefix: of the ids in the SVG.
+        run: run with TIDs, see `kinds_of`.
+        scale: color scale of all runs.
+        prefix: prefix of the ids in the SVG.
     """
     titles = {kind: _KINDS[kind] for kind in kinds_of(run)}
     if len(titles) == 1:
         titles = dict.fromkeys(titles, "quadratic mean")
-    # A norm without batch statistics has rows, too, for its gradients.
+    # Norms without batch statistics have rows for their gradients.
     samples = run.samples.dropna(subset=list(titles), how="all")
     layers = list(samples["layer"].unique())
     name = f"{printable(run.name)}, seed {run.seed}"
@@ -85,7 +85,7 @@ def heat_map(run: ReportedRun, scale: LogNorm, *, prefix: str) -> DrawnFigure:
 def _paint_kind(
     axes: Axes, samples: DataFrame, layers: Sequence[str], kind: str, scale: LogNorm
 ) -> None:
-    """Percent by layer and block of steps."""
+    """Draw percentages by layer and block of steps."""
     steps = sorted(samples["step"].astype(int).unique())
     block = np.searchsorted(steps, samples["step"]) // -(-len(steps) // MAX_COLUMNS)
     table = samples.assign(block=block)
@@ -106,16 +106,16 @@ def grid(
     prefix: str,
     description: str,
 ) -> Markup:
-    """A map with words in every cell.
+    """Draw a heat map with text in every cell.
 
     Args:
-        cells: number, which is NaN where there is none, and words by x and y.
-        best: number of the cells that have a frame.
-        title: of the map.
-        x_label: what differs from left to right.
-        y_label: what differs from bottom to top.
-        prefix: of the ids in the SVG.
-        description: for readers who cannot see the figure.
+        cells: number, NaN for a missing one, and text by x and y.
+        best: number whose cells are framed.
+        title: title of the map.
+        x_label: label of the x axis.
+        y_label: label of the y axis.
+        prefix: prefix of the ids in the SVG.
+        description: text for readers who cannot see the figure.
     """
     columns, rows = (sorted({place[axis] for place in cells}) for axis in (0, 1))
     table: NDArray[np.float64] = np.full((len(rows), len(columns)), nan)

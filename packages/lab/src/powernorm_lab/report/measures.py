@@ -1,4 +1,4 @@
-"""What a comparison can be about: the metrics of a run, how they are called and which way is up."""
+"""Metrics of runs: their headings, meanings and better directions."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -18,13 +18,13 @@ class Measure:
     """A metric of a run.
 
     Attributes:
-        metric: its name in `result.json`.
-        heading: of its column.
-        meaning: what it is, for the glossary.
+        metric: name in `result.json`.
+        heading: heading of its column.
+        meaning: description for the glossary.
         higher_is_better: whether it is a score, not a loss.
-        others: metrics that stand beside it where a comparison is about it.
-        decimals: of a difference.
-        unit: of its axis; empty where it has none.
+        others: metrics that are shown with it if it is the main metric.
+        decimals: decimals of a difference.
+        unit: unit of its axis; empty without one.
     """
 
     metric: str
@@ -40,7 +40,7 @@ _PERCENT: Final = "in percent."
 _SEARCHED: Final = "of the translations of the whole test text by beam search, 0 to 100"
 
 COMPOUND_BLEU: Final = "test_bleu_compound"
-"""Of comparisons that ask for it."""
+"""Optional metric of translation."""
 
 _ROWS: Final = (
     Measure(
@@ -217,7 +217,7 @@ _ROWS: Final = (
 )
 
 MEASURES: Final[Mapping[str, Measure]] = MappingProxyType({row.metric: row for row in _ROWS})
-"""By metric."""
+"""Measures by metric."""
 
 TRANSLATION_SCORES: Final = (
     "test_bleu",
@@ -235,15 +235,15 @@ MAIN: Final = (
     "test_uas",
     "test_bits_per_character",
 )
-"""What comparisons are about that are not about perplexity."""
+"""Main metrics other than perplexity."""
 
 
 LONGEST_HEADING: Final = 32
-"""A longer name of an own metric loses its middle: a column is as wide as its heading."""
+"""Longest heading of a user's metric; the middle of a longer name is cut out."""
 
 
 def own_heading(metric: str) -> str:
-    """What a metric that somebody named is called above a column.
+    """Return the heading of a user's metric.
 
     >>> own_heading("valid_accuracy"), own_heading("_"), own_heading("a" * 20 + "b" * 20)
     ('valid accuracy', '_', 'aaaaaaaaaaaaaaaa…bbbbbbbbbbbbbbb')
@@ -256,11 +256,11 @@ def own_heading(metric: str) -> str:
 
 
 def own_measure(goal: Goal, values: Iterable[float] = ()) -> Measure:
-    """What a comparison is about whose metric nobody here knows.
+    """Return the measure of a user's metric.
 
     Args:
         goal: metric and direction.
-        values: of the runs; they say how many decimals a difference needs.
+        values: values of the runs, which determine the decimals of differences.
 
     >>> own_measure(Goal(metric="valid_accuracy", direction="max"), [0.9132, 0.9218]).decimals
     4
@@ -276,13 +276,13 @@ def own_measure(goal: Goal, values: Iterable[float] = ()) -> Measure:
 
 
 def meaning_of_own(metric: str) -> str:
-    """What the glossary can say of a metric that a function returned."""
+    """Return the meaning of a user's metric for the glossary."""
     named = "" if metric.replace("_", " ") == own_heading(metric) else f" as {metric[:200]!r}"
-    return f"What the training returned{named}."
+    return f"Metric that the training returned{named}."
 
 
 def goal_of(metric: str) -> Goal:
-    """The goal of a comparison that is about one of `MEASURES`.
+    """Return the goal for one of `MEASURES`.
 
     >>> goal_of("test_bleu")
     {'metric': 'test_bleu', 'direction': 'max'}
@@ -291,22 +291,22 @@ def goal_of(metric: str) -> Goal:
 
 
 def better_way(measure: Measure) -> str:
-    """Where the better values of a measure lie."""
+    """Return "higher" or "lower", the better direction of a measure."""
     return "higher" if measure.higher_is_better else "lower"
 
 
 def measure_of(metric: str) -> Measure:
-    """The measure of a metric, of an unknown one by its name; lower is better there."""
+    """Return the measure of a metric; for an unknown one, lower is better."""
     return MEASURES.get(metric) or own_measure(Goal(metric=metric, direction="min"))
 
 
 def heading_of(metric: str) -> str:
-    """What a metric is called."""
+    """Return the heading of a metric."""
     return measure_of(metric).heading
 
 
 def significant_decimals(value: float) -> int:
-    """How many decimals show a number in four digits, whatever its size.
+    """Return the number of decimals for four significant digits.
 
     >>> [significant_decimals(value) for value in (7251.0, 72.51, 0.9132, 0.002143, 0.0)]
     [0, 2, 4, 6, 2]

@@ -1,4 +1,4 @@
-"""Numbers and names as people read them: the same in the terminal, the page and the figures."""
+"""Formatting of numbers and names for the terminal, pages and figures."""
 
 from collections.abc import Mapping
 from math import isfinite, isnan
@@ -9,10 +9,10 @@ from powernorm_lab.report.records import BEHIND, ShownStatus
 from powernorm_lab.report.summary import PairedGap, Spread
 
 MOST_DECIMALS: Final = 6
-"""A number that needs more is written with an exponent."""
+"""Largest number of decimals; numbers that need more have an exponent."""
 
 NOTHING: Final = "–"
-"""The cell of a quantity that does not exist for this row."""
+"""Text of an empty cell."""
 
 STATUS_WORDS: Final[Mapping[ShownStatus, str]] = {
     "finished": "finished",
@@ -28,7 +28,7 @@ STATUS_WORDS: Final[Mapping[ShownStatus, str]] = {
 
 
 def setting_text(value: object) -> str:
-    """A setting as `--set` takes it.
+    """Format a setting in the form of `--set`.
 
     >>> setting_text(0.1), setting_text([0.9, 0.98]), setting_text([]), setting_text(None)
     ('0.1', '0.9, 0.98', '–', 'None')
@@ -39,7 +39,7 @@ def setting_text(value: object) -> str:
 
 
 def _decimals_for(value: float) -> int:
-    """How many decimals show a quantity of this size in about four digits.
+    """Return the number of decimals for about four digits.
 
     >>> _decimals_for(7.25), _decimals_for(72.5), _decimals_for(725.0), _decimals_for(7250.0)
     (2, 2, 1, 0)
@@ -55,7 +55,7 @@ def _decimals_for(value: float) -> int:
 
 
 def number(value: float | None, decimals: int | None = None) -> str:
-    """A plain number, in exponent notation from a million on.
+    """Format a number, with an exponent from a million.
 
     >>> number(123.456), number(5e9), number(float("nan")), number(None)
     ('123.5', '5.00e+09', 'NaN', '–')
@@ -72,7 +72,7 @@ def number(value: float | None, decimals: int | None = None) -> str:
 
 
 def spread(value: Spread | None, decimals: int | None = None) -> str:
-    """Mean ± standard deviation, the latter with the mean's decimals.
+    """Format mean ± standard deviation, with the decimals of the mean.
 
     >>> spread(Spread(123.456, 1.234, 2)), spread(Spread(12.3, None, 1))
     ('123.5 ± 1.2', '12.30')
@@ -86,7 +86,7 @@ def spread(value: Spread | None, decimals: int | None = None) -> str:
 
 
 def gap(value: PairedGap | None, decimals: int | None = None) -> str:
-    """Difference with its sign, and the same in percent.
+    """Format a difference with its sign, and in percent.
 
     >>> gap(PairedGap(-3.21, -4.0, -2.4, 0.01, 2, ratio=-0.0254))
     '-3.21 (-2.5 %)'
@@ -103,7 +103,7 @@ def gap(value: PairedGap | None, decimals: int | None = None) -> str:
 
 
 def percent(value: float | None) -> str:
-    """A fraction in percent, without the sign that its heading carries.
+    """Format a fraction in percent, without the percent sign.
 
     >>> percent(0.01234), percent(0.5), percent(None)
     ('1.23', '50.00', '–')
@@ -112,7 +112,7 @@ def percent(value: float | None) -> str:
 
 
 def count(value: float | None) -> str:
-    """A large count in short.
+    """Format a large count with a unit prefix.
 
     >>> count(950), count(28_400), count(1_234_567)
     ('950', '28.4k', '1.23M')
@@ -128,7 +128,7 @@ def count(value: float | None) -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """A duration in its two largest units.
+    """Format a duration in its two largest units.
 
     >>> duration(7.4), duration(75), duration(7322)
     ('7 s', '1 min 15 s', '2 h 2 min')
@@ -146,11 +146,11 @@ def duration(seconds: float | None) -> str:
 def outcome(
     statuses: Mapping[ShownStatus, tuple[int, ...]] | None, behind: tuple[int, ...] = ()
 ) -> str:
-    """What became of the runs of a norm; every run that did not finish is named by its seed.
+    """Summarize the statuses of a norm's runs, with the seeds of unfinished ones.
 
     Args:
-        statuses: status to seeds.
-        behind: seeds that finished and are worse than a baseline.
+        statuses: seeds by status.
+        behind: finished seeds that are worse than a baseline.
 
     >>> outcome({"finished": (0, 1)}), outcome({"finished": (0,), "diverged": (1,)})
     ('2 finished', '1 of 2 finished; diverged: seed 1')
@@ -170,7 +170,7 @@ def outcome(
 
 
 def mark(statuses: Mapping[ShownStatus, tuple[int, ...]] | None) -> str:
-    """What stands in place of a number where no run finished.
+    """Return the text that replaces a number if no run finished.
 
     >>> mark({"nonfinite": (0,), "diverged": (1,)})
     'NaN/diverged'
@@ -180,7 +180,7 @@ def mark(statuses: Mapping[ShownStatus, tuple[int, ...]] | None) -> str:
 
 
 def counted(number: int, noun: str) -> str:
-    """A number with its noun.
+    """Format a count with its noun.
 
     >>> counted(1, "run"), counted(3, "run")
     ('1 run', '3 runs')
@@ -189,7 +189,7 @@ def counted(number: int, noun: str) -> str:
 
 
 def interval(gap: PairedGap | None, decimals: int) -> str:
-    """A difference with its interval.
+    """Format a difference with its interval.
 
     >>> interval(PairedGap(0.5, 0.1, 0.9, 0.02, 5), 2)
     '+0.50 (+0.10 to +0.90)'
@@ -203,7 +203,7 @@ def interval(gap: PairedGap | None, decimals: int) -> str:
     if gap is None:
         return NOTHING
     known = [gap.difference] if isnan(gap.low) else [gap.difference, gap.low, gap.high]
-    # More where the sign would be lost.
+    # More decimals for numbers that would be rounded to 0.
     while decimals < MOST_DECIMALS and any(0 < abs(one) < 0.5 / 10**decimals for one in known):
         decimals += 1
     form = f"+.{decimals}f" if decimals <= MOST_DECIMALS else "+.2e"
@@ -212,7 +212,7 @@ def interval(gap: PairedGap | None, decimals: int) -> str:
 
 
 def probability(p: float | None) -> str:
-    """A p to two digits.
+    """Format a p-value with two digits.
 
     >>> probability(0.0234), probability(1e-7), probability(None)
     ('0.023', '< 0.001', '–')

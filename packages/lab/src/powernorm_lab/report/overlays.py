@@ -1,4 +1,4 @@
-"""The page of several diagnoses side by side: a line a norm, its seeds as mean and range."""
+"""Page that compares several diagnoses, with a line per norm as mean and range over seeds."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -37,31 +37,31 @@ from powernorm_lab.report.summary import average, mean
 from powernorm_lab.report.tables import Table, copies
 
 MAX_LAYERS: Final = 24
-"""Layers that have a figure each over the training; of more, that many evenly spaced ones."""
+"""Largest number of layers with a figure over training; of more, evenly spaced ones are drawn."""
 _FEWEST: Final = 2
-"""Diagnoses of a run from which there is a line over its training."""
+"""Smallest number of diagnoses for a line over the training of a run."""
 _SHOWN: Final = 3
-"""Layers whose conditioning is drawn over the training, as layers 2, 4 and 6 of six are by Wang et
-al. 2022, Fig. 6."""
+"""Layers whose conditioning is drawn over training, like layers 2, 4 and 6 of six in Wang et al.
+2022, Fig. 6."""
 
 NOTE: Final = (
     "Several seeds of a norm are one line, their mean, with their range as a band. "
-    "TID of a norm with batch statistics is of what it normalizes by, of another norm what "
-    "BatchNorm would see in its place."
+    "TID of a norm with batch statistics is that of its own statistics; for other norms it is the "
+    "TID of a BatchNorm in their place."
 )
-"""What has to be known of every figure."""
+"""Note on all figures."""
 
 
 @dataclass(frozen=True)
 class LayerQuantity:
-    """A column of a diagnosis's layers, and how it is drawn.
+    """A column of a diagnosis's layers to draw.
 
     Attributes:
-        key: of DIAGNOSIS_COLUMNS.
-        name: in titles.
-        unit: on the axis.
-        source: what it is, and the paper's figure.
-        scale: what values are multiplied by.
+        key: key in DIAGNOSIS_COLUMNS.
+        name: name in titles.
+        unit: unit of the axis.
+        source: description with the paper's figure.
+        scale: factor of the values.
     """
 
     key: str
@@ -109,12 +109,12 @@ LAMBDA: Final = LayerQuantity(
 
 @dataclass(frozen=True)
 class OverlayLine:
-    """The models that share a line: the seeds of a norm, or one model.
+    """Models of one line: the seeds of a norm, or one model.
 
     Attributes:
-        name: in the legend.
-        diagnoses: of the trained models, a seed each.
-        runs: as far as they are runs, with what was recorded while they trained.
+        name: name in the legend.
+        diagnoses: diagnoses of the trained models, one per seed.
+        runs: runs of the models, if they are runs, with their logs.
     """
 
     name: str
@@ -123,9 +123,9 @@ class OverlayLine:
 
 
 def lines_of(runs: Iterable[ReportedRun]) -> list[OverlayLine]:
-    """One line for the runs of one name.
+    """Return a line for each name of runs.
 
-    The diagnoses of seeds that did not finish are left out of a norm that has others.
+    Diagnoses of unfinished seeds are left out if the norm has finished ones.
     """
     lines = []
     for name, group in runs_by_name(runs).items():
@@ -139,7 +139,7 @@ def lines_of(runs: Iterable[ReportedRun]) -> list[OverlayLine]:
 
 
 def by_layer(lines: Sequence[OverlayLine], prefix: str) -> list[DrawnFigure]:
-    """TID, κ_p and λ₁ of each layer of the trained models (W22, Fig. 6 and 7)."""
+    """Draw TID, κ_p and λ₁ of each layer of the trained models (W22, Fig. 6 and 7)."""
     layers = _layers(record for line in lines for record in line.diagnoses)
     return [
         drawn
@@ -158,7 +158,7 @@ def by_layer(lines: Sequence[OverlayLine], prefix: str) -> list[DrawnFigure]:
 
 
 def _layers(records: Iterable[DiagnosisRecord]) -> list[str]:
-    """The names of all layers, each once, in the order of the first model that has it."""
+    """Return the distinct names of layers in order of appearance."""
     return list(dict.fromkeys(layer["layer"] for record in records for layer in record["layers"]))
 
 
@@ -175,7 +175,7 @@ def _profile(line: OverlayLine, layers: Sequence[str], quantity: LayerQuantity) 
 def _in_layers(
     layers: Sequence[str], quantity: LayerQuantity, record: DiagnosisRecord
 ) -> float | None:
-    """The mean over those of the layers that have the quantity."""
+    """Return the mean over the layers that have the quantity; None without any."""
     rows = [row for row in record["layers"] if row["layer"] in layers]
     known = [value for row in rows if (value := _value(row, quantity)) is not None]
     return mean(known) if known else None
@@ -192,7 +192,7 @@ Measure = Callable[[DiagnosisRecord], float | None]
 
 
 def over_training(lines: Sequence[OverlayLine], prefix: str) -> list[DrawnFigure]:
-    """The diagnoses that runs made while they trained; empty where none did (W22, Fig. 4, 6, 7)."""
+    """Draw diagnoses made during training; empty without any (W22, Fig. 4, 6, 7)."""
     records = [record for line in lines for run in line.runs for record in run.diagnoses]
     layers = shared_layers(
         _layers(records),
@@ -233,7 +233,7 @@ _FIGURE: Final = "Compare Wang et al. 2022, Fig. 4."
 
 
 def every_layer(lines: Sequence[OverlayLine], prefix: str) -> list[DrawnFigure]:
-    """TID, κ_50 and λ₁ of single layers over the training, a figure a layer."""
+    """Draw TID, κ_50 and λ₁ over training, with one figure per layer."""
     layers = _layers(record for line in lines for run in line.runs for record in run.diagnoses)
     return [
         drawn
@@ -258,14 +258,14 @@ def _panel(
 
 
 def _spaced(layers: Sequence[str], number: int) -> list[str]:
-    """So many of the layers, evenly spaced, with the last one: of six, three are 2, 4 and 6."""
+    """Return `number` evenly spaced layers with the last one: of six, three are 2, 4 and 6."""
     if len(layers) <= number:
         return list(layers)
     return [layers[ceil(part * len(layers) / number) - 1] for part in range(1, number + 1)]
 
 
 def _bands(lines: Sequence[OverlayLine], measure: Measure) -> list[Band]:
-    """A quantity of each run over its steps."""
+    """Return bands of a quantity over the steps of the runs."""
 
     def over_steps(run: ReportedRun) -> dict[float, float]:
         points = {
@@ -279,7 +279,7 @@ def _bands(lines: Sequence[OverlayLine], measure: Measure) -> list[Band]:
 
 
 def _epochs(records: Iterable[DiagnosisRecord]) -> list[str]:
-    """What an epoch is, where all runs have the same."""
+    """Return a sentence about the steps of an epoch, if all runs have the same number."""
     found = {
         round(record["step"] / record["epoch"], 3)
         for record in records
@@ -289,7 +289,7 @@ def _epochs(records: Iterable[DiagnosisRecord]) -> list[str]:
 
 
 def monitored(lines: Sequence[OverlayLine], prefix: str) -> list[DrawnFigure]:
-    """Parts of the gradients and fluctuations in training (S20, Fig. 3, 4); empty without any."""
+    """Draw parts of gradients and fluctuations in training (S20, Fig. 3, 4); empty without any."""
     runs = {line.name: line.runs for line in lines}
     return figures.monitored(runs, (*GRADIENTS, *FLUCTUATIONS), f"{prefix}monitored-")
 
@@ -298,7 +298,7 @@ def monitored(lines: Sequence[OverlayLine], prefix: str) -> list[DrawnFigure]:
 
 
 def spectra(lines: Sequence[OverlayLine], prefix: str) -> list[DrawnFigure]:
-    """Singular values of the embeddings, and their cumulative share (S20, Fig. 6)."""
+    """Draw singular values of the embeddings and their cumulative share (S20, Fig. 6)."""
     return [
         drawn
         for number, name in enumerate(_embeddings(lines))
@@ -307,7 +307,7 @@ def spectra(lines: Sequence[OverlayLine], prefix: str) -> list[DrawnFigure]:
 
 
 def _embeddings(lines: Sequence[OverlayLine]) -> list[str]:
-    """The names of the embeddings; one without a name where no model has several."""
+    """Return the names of the embeddings; one empty name if no model has several."""
     records = [*(r for line in lines for r in line.diagnoses)]
     records += [r for line in lines for run in line.runs for r in run.diagnoses]
     if all(len(record["spectra"]) <= 1 for record in records):
@@ -316,7 +316,7 @@ def _embeddings(lines: Sequence[OverlayLine]) -> list[str]:
 
 
 def _values_of(record: DiagnosisRecord, name: str) -> list[float]:
-    """The spectrum of an embedding; empty where there is none, or where it is 0."""
+    """Return the spectrum of an embedding; empty if it is missing or 0."""
     found: SpectrumRecord | None = next(
         (one for one in record["spectra"] if name in ("", one["name"])), None
     )
@@ -377,7 +377,7 @@ def _spectrum_over_training(
 
 
 def failures(lines: Sequence[OverlayLine]) -> list[str]:
-    """Why runs have no diagnosis of some steps, each reason of a run once."""
+    """Return the reasons for missing diagnoses, without repetitions."""
     found = {
         (run.folder, record["notes"][0] if record["notes"] else ""): record["step"]
         for line in lines
@@ -398,28 +398,28 @@ _COUNTS: Final = ("num_outliers", "outlier_feature", "top_position")
 
 
 def write_overlay_page(lines: Sequence[OverlayLine], target: Path) -> Path:
-    """Writes the page of several diagnoses; returns its path.
+    """Write the page of several diagnoses and return its path.
 
     Raises:
-        InputError: it cannot be written there.
+        InputError: the file cannot be written.
     """
     return write_page(render_overlay(lines), target)
 
 
 def render_overlay(lines: Sequence[OverlayLine]) -> str:
-    """The page of several diagnoses."""
+    """Return the page of several diagnoses as HTML."""
     heading = f"Diagnoses: {', '.join(printable(line.name) for line in lines)}"
     return document(heading, [Article(heading, _lead(lines), _sections(lines))])
 
 
 def overlay_table(lines: Iterable[OverlayLine]) -> Table:
-    """The models in numbers, a row each."""
+    """Return a table with one row per model."""
     rows = [_row(line, record) for line in lines for record in line.diagnoses]
     return Table.of(rows, ("model", "norm", "verdict"), wide="verdict")
 
 
 def write_overlay_csv(lines: Iterable[OverlayLine], target: Path) -> None:
-    """Writes the layers of all models as CSV, with the model first.
+    """Write the layers of all models as CSV, with the model in the first column.
 
     Raises:
         InputError: the file cannot be written.
@@ -430,14 +430,14 @@ def write_overlay_csv(lines: Iterable[OverlayLine], target: Path) -> None:
         for record in line.diagnoses
         for row in record["layers"]
     ]
-    # As `powernorm diagnose --csv` writes them: counts and places without a fraction.
+    # As in `powernorm diagnose --csv`, counts and indices have no fraction.
     table = DataFrame(rows, columns=["model", *DIAGNOSIS_COLUMNS])
     table = table.astype(dict.fromkeys(_COUNTS, "Int64"))
     write_page(table.to_csv(index=False, lineterminator="\r\n"), target)
 
 
 def training_contents(lines: Sequence[OverlayLine], prefix: str) -> list[Markup]:
-    """What runs recorded of their diagnoses over the training; empty where none did."""
+    """Return the figures of diagnoses during training; empty without any."""
     contents = _noted(over_training(lines, prefix))
     layers = every_layer(lines, prefix)
     if layers:

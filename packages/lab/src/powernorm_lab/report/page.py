@@ -1,4 +1,4 @@
-"""The page of comparisons: what stands on it, of which folders, and where it goes."""
+"""Pages of comparisons: contents, selection of folders, and paths of the files."""
 
 import os
 from collections.abc import Sequence
@@ -49,38 +49,38 @@ from powernorm_lab.runs import (
 )
 
 MAX_MAPS: Final = 8
-"""Heat maps that are in sight; more are folded away."""
+"""Largest number of visible heat maps; more are collapsed."""
 MAX_LINES: Final = 100
-"""Metrics or columns that are named beyond those with a place of their own."""
+"""Largest number of metrics or columns that are listed beyond those in tables and figures."""
 
 
 def write_report(folder: Path) -> Path:
-    """Writes `report.html` into a comparison folder from the files that lie there.
+    """Write `report.html` into a comparison folder from the files there.
 
-    Works with partial results: runs that failed or still go on are shown as such.
+    Results may be partial: failed runs and runs in progress are marked.
 
     Returns:
         The path of the report.
 
     Raises:
-        InputError: `folder` is no comparison, or a file in it is damaged.
+        InputError: `folder` is not a comparison, or a file in it is damaged.
     """
     return write_page(render_page(read_comparison(folder)), folder / REPORT_FILE)
 
 
 def render_page(comparison: Comparison) -> str:
-    """The whole page."""
+    """Return the page of a comparison as HTML."""
     return document(headline(comparison), [_article(comparison)])
 
 
 def render_pages(comparisons: Sequence[Comparison]) -> str:
-    """One page of several comparisons, each with its own anchor."""
+    """Return a page of several comparisons, each with its own anchor, as HTML."""
     title = f"{len(comparisons)} comparisons"
     return document(title, [_article(comparison) for comparison in comparisons])
 
 
 def tables_of(comparison: Comparison) -> dict[str, Table]:
-    """Return the tables of a comparison that have something to say, by name."""
+    """Return the non-empty tables of a comparison by name."""
     rows = summarize(comparison)
     seeds = seed_table(comparison, rows)
     changes = comparison.changes
@@ -104,7 +104,7 @@ def _article(comparison: Comparison) -> Article:
 
 
 def _place(comparison: Comparison) -> str:
-    """What tells comparisons of one page apart."""
+    """Return the folder of a comparison, if a page has several."""
     if not comparison.anchor:
         return ""
     return f" ({printable('/'.join(comparison.folder.resolve().parts[-2:]))})"
@@ -124,7 +124,7 @@ def _sections(comparison: Comparison) -> list[SectionParts]:
     curves = [*gallery(figures.learning_curves(comparison)), *_more_curves(comparison)]
     gradients = gallery(figures.gradients_over_time(comparison))
     diagnosed = training_contents(lines_of(comparison.runs), f"{comparison.anchor}diagnosed-")
-    every_run = run_table(comparison).html("Every run", "One row a run, nothing averaged.")
+    every_run = run_table(comparison).html("Every run", "One row per run, without averages.")
     data = settings_table(comparison.data, "Corpus of the comparison")
     return [
         ("study", "The study", study_contents(comparison)),
@@ -175,7 +175,7 @@ def _subject(comparison: Comparison) -> str:
 
 
 def _more_metrics(comparison: Comparison, rows: Sequence[SummaryRow]) -> list[Markup]:
-    """The metrics that the table has no room for, a line each."""
+    """Return the metrics that do not fit into the table, one per line."""
     names = comparison.other_metrics[MAX_METRICS:]
     if comparison.has_known_measure or not names:
         return []
@@ -195,7 +195,7 @@ def _more_metrics(comparison: Comparison, rows: Sequence[SummaryRow]) -> list[Ma
 
 
 def _more_curves(comparison: Comparison) -> list[Markup]:
-    """What else an own function logged, by name."""
+    """Return the names of further columns that a user's function logged."""
     if comparison.function is None:
         return []
     names = figures.own_columns(comparison)[figures.MAX_CURVES :]
@@ -217,7 +217,8 @@ def _tid_contents(comparison: Comparison) -> list[Markup]:
             part("heading", "By layer"),
             part(
                 "paragraph",
-                "Light is a large discrepancy, gray is no number; all maps share one scale.",
+                "Light colors are large discrepancies, gray is a missing number; all maps share "
+                "one scale.",
                 kind="soft",
             ),
             part("gallery", shown)
@@ -231,8 +232,8 @@ def _tid_contents(comparison: Comparison) -> list[Markup]:
             contents.append(
                 part(
                     "paragraph",
-                    f"{counted(left_out, 'more run')} without a map here: `powernorm report` draws "
-                    "it on the page of a run alone.",
+                    f"{counted(left_out, 'more run')} without a map here: `powernorm report` with "
+                    "one run alone draws it.",
                     kind="soft",
                 )
             )
@@ -240,7 +241,7 @@ def _tid_contents(comparison: Comparison) -> list[Markup]:
 
 
 def _settings(comparison: Comparison) -> list[Markup]:
-    """Versions and machine apart from the configuration of the experiment."""
+    """Return tables of the settings and of the environment."""
     settings = comparison.settings
     if not settings and not comparison.function:
         return []
@@ -272,13 +273,13 @@ NUM_SENTENCES: Final = 10
 
 
 def read_translations(path: Path) -> list[Translation]:
-    """The lines of a `translations.tsv`, with or without a header.
+    """Read a `translations.tsv`, with or without a header.
 
     Raises:
-        InputError: the file cannot be read, or a line has not three columns.
+        InputError: the file cannot be read, or a line does not have three columns.
     """
     text = read_text(path)
-    # A last line without its line end is still being written, or its writer was killed.
+    # A last line without a line end is still being written, or its writer was killed.
     complete = text[: text.rfind("\n") + 1]
     found = []
     for number, line in enumerate(complete.split("\n")[:-1], start=1):
@@ -289,7 +290,7 @@ def read_translations(path: Path) -> list[Translation]:
             raise InputError(
                 f"{path}, line {number}: {len(cells)} columns, expected "
                 f"{', '.join(TRANSLATIONS_COLUMNS)} with "
-                "tabs between; mend or remove the line"
+                "tabs between; repair or remove the line"
             )
         source, reference, translation = cells
         found.append((source, reference, translation))
@@ -297,7 +298,7 @@ def read_translations(path: Path) -> list[Translation]:
 
 
 def sample_contents(comparison: Comparison) -> list[Markup]:
-    """Ten sentences of the test text, evenly spaced; empty where no run has translations."""
+    """Return ten evenly spaced sentences of the test text; empty without translations."""
     by_norm = {
         name: found
         for name, (first, *_) in figures.runs_by_name(comparison.runs).items()
@@ -328,25 +329,25 @@ def _translations_of(comparison: Comparison, run: ReportedRun) -> list[Translati
     return read_translations(path) if path.exists() else []
 
 
-# Of several folders.
+# Several folders.
 
 
 def write_reports(folders: Sequence[Path], out: Path | None = None) -> Path:
-    """Writes one page of everything that the folders hold.
+    """Write one page about all comparisons and runs in the folders.
 
-    Runs that lie in the same folder make one table; each comparison has one of its own.
+    Runs in the same folder share a table; each comparison has its own.
 
     Args:
         folders: comparisons and runs, complete or not.
-        out: the HTML file; else `report.html`: of one folder inside it, of several in the folder
-            that holds them all, or in the current one where that is a comparison of its own.
+        out: path of the HTML file; by default `report.html` in the only folder, or in the folder
+            that contains all of them, or in the current one if that is a comparison itself.
 
     Returns:
         The path of the page.
 
     Raises:
-        InputError: a folder is no comparison and no run, a file in it is damaged or from a newer
-            version, or there is no place for the page.
+        InputError: a folder is neither a comparison nor a run, a file in it is damaged or from a
+            newer version, or the page cannot be written.
     """
     target = _target(folders, out)
     comparisons = read_selection(folders)
@@ -360,18 +361,18 @@ def write_reports(folders: Sequence[Path], out: Path | None = None) -> Path:
 
 
 def write_tables(folders: Sequence[Path], out: Path) -> list[Path]:
-    """Writes the tables of everything that the folders hold, each as Markdown, LaTeX and CSV.
+    """Write the tables of all comparisons and runs in the folders as Markdown, LaTeX and CSV.
 
     Args:
         folders: comparisons and runs, complete or not.
-        out: the folder of the files; it is made. Of several comparisons their names begin with the
-            comparison's number.
+        out: folder of the files, created if necessary. The names of files begin with the
+            comparison's number if there are several.
 
     Returns:
         The paths of the files.
 
     Raises:
-        InputError: a folder is no comparison and no run, or a file cannot be written.
+        InputError: a folder is neither a comparison nor a run, or a file cannot be written.
     """
     comparisons = read_selection(folders)
     found = {
@@ -382,7 +383,7 @@ def write_tables(folders: Sequence[Path], out: Path) -> list[Path]:
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise InputError(f"--tables {out}: no folder can be made there: give another") from error
+        raise InputError(f"--tables {out}: the folder cannot be created: give another") from error
     return [
         write_page(text, out / f"{name}.{ending}")
         for name, table in found.items()
@@ -395,10 +396,10 @@ def write_tables(folders: Sequence[Path], out: Path) -> list[Path]:
 
 
 def read_selection(folders: Sequence[Path]) -> list[Comparison]:
-    """What the folders hold: comparisons as they are, runs grouped by the folder they lie in.
+    """Read comparisons and runs; runs are grouped by their parent folder.
 
     Raises:
-        InputError: no folder is given, or one is no comparison and no run, or is damaged.
+        InputError: no folder is given, or one is neither a comparison nor a run, or is damaged.
     """
     if not folders:
         raise InputError("no folder is given; expected comparisons or runs of `powernorm compare`")
@@ -409,7 +410,7 @@ def read_selection(folders: Sequence[Path]) -> list[Comparison]:
             groups[folder if len(folders) == 1 else place] = None
             continue
         names = groups.setdefault(place.parent, [])
-        # A run of a comparison that is shown as a whole is in it already.
+        # A comparison that is shown as a whole already contains its runs.
         if names is not None and place.name not in names:
             names.append(place.name)
     return [
@@ -434,7 +435,7 @@ def _target(folders: Sequence[Path], out: Path | None) -> Path:
     shared = Path(os.path.commonpath([folder.resolve() for folder in folders]))
     here = Path.cwd()
     for place in (shared, here):
-        # The page of a comparison must not be lost to that of some of its runs.
+        # The page of some runs must not replace that of a comparison.
         if place != Path(place.anchor) and not _is_comparison(place):
             return (place.relative_to(here) if place.is_relative_to(here) else place) / REPORT_FILE
-    raise InputError(f"{here} is a comparison with a report of its own; name the file by --out")
+    raise InputError(f"{here} is a comparison with its own report; name the file by --out")

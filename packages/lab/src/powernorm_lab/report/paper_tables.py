@@ -1,4 +1,4 @@
-"""What papers print beside what was measured: results, TID and scores by kind of statistics."""
+"""Published and measured values: results, TID and scores by kind of statistics."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from math import isinf
@@ -22,29 +22,29 @@ TID_HEADINGS: Final[Mapping[str, str]] = {
     "mean_avg": "mean TID, average, %",
     "var_avg": "var TID, average, %",
 }
-"""By the keys of `powernorm.records.TID`."""
+"""Headings by the keys of `powernorm.records.TID`."""
 
 SCORES_CAPTION: Final = (
     "Score of the same weights by the statistics that the norms evaluate with: mean ± sample "
-    "standard deviation over the seeds that were scored. A size is the most positions of a batch, "
-    "padding included, where batches are cut by tokens, else about its number of tokens."
+    "standard deviation over the scored seeds. A size is the largest number of positions in a "
+    "batch, padding included, if batches are cut by tokens, else the approximate number of tokens."
 )
 
 Kind = tuple[str, int | None]
-"""Statistics, and for those of the batch its size."""
+"""Kind of statistics, and the size of the batch for batch statistics."""
 
 
 def kind_of(row: EvaluationRow | PaperStatistic) -> Kind:
-    """Return what tells rows of an evaluation, and the paper's of its like, apart."""
+    """Return kind and size of statistics, which identify rows of an evaluation or a paper."""
     return row.get("statistics", ""), row.get("size")
 
 
 def evaluation_table(record: DiagnosisRecord, *, has_tokens: bool = True) -> Table:
-    """Return losses and scores by kind of statistics, the paper's scores in the last column.
+    """Return losses and scores by kind of statistics, with published scores in the last column.
 
     Args:
         record: the diagnosis.
-        has_tokens: whether a column has the number of tokens in a batch.
+        has_tokens: whether to include the number of tokens in a batch.
     """
     rows = record["evaluation"]
     names = list(dict.fromkeys(name for row in rows for name in row.get("scores", {})))
@@ -70,7 +70,7 @@ def evaluation_table(record: DiagnosisRecord, *, has_tokens: bool = True) -> Tab
 
 
 def tid_table(record: DiagnosisRecord) -> Table | None:
-    """Return the TID of a diagnosis beside the paper's; None where no paper stands beside it."""
+    """Return the TID of a diagnosis next to the published one; None without a published one."""
     printed = [one for one in record.get("paper", []) if one["metric"] in TID_HEADINGS]
     layers = record["layers"]
     if not printed or not layers:
@@ -94,9 +94,9 @@ def tid_table(record: DiagnosisRecord) -> Table | None:
 
 
 def tid_lines(comparison: Comparison) -> list[list[str]]:
-    """Return rows for the table of the papers' numbers: the TID of each norm and what was measured.
+    """Return rows with the published and measured TID of each norm.
 
-    Norm, placement, the paper's number, ours, what it is and of which data the paper's is.
+    A row has norm, placement, published value, measured value, measure, and the paper's data set.
     """
     return [
         [
@@ -116,16 +116,16 @@ def score_tables(comparisons: Sequence[Comparison]) -> list[tuple[str, Table]]:
     """Return the scores of norms and placements by kind of statistics, as W22's Tables 7 and 8.
 
     Args:
-        comparisons: of one task; those of their runs count whose diagnosis has scores.
+        comparisons: comparisons of one task; runs whose diagnoses have no scores are ignored.
 
     Returns:
-        Heading and table, first by running and re-estimated statistics, then by those of batches;
-        empty without a score.
+        Headings and tables, first for running and re-estimated statistics, then for batch
+        statistics; empty without a score.
     """
     runs = [run for one in comparisons for run in one.runs if run.finished and _scored(run)]
     if not runs:
         return []
-    # Results of before there were any have none, the diagnoses do.
+    # Older results.json have no published statistics, but the diagnoses do.
     paper = [row for one in comparisons for row in one.paper_statistics]
     paper += [row for run in runs if run.diagnosis for row in run.diagnosis.get("paper", ())]
     metric = _metric(runs, paper, comparisons[0].metric)
@@ -137,13 +137,13 @@ def score_tables(comparisons: Sequence[Comparison]) -> list[tuple[str, Table]]:
         (one["placement"], one["norm"], kind_of(one)): one for one in _of_scores(paper, [metric])
     }
     running = [kind for kind in kinds if kind[0] == "running"]
-    anew = [kind for kind in kinds if kind[0] not in ("running", "batch")]
+    estimated = [kind for kind in kinds if kind[0] not in ("running", "batch")]
     batch = sorted((kind for kind in kinds if kind[0] == "batch"), key=lambda kind: kind[1] or 0)
     name = printable(_score_heading(metric))
     dataset = next((printable(one["dataset"]) for one in printed.values()), "")
     beside = f"; paper: Wang et al. 2022, {{}}, {dataset}" if dataset else ""
     found = [
-        (f"{name} by running and re-estimated statistics", "Table 7", [*running, *anew]),
+        (f"{name} by running and re-estimated statistics", "Table 7", [*running, *estimated]),
         (f"{name} by batch statistics", "Table 8", [*running, *batch]),
     ]
     return [
@@ -199,7 +199,7 @@ def _scored(run: ReportedRun) -> list[EvaluationRow]:
 
 
 def _metric(runs: Sequence[ReportedRun], paper: Iterable[PaperStatistic], goal: str) -> str:
-    """The paper's measure, else the comparison's; of the split that was scored."""
+    """Return the paper's metric, else the comparison's, for the scored split."""
     known = dict.fromkeys(name for run in runs for row in _scored(run) for name in row["scores"])
     wanted = [*(one["metric"] for one in paper if "statistics" in one), goal]
     for name in wanted:
@@ -210,7 +210,7 @@ def _metric(runs: Sequence[ReportedRun], paper: Iterable[PaperStatistic], goal: 
 
 
 def _of_scores(paper: Iterable[PaperStatistic], names: Sequence[str]) -> list[PaperStatistic]:
-    """Those that are of one of some metrics, whichever split these are of."""
+    """Return published scores of some metrics, which may be named for either split."""
     known = {name.replace("valid", "test", 1) for name in names}
     return [one for one in paper if "statistics" in one and one["metric"] in known]
 
@@ -234,7 +234,7 @@ def _printed(one: PaperStatistic | None) -> str:
 
 
 def _score_heading(metric: str) -> str:
-    """Return what a score is called, of either split.
+    """Return the heading of a score of either split.
 
     >>> _score_heading("test_bleu"), _score_heading("valid_bleu"), _score_heading("valid_accuracy")
     ('test BLEU', 'valid BLEU', 'valid accuracy')
@@ -246,7 +246,7 @@ def _score_heading(metric: str) -> str:
 
 
 def statistic_label(one: PaperStatistic) -> str:
-    """Return in words what a number of a paper is.
+    """Describe a published statistic.
 
     >>> statistic_label(PaperStatistic(norm="bn", placement="pre", dataset="d", value=1.0,
     ...     metric="test_bleu_tokenised", source="s", statistics="batch", size=512))
@@ -267,19 +267,19 @@ HEADINGS: Final = ("norm", "placement", "paper", "measured", "measure", "paper's
 NOT_RUN: Final = "not run"
 
 CAPTION: Final = (
-    "What the papers print, with the table it is from, and what was measured here: mean ± sample "
-    "standard deviation over the seeds that finished."
+    "Published results with their tables, and ours: mean ± sample standard deviation over the "
+    "seeds that finished."
 )
 
 
 def paper_table(comparison: Comparison) -> Table:
-    """The papers' numbers in their order, beside what was measured, then the TID of the norms."""
+    """Return published results in the papers' order with ours, then the TID of the norms."""
     is_number = [heading == "measured" for heading in HEADINGS]
     return Table(HEADINGS, is_number, [*_lines(comparison), *tid_lines(comparison)], wide="paper")
 
 
 def _lines(comparison: Comparison) -> Iterator[list[str]]:
-    # A paper's measures are kept apart; two papers may print the same.
+    # Each measure has its own row; several papers may publish the same one.
     rows: dict[tuple[str, str, str, str], list[PaperRecord]] = {}
     for record in comparison.paper:
         key = record["norm"], record["placement"], record["dataset"], record["metric"]
@@ -296,17 +296,17 @@ def _lines(comparison: Comparison) -> Iterator[list[str]]:
 
 
 def printed_with_source(record: PaperRecord, beside: Iterable[PaperRecord]) -> str:
-    """A paper's number and where it stands, as `_printed_value`."""
+    """Format a published value with its source, see `_printed_value`."""
     return f"{_printed_value(record, beside)} ({printable(record['source'])})"
 
 
 def _printed_value(record: PaperRecord, beside: Iterable[PaperRecord] = ()) -> str:
-    """A paper's number with the paper's decimals; a score of 0 is no score.
+    """Format a published value with the paper's decimals; a score of 0 is a failure.
 
     Args:
-        record: the number.
-        beside: among others the rest of its column, of which the longest says how many decimals
-            the paper prints.
+        record: the value.
+        beside: other values, including the rest of its column, whose longest value has all of the
+            paper's decimals.
     """
     value = record["value"]
     if value is None:
@@ -321,12 +321,12 @@ def _printed_value(record: PaperRecord, beside: Iterable[PaperRecord] = ()) -> s
 
 
 def _column(record: PaperRecord) -> tuple[str, str, str]:
-    """What is printed with the same number of decimals."""
+    """Return the paper's column, whose values have the same number of decimals."""
     return record["source"].partition(",")[0], record["dataset"], record["metric"]
 
 
 def _decimals(value: float | None) -> int:
-    """Of a number as it was typed, at least one.
+    """Return the number of decimals of a value as it was typed, at least 1.
 
     >>> _decimals(77.21), _decimals(35.0), _decimals(None)
     (2, 1, 1)
@@ -347,7 +347,7 @@ def _measured(ours: Sequence[ReportedRun], metric: str) -> str:
 
 
 def paper_contents(comparison: Comparison) -> list[Markup]:
-    """The section's contents; empty for a recipe beside which no paper stands."""
+    """Return the contents of the section; empty without published results."""
     if not comparison.paper:
         return []
     table = paper_table(comparison)

@@ -1,4 +1,4 @@
-"""A comparison as the report sees it: plain values read from the run folders."""
+"""Comparisons for the report: plain values read from run folders."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -21,11 +21,12 @@ from powernorm_lab.runs import (
 )
 
 UNPLACED: Final = ("image", "parse")
-"""Tasks whose norms stand before the activation, with no residual sum to stand before or after."""
+"""Tasks without a placement, because their norms are before the activation and not at residual
+sums."""
 
 Behind = Literal["worse than a baseline"]
 BEHIND: Final[Behind] = "worse than a baseline"
-"""A run that came to its end, and is no better than the first model without a network."""
+"""Status of a completed run that is no better than the first model without a network."""
 ShownStatus = Status | Behind
 
 
@@ -38,22 +39,22 @@ _NO_SAMPLES: Final = partial(DataFrame, columns=NORMS_COLUMNS, dtype=float)
 
 @dataclass(frozen=True, kw_only=True)
 class ReportedRun(RunResult):
-    """One run: its result as far as there is one, and its logged rows."""
+    """A run with its result, if any, and its logs."""
 
     curve: DataFrame = field(default_factory=_NO_STEPS, repr=False, compare=False)
     """`metrics.csv`, see `powernorm_lab.report.loading.read_metrics`."""
     samples: DataFrame = field(default_factory=_NO_SAMPLES, repr=False, compare=False)
-    """`norms.csv`: a row a layer and monitored step."""
+    """`norms.csv`, with one row per layer and monitored step."""
     diagnosis: DiagnosisRecord | None = None
     diagnoses: Sequence[DiagnosisRecord] = ()
-    """Those that were made while it trained, by step."""
+    """Diagnoses made during training, by step."""
     scales: Sequence[ScaleRecord] = ()
     is_behind: bool = False
-    """Whether it is called diverged, and is only worse than the first baseline."""
+    """Whether its status is diverged only because it is worse than the first baseline."""
 
     @property
     def shown_status(self) -> ShownStatus:
-        """The status, where a "finished" run with a metric that is no number is not one."""
+        """Status in the report; a "finished" run with a non-finite metric is "nonfinite"."""
         if self.is_behind:
             return BEHIND
         numbers = (value for value in self.metrics.values() if value is not None)
@@ -68,58 +69,57 @@ class ReportedRun(RunResult):
 
     @property
     def broke_down(self) -> bool:
-        """Whether it ended for a reason of its own: not stopped by the user, not still going."""
+        """Whether it ended by itself without finishing: neither stopped nor in progress."""
         return self.shown_status in {*LOST, "failed", BEHIND}
 
     @property
     def is_as_expected(self) -> bool:
-        """Whether it finished, or a race had no more need of it."""
+        """Whether it finished, or a race did not need it."""
         return self.shown_status in ("finished", "dropped")
 
     @property
     def nonfinite_batches(self) -> int | None:
-        """Batches whose statistics were not finite, in the layer that met most of them."""
+        """Largest number over layers of batches with non-finite statistics."""
         counts = self.samples["num_nonfinite_batches"].dropna()
         return int(counts.max()) if len(counts) else None
 
     @property
     def first_nonfinite(self) -> tuple[str, int] | None:
-        """Where a number that is not finite was seen first: layer and step."""
+        """Layer and step of the first non-finite number."""
         found = self.samples[self.samples["first_nonfinite"].fillna(0) != 0]
         return None if found.empty else (found["layer"].iloc[0], int(found["step"].iloc[0]))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison(ComparisonResults):
-    """All runs of a comparison folder with the settings that they share."""
+    """All runs of a comparison folder with their shared settings."""
 
     folder: Path
-    """Where it lies."""
+    """Folder of the comparison."""
     runs: Sequence[ReportedRun]
-    """In the order in which they were trained."""
+    """Runs in the order of their training."""
     anchor: str = ""
-    """In front of every id, where the comparison shares a page with others."""
+    """Prefix of every id, if a page has several comparisons."""
     settings_of: str = ""
-    """Folder of the run whose configuration `settings` is; empty where they are those of the
-    comparison."""
+    """Folder of the run that `settings` belongs to; empty for settings of the comparison."""
 
     @property
     def where(self) -> str:
-        """Where the norms stand, in a word; empty where a model has one place for them only."""
+        """Placement of the norms in words; empty for models with only one placement."""
         if not self.placement or self.task in UNPLACED:
             return ""
         return placement_words(self.placement)
 
     @property
     def metric(self) -> str:
-        """The metric that the comparison is about."""
+        """Main metric of the comparison."""
         return self.goal["metric"]
 
     @property
     def has_known_measure(self) -> bool:
-        """Whether a built-in task is about the measure that it is known for.
+        """Whether the goal is the main measure of a built-in task.
 
-        Else nothing is said of the metrics but what their names and the goal say.
+        Otherwise only the names of metrics and the goal are known.
         """
         return (
             self.function is None
@@ -129,7 +129,7 @@ class Comparison(ComparisonResults):
 
     @cached_property
     def measure(self) -> Measure:
-        """What the comparison is about."""
+        """Main measure of the comparison."""
         if self.has_known_measure:
             return MEASURES[self.metric]
         values = (run.metrics.get(self.metric) for run in self.runs if run.finished)
@@ -137,9 +137,9 @@ class Comparison(ComparisonResults):
 
     @cached_property
     def score_measure(self) -> Measure:
-        """What `valid_score` is, by the measure of the test split that it has the name of.
+        """Measure of `valid_score`, which is named after that of the test split.
 
-        Older files do not say it: then it is what the task is about beside the likelihood.
+        Older files do not name it; then it is the task's main measure other than the likelihood.
         """
         if self.score is not None:
             metric = self.score["metric"].replace("valid_", "test_", 1)
@@ -149,16 +149,16 @@ class Comparison(ComparisonResults):
 
     @cached_property
     def other_metrics(self) -> list[str]:
-        """The other metrics that its runs have, each once, in their order."""
+        """Distinct other metrics of its runs, in order of appearance."""
         found = dict.fromkeys(metric for run in self.runs for metric in run.metrics)
         return [metric for metric in found if metric != self.metric]
 
     @property
     def names(self) -> list[str]:
-        """Short names of the norms, or labels, each once, in the order of the runs."""
+        """Distinct short names or labels, in the order of the runs."""
         return list(dict.fromkeys(run.name for run in self.runs))
 
 
 def runs_of(runs: Iterable[ReportedRun], name: str, placement: str) -> list[ReportedRun]:
-    """Return the runs of a norm, or label, with its norms placed so."""
+    """Return the runs of a norm or label with a placement."""
     return [run for run in runs if (run.name, run.placement) == (name, placement)]

@@ -1,4 +1,4 @@
-"""The page of results: comparisons beside the papers' numbers, as Markdown from their files."""
+"""Results of comparisons next to published results, as Markdown."""
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -35,25 +35,25 @@ from powernorm_lab.report.tables import Table, code, escaped
 from powernorm_lab.report.tuning import budget_table, ranges_table, tuning_sentence
 from powernorm_lab.runs import ChangesRecord, PaperRecord
 
-# One comparison out of several folders: its seeds or norms were trained side by side.
+# One comparison in several folders, whose seeds or norms were trained separately.
 
 
 _DIVIDED: Final = frozenset({"norms", "seeds", "norm_options", "variants", "date"})
-"""Settings that may differ: what the folders divide among them, and the day."""
+"""Settings that may differ: those that are divided among the folders, and the date."""
 _BY_NAME: Final = ("norm_options", "variants")
-"""Of these a name that two folders have must mean the same."""
+"""Settings in which a name that two folders share must have the same value."""
 _SENTENCES: Final = re.compile(r"(?<=\.) (?=[A-Z])")
-"""Between two sentences; the name of a paper has a small letter or a number behind its period."""
+"""Gap between sentences; a period in a paper's name precedes a lower-case letter or a number."""
 
 
 def joined(comparisons: Iterable[Comparison]) -> list[Comparison]:
-    """Put together what has the same settings, data, versions and machine, but for norms and seeds.
+    """Join comparisons with the same settings, data, versions and machine except norms and seeds.
 
     Args:
-        comparisons: in their order, in which each of the results stands where its first part does.
+        comparisons: comparisons in order; a joined one takes the position of its first part.
 
     Raises:
-        InputError: two parts of one comparison hold the same run.
+        InputError: two parts of one comparison have the same run.
     """
     groups: list[list[Comparison]] = []
     for comparison in comparisons:
@@ -73,7 +73,7 @@ def _belong_together(one: Comparison, other: Comparison) -> bool:
 
 def _shared(comparison: Comparison) -> tuple[Any, ...]:
     settings = {key: value for key, value in comparison.settings.items() if key not in _DIVIDED}
-    # Where the function's file lies may differ between machines; what is in it may not.
+    # The path of the function's file may differ between machines; its contents may not.
     function = comparison.function and (comparison.function["name"], comparison.function["sha256"])
     return (
         *(comparison.task, comparison.preset, comparison.placement, comparison.study),
@@ -113,12 +113,12 @@ def _join(parts: Sequence[Comparison]) -> Comparison:
 
 
 def _merged_notes(notes: Sequence[str]) -> str:
-    """Every sentence once: some name their own norms."""
+    """Join notes without repeated sentences; some name the norms of their part."""
     return " ".join(dict.fromkeys(part for note in notes for part in _SENTENCES.split(note)))
 
 
 def _merged_changes(changes: Sequence[ChangesRecord]) -> ChangesRecord | None:
-    """Of the same preset: each names the options of its own norms."""
+    """Merge changes of the same preset, each of which has the options of its norms."""
     if not changes:
         return None
     settings = {name: change for one in changes for name, change in one["settings"].items()}
@@ -132,12 +132,12 @@ def _check_divided(parts: Sequence[Comparison]) -> None:
             holder = held.setdefault((run.name, run.placement, run.seed), part)
             if holder is not part:
                 raise InputError(
-                    f"{holder.folder} and {part.folder} both hold {run.name}, seed {run.seed}, of "
+                    f"{holder.folder} and {part.folder} both have {run.name}, seed {run.seed}, of "
                     "one comparison: give one of the two"
                 )
 
 
-# What a paper says of a norm against another, and whether it showed here.
+# Claims of papers about two norms, and whether they hold here.
 
 
 Outcome = Literal["shown", "opposite", "undecided", "no sign", "few seeds", "unmeasured"]
@@ -154,16 +154,16 @@ WORDS: Final[dict[Outcome, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A difference between two norms that a paper prints, and the one measured.
+    """A published difference between two norms, and the measured one.
 
     Attributes:
         norm: short name, or label of a variant.
-        against: the one that the paper compares it with, LayerNorm for most.
-        metric: of a run.
+        against: norm that the paper compares it with, usually LayerNorm.
+        metric: metric of a run.
         source: paper and table.
-        dataset: of the paper.
-        printed: the paper's number minus the other's.
-        measured: the same here, seed by seed; None where one of the two was not run.
+        dataset: data set of the paper.
+        printed: published value of the norm minus that of `against`.
+        measured: the same difference here, paired by seed; None if one of the two was not run.
     """
 
     norm: str
@@ -176,7 +176,7 @@ class Claim:
 
     @property
     def outcome(self) -> Outcome:
-        """Whether the sign of the paper's difference showed: the 95 % interval leaves 0 out."""
+        """Whether the measured 95 % interval excludes 0 and has the published sign."""
         if self.measured is None:
             return "unmeasured"
         if self.printed == 0:
@@ -190,7 +190,7 @@ class Claim:
 
 
 def claims(comparison: Comparison) -> list[Claim]:
-    """The differences that the papers print for a comparison, in their order."""
+    """Return the published differences for a comparison, in their order."""
     return list(_claims(comparison))
 
 
@@ -218,7 +218,7 @@ def _claims(comparison: Comparison) -> Iterator[Claim]:
 
 
 def _key(record: PaperRecord, norm: str) -> tuple[str, str, str, str, str]:
-    """Where the number of a norm stands: a paper's tables share their rows."""
+    """Return a key of a norm's value; tables of the same paper share their rows."""
     paper = record["source"].partition(",")[0]
     return paper, record["dataset"], record["placement"], record["metric"], norm
 
@@ -231,32 +231,32 @@ _EXPLANATION: Final = (
     "Measured: mean ± sample standard deviation over the seeds that finished. The gap to `ln` "
     "(with the same remark, where there is one) is the mean of the seeds' differences, with its "
     "95 % interval and the p of the paired t-test (two-sided), alone and corrected for the number "
-    "of norms (Holm); all need three seeds. Seeds needed: by so many the test shows a gap of this "
-    f"size and scatter with a chance of {100 * POWER:.0f} %, roughly. {{split}}TID: two-pass, of "
-    "the mean and of the deviation, averaged over the norm layers, in percent."
+    "of norms (Holm); all need three seeds. Seeds needed: rough number for which the test detects "
+    f"a gap of this size and spread with a power of {100 * POWER:.0f} %. {{split}}TID: two-pass, "
+    "of the mean and of the deviation, averaged over the norm layers, in percent."
 )
 _SPLIT: Final = (
-    "All seeds {whose}have the same split of the data: they say how the training varies, and "
-    "nothing of how other test data would. "
+    "All seeds {whose}have the same split of the data: they show the variation of the training, "
+    "not that of other test data. "
 )
 
 _GAP: Final = f"gap to {REFERENCE}"
 _EMPTY: Final = (_GAP, "p", "p (Holm)", "seeds needed", "TID, %")
-"""Columns in which a norm that was not run has nothing."""
+"""Columns that are empty for a norm that was not run."""
 
 
 def results_document(folders: Sequence[Path]) -> str:
-    """The sections of several comparisons, in the order given; parts of one stand together.
+    """Return a document with a section for each comparison; parts of one are joined.
 
     Raises:
-        InputError: a folder is no comparison, a file in it is damaged, or two hold the same run.
+        InputError: a folder is not a comparison, a file in it is damaged, or two have the same run.
     """
     comparisons = joined(map(read_comparison, folders))
     return "\n".join([f"{_explanation(comparisons)}\n", *map(_section, comparisons)])
 
 
 def _explanation(comparisons: Sequence[Comparison]) -> str:
-    """Of the data of an own function nothing is known."""
+    """Explain the columns; the split of a user's function is not known."""
     own = [one.function is not None for one in comparisons]
     split = _SPLIT.format(whose="of a built-in task " if any(own) else "")
     return _EXPLANATION.format(split="" if all(own) else split)
@@ -294,9 +294,9 @@ def _title(comparison: Comparison) -> str:
 
 
 def _facts(comparison: Comparison) -> str:
-    """How it was made: command, data, hardware, date, and how it is not what the paper did."""
+    """Return command, data, hardware, date, and differences from the paper."""
     preset = f" --preset {comparison.preset}" if comparison.preset else ""
-    # A study may be one of the user's own, which no command trains.
+    # A user-defined study has no command.
     verb = "compare" if comparison.tuning is None else "tune"
     budget = "" if comparison.tuning is None else f" --trials {comparison.tuning['num_trials']}"
     made = (
@@ -349,7 +349,7 @@ def _lines(comparison: Comparison) -> Iterator[dict[str, str]]:
     seen = set()
     for row, tested in _with_tests(comparison):
         if row.is_baseline and row.test is None:
-            # The measure means nothing to it, such as arcs to the frequencies of transitions.
+            # The baseline has no such measure, for example frequencies of transitions have no arcs.
             continue
         keys = {(run.name, run.placement) for run in row.runs}
         seen |= keys
@@ -368,7 +368,7 @@ def _lines(comparison: Comparison) -> Iterator[dict[str, str]]:
 
 
 def _with_tests(comparison: Comparison) -> Iterator[tuple[SummaryRow, dict[str, str]]]:
-    """The rows of the table of norms, each with the cells of its paired test."""
+    """Yield the rows of the table of norms with the cells of their paired tests."""
     rows = summarize(comparison)
     of_seeds = {record["label"]: record for record in seed_records(comparison, rows)}
     for row in rows:
@@ -377,7 +377,7 @@ def _with_tests(comparison: Comparison) -> Iterator[tuple[SummaryRow, dict[str, 
 
 
 def _own_table(comparison: Comparison) -> str:
-    """The columns of the report, with the paired test beside the gap and the number of seeds."""
+    """Return the report's columns with the paired test and the number of seeds."""
     found = list(_with_tests(comparison))
     rows = [row for row, _ in found]
     columns = [one for one in norm_columns(comparison, rows) if one.key != "interval"]
@@ -395,7 +395,7 @@ def _own_table(comparison: Comparison) -> str:
                 line.append(column.of_norm(row))
             line += [_num_seeds(row)] * is_test
     names, numeric = zip(*headings, strict=True)
-    # An asterisk at the beginning of a line would begin a list.
+    # An unescaped asterisk at the beginning of a line would start a list.
     note = f"\n\\{FOOTNOTE}\n" if any_partial(rows) else ""
     return Table(names, numeric, lines).markdown() + note
 
@@ -412,7 +412,7 @@ def _measured(row: SummaryRow) -> str:
 
 
 def _by_norm(records: Sequence[PaperRecord], metric: str) -> dict[tuple[str, str], str]:
-    """What the papers print of the measure, by norm and placement."""
+    """Return the published values of the metric by norm and placement."""
     found: dict[tuple[str, str], list[str]] = {}
     for record in records:
         if record["metric"] == metric:

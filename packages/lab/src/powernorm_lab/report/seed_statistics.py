@@ -1,4 +1,4 @@
-"""What the seeds of a comparison say: averages with intervals, paired tests, seeds needed."""
+"""Statistics over seeds of a comparison: averages with intervals, paired tests, seeds needed."""
 
 from collections.abc import Callable, Sequence
 from math import isnan, sqrt
@@ -22,27 +22,27 @@ from powernorm_lab.report.tables import Table, copies
 from powernorm_lab.runs import SeedStatistics
 
 LEAST_RESAMPLED: Final = 5
-"""Of fewer seeds there are too few samples to draw: an interval would be far too short."""
+"""Smallest number of seeds for a bootstrap interval; with fewer it would be far too short."""
 NUM_RESAMPLES: Final = 9999
 TRIMMED: Final = 0.25
-"""Share that the interquartile mean leaves out at each end."""
+"""Fraction that the interquartile mean leaves out at each end."""
 POWER: Final = 0.8
-"""Chance that the paired test shows a gap of the measured size and scatter."""
+"""Power of the paired test for `seeds_needed`."""
 MOST_SEEDS: Final = 1000
-"""More than so many are not counted."""
+"""Largest result of `seeds_needed`."""
 
 
 def seed_records(
     comparison: Comparison, rows: Sequence[SummaryRow] | None = None
 ) -> list[SeedStatistics]:
-    """Return what the seeds say of each norm with a result, in the order of the table.
+    """Return the statistics over seeds of each norm with a result, in the order of the table.
 
     Args:
-        comparison: what was compared.
-        rows: of `summarize`; made where they are not given.
+        comparison: the comparison.
+        rows: rows of `summarize`; None computes them.
 
     Returns:
-        A record a norm, as in results.json; None for numbers that the seeds are too few for.
+        A record per norm, as in results.json; values are None if the seeds are too few.
     """
     rows = summarize(comparison) if rows is None else rows
     num_tests = sum(row.gap is not None and not isnan(row.gap.p) for row in rows)
@@ -73,15 +73,15 @@ def seed_records(
 
 
 def _bootstrapped(values: Sequence[float], average: Callable[..., Any]) -> list[float] | None:
-    """Return the percentile interval of an average over seeds; None of too few.
+    """Return the percentile interval of an average over seeds; None for too few seeds.
 
-    The runs of one norm on one task are a stratum: what is drawn, with replacement, are its seeds
-    (Agarwal et al. 2021, "Deep Reinforcement Learning at the Edge of the Statistical Precipice",
-    Section 4.1).
+    The runs of one norm on one task are a stratum, whose seeds are drawn with replacement (Agarwal
+    et al. 2021, "Deep Reinforcement Learning at the Edge of the Statistical Precipice", Section
+    4.1).
 
     Args:
-        values: one a seed.
-        average: of an array along `axis`.
+        values: one value per seed.
+        average: function that averages an array along `axis`.
     """
     if len(values) < LEAST_RESAMPLED:
         return None
@@ -111,19 +111,19 @@ def _interquartile_mean(values: Any, axis: int = 0) -> Any:
 
 
 def seeds_needed(gap: PairedGap, num_tests: int) -> int | None:
-    """Return how many seeds would decide a gap of the size and scatter that were measured.
+    """Return the number of seeds that would detect a gap of the measured size and spread.
 
-    By the power of the two-sided paired t-test: with n seeds t follows a noncentral t distribution
-    of n - 1 degrees of freedom and the noncentrality √n · gap / deviation.
+    It follows from the power of the two-sided paired t-test: with n seeds, t has a noncentral t
+    distribution with n - 1 degrees of freedom and noncentrality √n · gap / deviation.
 
     Args:
-        gap: that was measured, with an interval.
-        num_tests: in the same comparison; the level of each is divided by it, as of the smallest
-            p in Holm's correction.
+        gap: measured gap with an interval.
+        num_tests: number of tests in the comparison, by which the level of each is divided, as for
+            the smallest p in Holm's correction.
 
     Returns:
-        The smallest number with a power of POWER, LEAST_SEEDS at least; None where there is no gap,
-        or MOST_SEEDS are too few.
+        The smallest number with a power of POWER, at least LEAST_SEEDS; None without a gap, or if
+        MOST_SEEDS are too few.
     """
     from scipy.stats import nct
     from scipy.stats import t as student
@@ -138,7 +138,7 @@ def seeds_needed(gap: PairedGap, num_tests: int) -> int | None:
     def is_enough(count: int) -> bool:
         freedom, center = count - 1, effect * sqrt(count)
         limit = student.isf(tail, freedom)
-        # Far from the limit the distribution is beyond what can be computed, and of no interest.
+        # Far from the limit, the power is 1 and the distribution cannot be computed.
         return center > 20 * limit or bool(nct.sf(limit, freedom, center) >= POWER)
 
     counts = range(LEAST_SEEDS, MOST_SEEDS + 1)
@@ -146,11 +146,11 @@ def seeds_needed(gap: PairedGap, num_tests: int) -> int | None:
 
 
 def seed_table(comparison: Comparison, rows: Sequence[SummaryRow]) -> Table | None:
-    """Return the table of the seeds; None where they are too few to say anything.
+    """Return the table of statistics over seeds; None if the seeds are too few.
 
     Args:
-        comparison: what was compared.
-        rows: of `summarize`.
+        comparison: the comparison.
+        rows: rows of `summarize`.
     """
     found = seed_records(comparison, rows)
     is_tested = any(record.get("p") is not None for record in found)
@@ -176,7 +176,7 @@ def seed_table(comparison: Comparison, rows: Sequence[SummaryRow]) -> Table | No
 def tested_cells(
     gap: PairedGap | None, record: SeedStatistics | None, decimals: int, heading: str
 ) -> dict[str, str]:
-    """Return the gap of a norm, its p, alone and corrected, and the seeds that it would need."""
+    """Return the cells of a norm's gap, its p, alone and corrected, and the seeds needed."""
     needed = numerals.NOTHING
     if record is not None and record.get("p_holm") is not None:
         number = record.get("seeds_needed")
@@ -197,7 +197,7 @@ def _estimate(value: float, interval: Sequence[float] | None, decimals: int) -> 
 
 
 def seed_contents(comparison: Comparison, rows: Sequence[SummaryRow]) -> list[Markup]:
-    """Return the section of the page; empty where the seeds are too few to say anything."""
+    """Return the section of the page; empty if the seeds are too few."""
     table = seed_table(comparison, rows)
     if table is None:
         return []
@@ -210,18 +210,18 @@ def seed_contents(comparison: Comparison, rows: Sequence[SummaryRow]) -> list[Ma
 
 
 def explanation(comparison: Comparison, *, has_tests: bool) -> str:
-    """Return what the columns are, in a few sentences."""
+    """Return an explanation of the columns."""
     text = (
         f"The {comparison.measure.heading}. Middle half: the interquartile mean, without the best "
         "and the worst quarter of the seeds. In parentheses: 95 % bootstrap intervals over the "
-        f"seeds, from {LEAST_RESAMPLED} on (of five they are too short: they hold the mean in 85 % "
-        "of the cases)"
+        f"seeds, from {LEAST_RESAMPLED} seeds on (for five they are too short and cover the mean "
+        "in 85 % of the cases)"
     )
     if not has_tests:
         return f"{text}."
     return (
         f"{text}, and of the gap to {REFERENCE} Student's, paired by seed. p: of the paired "
-        "t-test, alone and by Holm's correction for the number of norms. Seeds needed: by so many "
-        "the test shows a gap of this size and scatter with a chance of "
-        f"{100 * POWER:.0f} %; a guess where few seeds have measured them."
+        "t-test, alone and with Holm's correction for the number of norms. Seeds needed: number "
+        "for which the test detects a gap of this size and spread with a power of "
+        f"{100 * POWER:.0f} %; a guess if it is estimated from few seeds."
     )

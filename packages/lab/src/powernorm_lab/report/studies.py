@@ -1,4 +1,4 @@
-"""The section of a study: its figures, along an axis, on a grid, of variants, and of γ."""
+"""Section of a study with figures along an axis, on a grid, of variants, and of γ."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
@@ -33,10 +33,10 @@ from powernorm_lab.report.summary import REFERENCE
 from powernorm_lab.runs import StudyInfo
 
 TAIL: Final = 0.1
-"""Part of the run over whose end the training loss is averaged: single batches are noisy."""
+"""Final fraction of the run over which the training loss is averaged, as batches are noisy."""
 
 LOGARITHMIC_FROM: Final = 4
-"""Ratio of the largest to the smallest value from which an axis is logarithmic."""
+"""Smallest ratio of the largest to the smallest value for a logarithmic axis."""
 
 _AVERAGE_TID: Final = StudyQuantity(
     "tid", "Variance TID, average over layers", "variance TID, %", tid_percent("var_avg")
@@ -51,7 +51,7 @@ _WITHOUT_REFERENCE: Final = f"no {REFERENCE}"
 
 
 def micro_batches(comparison: Comparison, study: StudyInfo) -> list[DrawnFigure]:
-    """Scores and TID of each norm against the study's axis (S20, Fig. 5)."""
+    """Draw scores and TID of each norm against the study's axis (S20, Fig. 5)."""
     quantities = (main_score(comparison), validation_score(comparison), _AVERAGE_TID)
     return [drawn for quantity in quantities for drawn in _along_axis(comparison, study, quantity)]
 
@@ -69,7 +69,7 @@ def _along_axis(
     if not any(band.x for band in bands):
         return []
     references = points.loc[points["x"].isna(), "mean"].dropna().to_dict()
-    # A score of almost nothing is no scale.
+    # Scores near 0 do not suit a logarithmic axis.
     logarithmic = not quantity.higher_is_better and _spans_decades(bands, references)
     title, x_label = quantity.title, study["x_label"]
     scale = ", logarithmic" if logarithmic else ""
@@ -86,13 +86,13 @@ def _along_axis(
 
 
 def _spans_decades(bands: Sequence[Band], references: Mapping[str, float]) -> bool:
-    """Whether one variant is so much worse that the others would be a line at the bottom."""
+    """Return whether the worst variant would squeeze the others to the bottom of a linear axis."""
     values = [*references.values(), *(value for band in bands for value in band.mean)]
     return bool(values) and max(values) > LOGARITHMIC_FROM * min(values) > 0
 
 
 def _band(label: str, style: int, points: DataFrame) -> list[Band]:
-    """The line through points that have a place; empty where none has."""
+    """Return the line through points with a position; empty without any."""
     placed = points.dropna(subset="x").sort_values("x", kind="stable")
     known = placed.dropna(subset="mean")
     lost = placed.loc[placed["lost"] != "", "x"].tolist()
@@ -103,15 +103,15 @@ def _band(label: str, style: int, points: DataFrame) -> list[Band]:
 
 
 def lowest_layers(comparison: Comparison, study: StudyInfo) -> list[DrawnFigure]:
-    """Score gap and TID against the number of layers, and over training (W22, Fig. 3)."""
+    """Draw score gap and TID against the number of layers, and over training (W22, Fig. 3)."""
     score = main_score(comparison)
     gaps = points_of(comparison, _gap_to_reference(comparison, score.measure), _WITHOUT_REFERENCE)
     tids = points_of(comparison, tid_percent("var_last"))
     worse = "below" if score.higher_is_better else "above"
-    caption = f"LayerNorm stands in the layers above; {worse} 0 is worse than LayerNorm."
+    caption = f"The layers above have LayerNorm; {worse} 0 is worse than LayerNorm."
     if gaps["lost"].str.contains(_WITHOUT_REFERENCE, regex=False).any():
         caption += (
-            " A cross also marks a run whose gap is unknown, for ln did not finish with its seed."
+            " A cross also marks a run whose gap is unknown because ln did not finish its seed."
         )
     title = f"{score.title}, gap to {REFERENCE}"
     drawn = panels_figure(
@@ -127,7 +127,7 @@ def lowest_layers(comparison: Comparison, study: StudyInfo) -> list[DrawnFigure]
 
 
 def _gap_to_reference(comparison: Comparison, measure: Measure) -> Measure:
-    """A quantity minus LayerNorm's, with the same seed and, where a run has one, remark."""
+    """Return the difference of a quantity to LayerNorm's with the same seed and remark."""
 
     def gap(run: ReportedRun) -> float | None:
         theirs = next(
@@ -147,7 +147,7 @@ def _gap_to_reference(comparison: Comparison, measure: Measure) -> Measure:
 
 
 def _gap_over_time(comparison: Comparison) -> list[DrawnFigure]:
-    """Of the run with the most BN layers, seed by seed."""
+    """Draw gap and TID over training for the variant with the most BN layers, paired by seed."""
     placed = [run for run in comparison.runs if run.x is not None and run.name != REFERENCE]
     if not placed:
         return []
@@ -165,7 +165,7 @@ def _gap_over_time(comparison: Comparison) -> list[DrawnFigure]:
     ended = [f"seed {run.seed} {run.shown_status}" for run in runs if not run.finished]
     return panels_figure(
         panels,
-        caption=f"{caption} Of this, {', '.join(ended)}." if ended else caption,
+        caption=f"{caption} Unfinished: {', '.join(ended)}." if ended else caption,
         x_label="step",
         prefix=f"{comparison.anchor}study-time",
     )
@@ -188,19 +188,19 @@ def _last_tid(run: ReportedRun) -> Series:
 
 
 def penalties(comparison: Comparison, study: StudyInfo) -> list[DrawnFigure]:
-    """Score, validation loss and TID by penalty (W22, Fig. 5)."""
+    """Draw score, validation loss and TID by penalty (W22, Fig. 5)."""
     return _grids(comparison, study, (main_score(comparison), VALID_LOSS, *_TIDS))
 
 
 def alphas(comparison: Comparison, study: StudyInfo) -> list[DrawnFigure]:
-    """Score by forward and backward α; the paper chooses on the validation data (S20, App. A)."""
+    """Draw scores by forward and backward α; the paper chooses on valid data (S20, App. A)."""
     return _grids(comparison, study, (validation_score(comparison), main_score(comparison)))
 
 
 def _grids(
     comparison: Comparison, study: StudyInfo, quantities: Sequence[StudyQuantity]
 ) -> list[DrawnFigure]:
-    """One map a quantity that some variant of the grid has."""
+    """Draw a map of each quantity that a variant of the grid has."""
     drawn = []
     for quantity in quantities:
         points = points_of(comparison, quantity.measure)
@@ -212,7 +212,7 @@ def _grids(
             svg = maps.grid(
                 {(row.x, row.y): _cell(row, quantity) for row in placed.itertuples()},
                 float(values.max() if quantity.higher_is_better else values.min()),
-                # The words of a perplexity or BLEU say theirs.
+                # Other titles include their unit.
                 title=f"{quantity.title}, %" if is_percent else quantity.title,
                 x_label=study["x_label"],
                 y_label=study.get("y_label", ""),
@@ -225,7 +225,7 @@ def _grids(
 
 
 def _cell(point: Any, quantity: StudyQuantity) -> tuple[float, str]:
-    """The number with its text, or what became of the runs."""
+    """Return the number with its text, or NaN with the statuses of the runs."""
     if isnan(point.mean):
         return nan, point.lost or "–"
     text = number(point.mean, quantity.decimals)
@@ -241,15 +241,15 @@ def _grid_caption(quantity: StudyQuantity, points: DataFrame) -> str:
     for name, value in points.loc[~is_placed, "mean"].dropna().items():
         notes.append(f"{printable(name)} beside it: {number(value, quantity.decimals)}.")
     if (points.loc[is_placed, "lost"] != "").any():
-        notes.append("Grey: no run finished. An asterisk: not all seeds did.")
+        notes.append("Gray: no run finished. Asterisk: not all seeds finished.")
     return " ".join(notes)
 
 
-# Of variants -------------------------------------------------------------------------------------
+# Variants ----------------------------------------------------------------------------------------
 
 
 def layernorm_parts(comparison: Comparison, study: StudyInfo) -> list[DrawnFigure]:
-    """Final score, losses at the end, and learning curves of each part (X19, Fig. 1, 2)."""
+    """Draw final scores, final losses, and learning curves of each part (X19, Fig. 1, 2)."""
     return [
         *scores_of_variants(comparison, study),
         *_fit_and_overfit(comparison),
@@ -258,7 +258,7 @@ def layernorm_parts(comparison: Comparison, study: StudyInfo) -> list[DrawnFigur
 
 
 def scores_of_variants(comparison: Comparison, study: StudyInfo) -> list[DrawnFigure]:
-    """One dot a variant."""
+    """Draw a dot for the score of each variant."""
     del study
     score = main_score(comparison)
     points = points_of(comparison, score.measure)
@@ -274,7 +274,7 @@ def scores_of_variants(comparison: Comparison, study: StudyInfo) -> list[DrawnFi
 
 
 def _dots(names: Sequence[str], points: Mapping[str, DataFrame], **texts: Any) -> list[DrawnFigure]:
-    """A dot of each quantity for each variant; the other arguments are those of `rows_figure`."""
+    """Draw a dot for each quantity and variant; other arguments are those of `rows_figure`."""
     quantities = [
         RowQuantity(label, *(table.reindex(names)[end].tolist() for end in ("mean", "low", "high")))
         for label, table in points.items()
@@ -287,9 +287,10 @@ def _note(point: Any) -> str:
 
 
 def future(comparison: Comparison, study: StudyInfo) -> list[DrawnFigure]:
-    """Each norm with the causal mask and without: its score, and its loss against LayerNorm's.
+    """Draw scores and gaps to LayerNorm of each norm, with and without the causal mask.
 
-    A gap of one form only is one of the leak: that LayerNorm is of the same form.
+    The reference is the LayerNorm of the same form, so that a gap in one form only comes from the
+    leak.
     """
     del study
     score = main_score(comparison)
@@ -331,9 +332,9 @@ def _fit_and_overfit(comparison: Comparison) -> list[DrawnFigure]:
         notes=list(map(_note, points.itertuples())),
         title="Do γ and β overfit?",
         x_label="nats per target, at the end",
-        caption="A part that overfits lies further left in training and further right in "
-        f"validation: a longer line. Training loss: mean of the last {100 * TAIL:.0f} % of the "
-        "steps, with dropout where there is some.",
+        caption="A part that overfits has a lower training loss and a higher validation loss, so "
+        f"that its line is longer. Training loss: mean of the last {100 * TAIL:.0f} % of the "
+        "steps, with dropout if the model has it.",
         prefix=f"{comparison.anchor}study-overfit",
     )
 
@@ -366,10 +367,10 @@ def _losses_over_time(comparison: Comparison) -> list[DrawnFigure]:
     )
 
 
-# Of γ --------------------------------------------------------------------------------------------
+# γ -----------------------------------------------------------------------------------------------
 
 _CENTERED: Final = frozenset({"bn", "rbn", "brn"})
-"""Norms whose deviation is that around the mean, σ_B; that of the others is ψ_B."""
+"""Norms with the deviation around the mean, σ_B; the others have ψ_B."""
 
 _LEMMA: Final = (
     ", which by Lemma 2 of Shen et al. 2020 makes the loss smoother with PowerNormV than without"
@@ -377,7 +378,7 @@ _LEMMA: Final = (
 
 
 def scales(comparison: Comparison, study: StudyInfo) -> list[DrawnFigure]:
-    """γ against the deviation of the batch, of each variant's first seed that has the numbers."""
+    """Draw γ against the batch's deviation for each variant's first seed with scales."""
     del study
     shown: dict[str, ReportedRun] = {}
     for run in comparison.runs:
@@ -392,7 +393,7 @@ def scales(comparison: Comparison, study: StudyInfo) -> list[DrawnFigure]:
             replace(one, caption=f"{one.caption}{ending}")
             for one in draw_scales(
                 run.scales,
-                lead=f"{name}, seed {run.seed}: a point a feature",
+                lead=f"{name}, seed {run.seed}: one point per feature",
                 below=f"|γ| ≤ {symbol}{lemma}",
                 owner=name,
                 prefix=f"{comparison.anchor}study-scales-{index}",
@@ -416,11 +417,11 @@ FIGURES: Final[Mapping[str, Callable[[Comparison, StudyInfo], Sequence[DrawnFigu
         }
     )
 )
-"""By the name of the study; one that is not here is drawn by the shape of its variants."""
+"""Drawing functions by the study's name; other studies are drawn by the axes of their variants."""
 
 
 def study_figures(comparison: Comparison, study: StudyInfo) -> Sequence[DrawnFigure]:
-    """The figures of a study."""
+    """Draw the figures of a study."""
     draw = FIGURES.get(study["name"])
     if draw is None and any(run.y is not None for run in comparison.runs):
         draw = alphas
@@ -430,7 +431,7 @@ def study_figures(comparison: Comparison, study: StudyInfo) -> Sequence[DrawnFig
 
 
 def study_contents(comparison: Comparison) -> list[Markup]:
-    """Source, figures and lost runs of a study; empty for a comparison of norms as such."""
+    """Return source, figures and lost runs of a study; empty for a comparison of plain norms."""
     study = comparison.study
     if study is None:
         return []

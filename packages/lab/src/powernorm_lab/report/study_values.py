@@ -1,4 +1,4 @@
-"""What a study's figure shows of each variant: the mean over seeds, the extremes, lost runs."""
+"""Values of a study's variants for its figures: mean and extremes over seeds, lost runs."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -14,23 +14,23 @@ from powernorm_lab.report.records import Comparison, ReportedRun
 from powernorm_lab.report.summary import mean
 
 Measure = Callable[[ReportedRun], float | None]
-"""A quantity of a run; None where it has none."""
+"""Function from a run to a quantity, or None."""
 
 
 _NUMBERS: Final = ("x", "y", "mean", "low", "high")
 
 
 def points_of(comparison: Comparison, measure: Measure, missing: str = "") -> DataFrame:
-    """Return a row a variant by its label, in the order of the runs.
+    """Return a row for each variant, by label and in the order of the runs.
 
     Args:
-        comparison: has the runs.
+        comparison: comparison with the runs.
         measure: the quantity.
-        missing: what to say of a finished run that lacks it; empty where that is no loss.
+        missing: note on a finished run without the quantity; empty to ignore it.
 
     Returns:
-        `norm`; `x` and `y` on the study's axes; `mean`, `low` and `high` over the runs that
-        finished, NaN where none did, or none has the quantity; `lost`, what became of the others.
+        `norm`; `x` and `y` on the study's axes; `mean`, `low` and `high` over finished runs, NaN
+        without any that have the quantity; `lost`, the statuses of the other runs.
     """
     rows = {}
     for name, runs in runs_by_name(comparison.runs).items():
@@ -38,7 +38,7 @@ def points_of(comparison: Comparison, measure: Measure, missing: str = "") -> Da
         found = [measure(run) for run in runs if run.finished]
         lost += [missing] if missing and None in found else []
         known = [value for value in found if value is not None and isfinite(value)]
-        # A run without a result does not know its place; its seeds may.
+        # A run without a result has no position, but other seeds may have one.
         placed = next((run for run in runs if run.x is not None), runs[0])
         ends = (mean(known), min(known), max(known)) if known else (nan, nan, nan)
         rows[name] = [placed.norm, "/".join(dict.fromkeys(lost)), placed.x, placed.y, *ends]
@@ -48,15 +48,15 @@ def points_of(comparison: Comparison, measure: Measure, missing: str = "") -> Da
 
 @dataclass(frozen=True)
 class StudyQuantity:
-    """What a figure shows of each variant.
+    """A quantity of variants in a figure.
 
     Attributes:
-        key: its name in the ids of an SVG.
-        title: what it is, in words.
-        unit: on an axis.
-        measure: of a run.
+        key: name in the ids of an SVG.
+        title: description for titles.
+        unit: unit of an axis.
+        measure: function from a run to the quantity.
         higher_is_better: whether it is a score, not a loss.
-        decimals: of a number in a cell; None goes by its size.
+        decimals: decimals of a number in a cell; None depends on the magnitude.
     """
 
     key: str
@@ -68,12 +68,12 @@ class StudyQuantity:
 
     @property
     def direction(self) -> str:
-        """Which way is better, in words."""
+        """Better direction in words."""
         return f"{'higher' if self.higher_is_better else 'lower'} is better"
 
 
 def main_score(comparison: Comparison) -> StudyQuantity:
-    """The measure that the comparison is about, such as perplexity, BLEU or accuracy."""
+    """Return the main measure of a comparison, such as perplexity, BLEU or accuracy."""
     measure = comparison.measure
     name = measure.heading.removeprefix("test ")
     return StudyQuantity(
@@ -87,7 +87,7 @@ def main_score(comparison: Comparison) -> StudyQuantity:
 
 
 def validation_score(comparison: Comparison) -> StudyQuantity:
-    """The same of the validation data; the loss there, where nothing else was measured."""
+    """Return the main measure on the validation data, else the validation loss."""
     name = comparison.metric.replace("test_", "valid_", 1)
     if not any(name in run.metrics for run in comparison.runs):
         return VALID_LOSS
@@ -106,12 +106,12 @@ _PERCENTS: Final = ("test_accuracy", "test_f1", "test_uas")
 
 
 def metric(name: str) -> Measure:
-    """A metric of the result."""
+    """Return the measure of a metric of the result."""
     return lambda run: run.metrics.get(name)
 
 
 def tid_percent(key: str) -> Measure:
-    """A TID of the result in percent, by the keys of `powernorm.records.TID`."""
+    """Return the measure of a TID in percent, by a key of `powernorm.records.TID`."""
 
     def measure(run: ReportedRun) -> float | None:
         value = None if run.tid is None else dict[str, float | None](**run.tid).get(key)

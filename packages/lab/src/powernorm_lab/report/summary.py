@@ -1,4 +1,4 @@
-"""What the runs of a comparison say of its norms: averages, and paired tests against LayerNorm."""
+"""Summary of a comparison's norms: averages over runs, and paired tests against LayerNorm."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -11,26 +11,26 @@ from powernorm_lab.report.records import Comparison, ReportedRun, ShownStatus
 from powernorm_lab.runs import Baseline
 
 REFERENCE: Final = "ln"
-"""The norm that the others are compared with."""
+"""Norm that the others are compared with."""
 LEAST_SEEDS: Final = 3
-"""Of fewer, an interval says nothing."""
+"""Smallest number of seeds for an interval."""
 CONFIDENCE: Final = 0.95
-# One norm against another, seed by seed.
+# Comparison of two norms, paired by seed.
 
 
 @dataclass(frozen=True, slots=True)
 class PairedGap:
-    """The difference of a metric to the reference, over the seeds that finished with both.
+    """Difference of a metric to the reference over the seeds that finished with both.
 
     Attributes:
         difference: mean of the seeds' differences.
-        low: lower end of the 95 % interval of that mean, by Student's t; NaN of too few seeds.
+        low: lower end of the 95 % interval of that mean, by Student's t; NaN for too few seeds.
         high: upper end.
-        p: of the two-sided paired t-test; NaN of too few seeds.
+        p: p-value of the two-sided paired t-test; NaN for too few seeds.
         count: number of seeds.
-        deviation: sample standard deviation of the seeds' differences; NaN of too few seeds.
-        ratio: the difference by the reference's mean; None where that is 0 or not known.
-        adjusted_p: by Holm's correction for the number of norms; NaN without a test.
+        deviation: sample standard deviation of the seeds' differences; NaN for too few seeds.
+        ratio: difference divided by the reference's mean; None if that is 0 or not known.
+        adjusted_p: p-value with Holm's correction for the number of norms; NaN without a test.
     """
 
     difference: float
@@ -44,19 +44,19 @@ class PairedGap:
 
     @property
     def is_clear(self) -> bool:
-        """Whether the interval leaves 0 out."""
+        """Whether the interval excludes 0."""
         return self.low > 0 or self.high < 0
 
     @property
     def is_told(self) -> bool:
-        """Whether the norms differ, with one false alarm in twenty comparisons at most."""
+        """Whether the norms differ, with at most one false alarm in 20 comparisons."""
         return self.adjusted_p < 1 - CONFIDENCE
 
 
 def paired_gap(
     runs: Iterable[ReportedRun], references: Iterable[ReportedRun], metric: str
 ) -> PairedGap | None:
-    """Compare two norms by the seeds that finished with both; None without one."""
+    """Compare two norms over the seeds that finished with both; return None without one."""
     ours, theirs = values_by_seed(runs, metric), values_by_seed(references, metric)
     common = sorted(ours.keys() & theirs.keys())
     gap = gap_of([ours[seed] - theirs[seed] for seed in common])
@@ -65,7 +65,7 @@ def paired_gap(
 
 
 def gap_of(differences: Sequence[float]) -> PairedGap | None:
-    """Return what the seeds' differences say; None without one."""
+    """Return mean, interval and test of the seeds' differences; None without one."""
     if not differences:
         return None
     mean = fmean(differences)
@@ -85,12 +85,12 @@ def gap_of(differences: Sequence[float]) -> PairedGap | None:
 
 
 def untested(gap: PairedGap | None) -> PairedGap | None:
-    """Return a difference without interval and p, which are wrong of the seeds of a race."""
+    """Return a difference without interval and p, which are invalid for the seeds of a race."""
     return None if gap is None else replace(gap, low=nan, high=nan, p=nan)
 
 
 def values_by_seed(runs: Iterable[ReportedRun], metric: str) -> dict[int, float]:
-    """Return a metric by seed, of the runs that finished."""
+    """Return a metric of the finished runs by seed."""
     return {
         run.seed: value
         for run in runs
@@ -99,11 +99,11 @@ def values_by_seed(runs: Iterable[ReportedRun], metric: str) -> dict[int, float]
 
 
 def holm(probabilities: Sequence[float]) -> list[float]:
-    """Return the p of several tests, corrected for their number.
+    """Return the p-values of several tests with Holm's correction for their number.
 
-    The k-th smallest is multiplied by the number of tests that are left, and is no smaller than
-    the one before it (Holm 1979): with p below 5 % for any, one of twenty families of tests whose
-    norms are all alike gives a false alarm.
+    The k-th smallest is multiplied by the number of remaining tests, and is at least as large as
+    the previous one (Holm 1979). At 5 %, at most one in 20 families of tests with equal norms has
+    a false alarm.
 
     >>> [round(p, 3) for p in holm([0.01, 0.04, 0.03])]
     [0.03, 0.06, 0.06]
@@ -117,7 +117,7 @@ def holm(probabilities: Sequence[float]) -> list[float]:
     return found
 
 
-# A row a norm.
+# Rows of norms.
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,21 +131,21 @@ class Spread:
 
 @dataclass(frozen=True)
 class SummaryRow:
-    """One norm, or one baseline, of the table.
+    """Row of the table, for a norm or a baseline.
 
     Attributes:
-        label: short name of the norm, with its placement where the comparison mixes them.
+        label: short name of the norm, with its placement if the comparison has several.
         parameters: number of parameters of the model; None for a baseline.
-        test: the comparison's measure on the test data; the same, but for translations a score.
-        gap: to the reference norm; None for itself and where no seed finished with both. Of a race
-            it has neither interval nor test, which are for a number of seeds fixed beforehand.
+        test: main measure of the comparison, on the test data.
+        gap: difference to the reference norm; None for the reference and if no seed finished with
+            both. A race has no interval and test, which require a fixed number of seeds.
         tid: means over the finished runs by the keys of `powernorm.records.TID`, as fractions.
-        statuses: what became of the runs: status to seeds, in the order of the runs.
+        statuses: seeds by status, in the order of the runs.
         is_baseline: whether this is a model without a network.
-        remark: what belongs beside its numbers, which then are never the best.
-        metrics: each that the runs have, over those that finished.
-        runs: those that the row is about; none of a baseline.
-        references: those of the reference norm that they are held against.
+        remark: caveat shown with its numbers, which are then never marked as the best.
+        metrics: metrics over the finished runs.
+        runs: runs of the row; empty for a baseline.
+        references: runs of the reference norm that they are compared with.
         behind: seeds of finished runs that are worse than the first baseline.
     """
 
@@ -169,22 +169,22 @@ class SummaryRow:
 
     @property
     def is_as_expected(self) -> bool:
-        """Whether every run finished, or a race had no more need of it."""
+        """Whether every run finished or was not needed by a race."""
         return self.statuses is None or set(self.statuses) <= {"finished", "dropped"}
 
     def mean_of(self, measure: Callable[[ReportedRun], float | None]) -> float | None:
-        """A quantity's mean over the finished runs, or over all where none finished."""
+        """Return the mean of a quantity over the finished runs, or over all if none finished."""
         timed = [run for run in self.runs if run.finished] or self.runs
         known = _finite(map(measure, timed))
         return fmean(known) if known else None
 
     def is_partial(self, value: Spread) -> bool:
-        """Whether an average is not over all runs: one did not finish, or has no such number."""
+        """Return whether an average leaves out runs that did not finish or have no such number."""
         return not self.complete or value.count < len(self.runs)
 
 
 def summarize(comparison: Comparison) -> list[SummaryRow]:
-    """One row a norm in the order of the runs, then the baselines."""
+    """Return a row for each norm in the order of the runs, then the baselines."""
     groups: dict[tuple[str, str | None], list[ReportedRun]] = {}
     for run in comparison.runs:
         groups.setdefault((run.name, run.placement), []).append(run)
@@ -198,7 +198,7 @@ def summarize(comparison: Comparison) -> list[SummaryRow]:
 
 
 def _tested(rows: Sequence[SummaryRow], *, is_race: bool) -> list[SummaryRow]:
-    """Correct the p of the rows for their number, or take them out."""
+    """Correct the p-values of the rows for their number, or remove them for a race."""
     if is_race:
         return [replace(row, gap=untested(row.gap)) for row in rows]
     gaps = [row.gap for row in rows if row.gap is not None and not isnan(row.gap.p)]
@@ -212,9 +212,10 @@ def _tested(rows: Sequence[SummaryRow], *, is_race: bool) -> list[SummaryRow]:
 
 
 def _references_of(runs: Sequence[ReportedRun], run: ReportedRun) -> list[ReportedRun]:
-    """The reference norm's runs that a run can be held against, which bear the same remark.
+    """Return the runs of the reference norm with the same placement and remark as a run.
 
-    They are those called like it; with a remark, as in a study that varies this, those of it.
+    Runs without a remark are compared with runs named after the reference; runs with one, as in a
+    study that varies it, with runs of that norm.
     """
     if run.name == REFERENCE or (run.remark and run.norm == REFERENCE):
         return []
@@ -239,13 +240,14 @@ def _baseline_row(baseline: Baseline, metric: str) -> SummaryRow:
 
 
 def best_rows(rows: Sequence[SummaryRow], measure: Measure = MEASURES[PERPLEXITY]) -> set[str]:
-    """Labels of the norms with the best mean among those whose runs all finished with one.
+    """Return the labels of the norms with the best mean among those whose runs all finished.
 
-    Empty where that says nothing: of one seed, of one norm, or where a baseline is no worse.
+    It is empty if a best norm would mean nothing: with one seed, with one norm, or if a baseline is
+    at least as good.
 
     Args:
-        rows: of `summarize`.
-        measure: what the comparison is about.
+        rows: rows of `summarize`.
+        measure: main measure of the comparison.
     """
     rivals = {row.label: row.test for row in rows if row.test and _can_win(row, row.test)}
     if len(rivals) < 2:
@@ -266,7 +268,7 @@ def best_baseline(rows: Sequence[SummaryRow], measure: Measure) -> tuple[str, fl
 
 
 def is_better(value: float, other: float, measure: Measure) -> bool:
-    """Whether a value of the measure is better than another."""
+    """Return whether a value of the measure is better than another."""
     return value > other if measure.higher_is_better else value < other
 
 
@@ -307,7 +309,7 @@ def _norm_row(label: str, runs: Sequence[ReportedRun], comparison: Comparison) -
 
 
 def spread_of(runs: Iterable[ReportedRun], metric: str) -> Spread | None:
-    """Mean and deviation of a metric over the runs that finished; None without one."""
+    """Return mean and deviation of a metric over the finished runs; None without one."""
     return spread(_values(runs, metric))
 
 
@@ -325,7 +327,7 @@ def _finite(values: Iterable[float | None]) -> list[float]:
 
 
 def spread(values: Sequence[float]) -> Spread | None:
-    """Mean and deviation of some values; None without one."""
+    """Return mean and deviation of values; None without one."""
     if not values:
         return None
     return Spread(fmean(values), stdev(values) if len(values) > 1 else None, len(values))
@@ -341,19 +343,19 @@ def _mean_tid(runs: Sequence[ReportedRun]) -> dict[str, float | None] | None:
 
 
 def _plain_mean(values: Iterable[float | None]) -> float | None:
-    """The mean, NaN where one value is NaN: a broken layer stays visible."""
+    """Return the mean, which is NaN if a value is, so that a broken layer stays visible."""
     known = [value for value in values if value is not None]
     return mean(known) if known else None
 
 
 def average(rows: Sequence[Mapping[str, Any]], key: str) -> float | None:
-    """The mean over the rows that have a value; None where none has."""
+    """Return the mean over the rows with a value; None without one."""
     known = [row[key] for row in rows if row.get(key) is not None]
     return fmean(known) if known else None
 
 
 def mean(values: Iterable[float]) -> float:
-    """The mean; NaN, not an error, where infinities of both signs meet.
+    """Return the mean; infinities of both signs give NaN instead of an error.
 
     >>> mean([1.0, 2.0]), mean([1.0, float("inf")])
     (1.5, inf)

@@ -1,4 +1,4 @@
-"""Tables: one frame of texts, and from it the page's HTML, Markdown and LaTeX."""
+"""Tables of texts, and their output as HTML, Markdown, LaTeX and CSV."""
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
@@ -41,13 +41,13 @@ _LATEX: Final = str.maketrans(
 )
 _MARKDOWN: Final = re.compile(
     r"[\\|*`<>\[\]$~&#]"
-    r"|(?<![^\W_])_|_(?![^\W_])"  # between letters and digits it is no markup
-    r"|:(?=//)|(?<=www)\.",  # in what GitHub makes a link of as it stands
+    r"|(?<![^\W_])_|_(?![^\W_])"  # not between letters and digits, where it is not markup
+    r"|:(?=//)|(?<=www)\.",  # in addresses that GitHub would turn into links
     re.IGNORECASE,
 )
 _BACKTICKS: Final = re.compile("`+")
 _SHORT: Final = 20
-"""A longer text of a wide column is broken into lines."""
+"""Longest text of a wide column that is not broken into lines."""
 
 Place = tuple[int, int]
 """Row and column of a cell."""
@@ -55,13 +55,13 @@ Place = tuple[int, int]
 
 @dataclass(frozen=True)
 class Cell:
-    """What the page shows of a cell.
+    """A cell of the page's table.
 
     Attributes:
-        text: of it.
-        kind: its classes.
-        title: what it says under the pointer.
-        value: what it is sorted by; None for the number that the text begins with.
+        text: text of the cell.
+        kind: CSS classes.
+        title: tooltip.
+        value: sort key; None for the number at the beginning of the text.
     """
 
     text: str
@@ -72,7 +72,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the page's table: its first text, and the other cells."""
+    """A row of the page's table: first text, and other cells."""
 
     heading: str
     kind: str
@@ -81,21 +81,21 @@ class Row:
 
 @dataclass(frozen=True)
 class Table:
-    """A table of texts, and what the page shows of it besides.
+    """A table of texts, with its appearance on the page.
 
     Attributes:
-        headings: of the columns, the first of which names the rows.
-        numeric: which columns stand to the right.
-        lines: the texts of the rows.
-        meanings: what the columns are, under the pointer; empty for none.
-        keys: by which columns are known beside their headings.
-        row_kinds: class of each row on the page, such as `best`.
-        cell_kinds: class of some cells, such as `alarm`.
-        titles: what cells say under the pointer.
-        values: what cells are sorted by where their texts do not begin with that number.
+        headings: headings of the columns; the first column names the rows.
+        numeric: whether each column is aligned to the right.
+        lines: texts of the rows.
+        meanings: tooltips of the headings; empty for none.
+        keys: identifiers of the columns.
+        row_kinds: CSS class of each row, such as `best`.
+        cell_kinds: CSS classes of some cells, such as `alarm`.
+        titles: tooltips of cells.
+        values: sort keys of cells whose texts do not begin with that number.
         wide: heading of a column whose long texts are broken into lines.
-        num_foot: rows at the end that sorting leaves there.
-        has_head: whether the headings stand on the page, and sort the rows there.
+        num_foot: number of rows at the end that are not sorted.
+        has_head: whether the page shows the headings, which sort the rows.
     """
 
     headings: Sequence[str]
@@ -113,11 +113,11 @@ class Table:
 
     @classmethod
     def of(cls, rows: Iterable[Mapping[str, str]], texts: Iterable[str], wide: str = "") -> "Table":
-        """Return a table of rows that have a cell by each heading.
+        """Create a table from rows with cells by heading.
 
         Args:
-            rows: all have the headings of the first.
-            texts: headings of the columns that are aligned left; without rows the only ones.
+            rows: rows with the headings of the first.
+            texts: headings of columns that are aligned left; without rows, all headings.
             wide: heading of a column whose long texts are broken into lines.
         """
         lines, left = list(rows), list(texts)
@@ -127,15 +127,15 @@ class Table:
 
     @cached_property
     def frame(self) -> DataFrame:
-        """The texts; two columns may have one heading."""
+        """Return the texts; headings may be repeated."""
         return DataFrame(list(map(list, self.lines)), columns=list(self.headings), dtype=object)
 
     def html(self, label: str, caption: str) -> Markup:
-        """Return it for the page, in a box that scrolls, so that the page never does.
+        """Render the table for the page, in a box that scrolls instead of the page.
 
         Args:
-            label: for readers who cannot see the box.
-            caption: what the table shows.
+            label: label of the box for screen readers.
+            caption: caption of the table.
         """
         rows = [
             self._row(index, *texts)
@@ -170,7 +170,7 @@ class Table:
         )
 
     def markdown(self) -> str:
-        r"""Return it in GitHub's Markdown, numbers to the right.
+        r"""Render the table as GitHub's Markdown, with numbers aligned to the right.
 
         >>> print(Table(["norm", "TID"], [False, True], [["a|b", "1"]]).markdown(), end="")
         | norm | TID |
@@ -185,11 +185,11 @@ class Table:
         return "".join(f"| {' | '.join(row)} |\n" for row in rows)
 
     def csv(self) -> str:
-        """Return its texts as comma-separated values."""
+        """Render the texts as comma-separated values."""
         return str(self.frame.to_csv(index=False))
 
     def latex(self) -> str:
-        r"""Return it as a tabular for `\usepackage{booktabs}`.
+        r"""Render the table as a LaTeX tabular for `\usepackage{booktabs}`.
 
         >>> print(Table(["norm", "TID, %"], [False, True], [["a_b", "1 ± 2"]]).latex(), end="")
         \begin{tabular}{lr}
@@ -202,7 +202,7 @@ class Table:
         """
         shown = self.frame.map(_latex)
         shown.columns = list(map(_latex, self.headings))
-        # A bracket or an asterisk would be taken for an argument of the command in front of it.
+        # LaTeX would take a bracket or an asterisk for an argument of the previous command.
         shown = shown.rename(columns=_guarded)
         shown.isetitem(0, shown.iloc[:, 0].map(_guarded))
         columns = "".join("r" if right else "l" for right in self.numeric)
@@ -211,12 +211,12 @@ class Table:
 
 
 def copies(table: Table) -> Markup:
-    """Return a table as Markdown and as LaTeX, in blocks that one click selects."""
+    """Return a table as Markdown and LaTeX, in blocks that are selected by one click."""
     return part("copies", [("Markdown", table.markdown()), ("LaTeX", table.latex())])
 
 
 def escaped(text: str) -> str:
-    r"""Text that Markdown shows as it is, in one line: no markup, HTML, link or end of a cell.
+    r"""Escape a text for one line of Markdown: no markup, HTML, links or ends of cells.
 
     >>> escaped("a|b <i>[x](https://y)</i>\n# `c`")
     'a\\|b \\<i\\>\\[x\\](https\\://y)\\</i\\> \\# \\`c\\`'
@@ -225,7 +225,7 @@ def escaped(text: str) -> str:
 
 
 def code(text: str) -> str:
-    """Text as code in a line of Markdown, whatever it holds.
+    """Format any text as code in a line of Markdown.
 
     >>> code("a <b>"), code("a `b`")
     ('`a <b>`', '`` a `b` ``')

@@ -1,4 +1,4 @@
-"""The tables of a comparison in a terminal, a pipe or a file, 80 characters wide or as asked."""
+"""Tables of a comparison in a terminal, or 80 characters wide in a pipe or a file."""
 
 import os
 from collections.abc import Iterable, Sequence
@@ -33,24 +33,24 @@ from powernorm_lab.report.tuning import budget_table, tuning_sentence
 from powernorm_lab.runs import REPORT_FILE, RESULTS_FILE
 
 _LONGEST: Final = 30
-"""Characters of a cell from which on it may break into lines."""
+"""Longest cell in characters that is never broken into lines."""
 _GAP: Final = 2
 """Characters between columns."""
 _WIDTH: Final = 80
-"""Characters of a line in a file or a pipe, unless `COLUMNS` asks for others."""
+"""Characters of a line in a file or a pipe, unless `COLUMNS` is set."""
 _WIDEST: Final = 10_000
 _IMPORTANT: Final = ("norm", "test", "gap", "status", "valid", "tid_avg", "speed", "examples")
-"""Keys of the columns of results that are shown first; the others follow in their order."""
+"""Keys of the most important columns, which are shown if the others do not fit."""
 
 
 def print_comparison(console: Console, comparison: Comparison, *, wide: bool = False) -> None:
-    """Print what a comparison shows, in tables as wide as the terminal.
+    """Print the results of a comparison in tables as wide as the terminal.
 
     Args:
-        console: where; in a file or a pipe a line has 80 characters, unless `COLUMNS` asks for
-            others.
-        comparison: what was compared.
-        wide: show all columns, each row in one line; else the most important ones that fit.
+        console: console to print to; lines in a file or a pipe have 80 characters, unless `COLUMNS`
+            is set.
+        comparison: the comparison.
+        wide: show all columns, with each row in one line; else the most important that fit.
     """
     console = _of_width(console, wide=wide)
     rows = summarize(comparison)
@@ -86,7 +86,7 @@ def print_comparison(console: Console, comparison: Comparison, *, wide: bool = F
 
 
 def print_evaluation(console: Console, record: DiagnosisRecord) -> None:
-    """Print the TID beside a paper's, and the scores by kind of statistics, as far as there are."""
+    """Print the TID next to the published one, and scores by kind of statistics, if any."""
     tid = tid_table(record)
     if tid is not None:
         print_table(console, tid)
@@ -126,9 +126,9 @@ def print_table(
     """Print the columns that fit, and name the others.
 
     Args:
-        console: where, as for `print_comparison`.
-        table: what.
-        order: the columns, the most important first; those that are not named follow in theirs.
+        console: as for `print_comparison`.
+        table: table to print.
+        order: indices of columns, the most important first; the others follow in their order.
         wide: as for `print_comparison`.
     """
     console = _of_width(console, wide=wide)
@@ -142,7 +142,7 @@ def print_table(
     shown.sort()
     rich = RichTable(box=SIMPLE_HEAD, show_edge=False, pad_edge=False, padding=(0, 1, 0, 0))
     for index in shown:
-        # Text, never str: a name from a file must not be taken for rich's markup.
+        # Text instead of str, because rich would parse markup in names from files.
         more = max(0, min(left, wanted[index] - needed[index]))
         rich.add_column(
             Text(table.headings[index]),
@@ -169,7 +169,7 @@ def print_table(
 
 
 def _widths(table: Table) -> tuple[list[int], list[int]]:
-    """Return the least width of each column, with broken lines, and the width without."""
+    """Return the smallest width of each column, with broken lines, and the width without them."""
     columns = list(zip(table.headings, *table.lines, strict=True))
     wanted = [max(map(cell_len, column)) for column in columns]
     needed = [

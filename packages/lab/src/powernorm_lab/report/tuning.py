@@ -1,4 +1,4 @@
-"""How each number was tuned: budgets, ranges, what was chosen, and what the trials say."""
+"""Section of a tuning: budgets, ranges, chosen settings, and figures of the trials."""
 
 from collections.abc import Iterator
 from io import StringIO
@@ -33,7 +33,7 @@ from powernorm_lab.runs import TRIALS_COLUMNS, TRIALS_FILE, ChosenTrial, TuningR
 
 
 def tuning_sentence(tuning: TuningRecord) -> str:
-    """The budget and the rule of choice, in a sentence."""
+    """Return a sentence about the budget and the selection."""
     way = "lowest" if tuning["select_by"]["direction"] == "min" else "highest"
     pruned = "some given up early" if tuning["pruner"] else "none given up early"
     return (
@@ -44,7 +44,7 @@ def tuning_sentence(tuning: TuningRecord) -> str:
 
 
 def budget_table(tuning: TuningRecord) -> Table:
-    """What the trials of each norm came to."""
+    """Return the table of the trials' results for each norm."""
     name = own_heading(tuning["select_by"]["metric"])
     words: dict[str, str] = {str(status): word for status, word in STATUS_WORDS.items()}
     lines = []
@@ -67,7 +67,7 @@ def budget_table(tuning: TuningRecord) -> Table:
 
 
 def ranges_table(tuning: TuningRecord) -> Table:
-    """What was searched of each norm, and how much it mattered."""
+    """Return the table of ranges and importances for each norm."""
     lines = []
     for norm, one in tuning["norms"].items():
         chosen = {} if one["best"] is None else one["best"]["settings"]
@@ -86,19 +86,19 @@ def ranges_table(tuning: TuningRecord) -> Table:
 
 
 def tuning_contents(comparison: Comparison) -> list[Markup]:
-    """The section of the report; empty where nobody tuned."""
+    """Return the section of the report; empty without a tuning."""
     tuning = comparison.tuning
     if tuning is None:
         return []
     prefix = f"{comparison.anchor}tuning"
     trials = _read_trials(comparison.folder / TRIALS_FILE)
     caption = (
-        "Trials are judged on the valid split, with one seed: their best value is the best of many "
-        "and says less than the table of results. The first trial has the untuned settings."
+        "Trials are ranked on the valid split, with one seed. Their best value is the best of many "
+        "and less reliable than the table of results. The first trial has the untuned settings."
     )
     importance = (
-        "Importance: which setting told good trials from bad ones in these ranges (PED-ANOVA of "
-        "Optuna), of a few trials a hint at most."
+        "Importance: how well a setting separates good trials from bad ones in these ranges "
+        "(PED-ANOVA of Optuna); only a hint for a few trials."
     )
     rules = f"Sampler: {tuning['sampler']}."
     if tuning["pruner"]:
@@ -117,7 +117,7 @@ def tuning_contents(comparison: Comparison) -> list[Markup]:
 
 
 def _curves(tuning: TuningRecord, prefix: str) -> Iterator[DrawnFigure]:
-    """The best value after 1 … T trials."""
+    """Draw the best value after 1 … T trials."""
     name = own_heading(tuning["select_by"]["metric"])
     curves = {norm: Series(one["curve"], dtype=float) for norm, one in tuning["norms"].items()}
     bands = [
@@ -127,15 +127,15 @@ def _curves(tuning: TuningRecord, prefix: str) -> Iterator[DrawnFigure]:
     ]
     yield from panels_figure(
         [Panel("Budget", f"best {name}", bands)],
-        caption=f"Best {name} after so many trials of a norm. A line that still moves at its end "
-        "wants more trials.",
+        caption=f"Best {name} against the number of trials of a norm. A line that still changes at "
+        "its end calls for more trials.",
         x_label="trials",
         prefix=f"{prefix}-budget",
     )
 
 
 def _importances(tuning: TuningRecord, prefix: str) -> Iterator[DrawnFigure]:
-    """Bars of the importance, by norm and setting."""
+    """Draw bars of the importance by norm and setting."""
     rows = [
         (f"{norm}: {_last(key)}", style, value)
         for style, (norm, one) in enumerate(tuning["norms"].items())
@@ -152,11 +152,11 @@ def _importances(tuning: TuningRecord, prefix: str) -> Iterator[DrawnFigure]:
             axes.barh(place, 100 * value, height=0.7, color=line_style(style)[0])
         name_rows(axes, names, 6.5)
         svg = inline_svg(drawn, f"{prefix}-importance", "Importance of each setting, by norm")
-    yield DrawnFigure(svg, "How much of what told trials apart goes with a setting.")
+    yield DrawnFigure(svg, "Share of each setting in the differences between trials.")
 
 
 def _slices(tuning: TuningRecord, trials: DataFrame, prefix: str) -> Iterator[DrawnFigure]:
-    """Value against setting, a figure a setting, a point a trial."""
+    """Draw values of trials against each setting."""
     norms = tuning["norms"]
     keys = dict.fromkeys(key for one in norms.values() for key in one["search"])
     name = own_heading(tuning["select_by"]["metric"])
@@ -164,7 +164,7 @@ def _slices(tuning: TuningRecord, trials: DataFrame, prefix: str) -> Iterator[Dr
         if key not in trials:
             continue
         rows = trials.assign(x=_finite(trials[key])).dropna(subset="x")
-        # Of one trial nothing can be seen.
+        # A single trial shows nothing.
         rows = rows[rows.groupby("norm")["x"].transform("size") > 1]
         if not rows["norm"].isin(list(norms)).any():
             continue
@@ -182,13 +182,13 @@ def _slices(tuning: TuningRecord, trials: DataFrame, prefix: str) -> Iterator[Dr
             svg = inline_svg(
                 drawn, f"{prefix}-slice-{index}", f"{name} against {key}", unit=_last(key)
             )
-        yield DrawnFigure(svg, f"The {name} of trials that came to their end, by {key}.")
+        yield DrawnFigure(svg, f"The {name} of completed trials by {key}.")
 
 
 def _draw_slice(
     axes: Axes, rows: DataFrame, norm: str, style: int, best: ChosenTrial | None, key: str
 ) -> None:
-    """The trials of a norm as dots, the chosen one with a ring."""
+    """Draw the trials of a norm as dots, with a ring around the chosen one."""
     look: dict[str, Any] = {"marker": "o", "linestyle": "", "color": line_style(style)[0]}
     (line,) = axes.plot(
         rows["x"], rows["value"], markersize=4, alpha=0.8, label=legend_label(norm), **look
@@ -200,7 +200,7 @@ def _draw_slice(
 
 
 def _short(key: str, norm: str) -> str:
-    """A setting without the norm that it is of."""
+    """Return the key of a setting without its norm."""
     return key.removeprefix(f"norm_options.{norm}.")
 
 
@@ -217,16 +217,16 @@ def _setting(value: object) -> str:
 
 
 def _read_trials(path: Path) -> DataFrame:
-    """The finished trials of a `trials.csv`; no row where the file does not exist, or is another's.
+    """Read the finished trials of a `trials.csv`; empty for a missing or foreign file.
 
     Raises:
-        InputError: it is not UTF-8 or cannot be read.
+        InputError: the file is not UTF-8 or cannot be read.
     """
     text = read_text(path) if path.exists() else ""
     header = text.partition("\n")[0].rstrip("\r").split(",")
     if not set(TRIALS_COLUMNS) <= set(header):
         return DataFrame(columns=TRIALS_COLUMNS)
-    # A last line without its line end is still being written.
+    # A last line without a line end is still being written.
     text = text[: text.rfind("\n") + 1]
     table = read_csv(StringIO(text), dtype=str, keep_default_na=False, on_bad_lines="skip")
     table["value"] = _finite(table["value"])
@@ -234,6 +234,6 @@ def _read_trials(path: Path) -> DataFrame:
 
 
 def _finite(texts: Series) -> Series:
-    """The numbers of a column, NaN for every other text."""
+    """Convert a column to numbers, with NaN for every other text."""
     numbers = to_numeric(texts, errors="coerce")
     return numbers.where(np.isfinite(numbers))

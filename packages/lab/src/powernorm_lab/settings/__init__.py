@@ -1,1 +1,1 @@
-"""Settings of comparisons: typed, immutable, checked where they are made."""
+"""Settings of comparisons: typed, immutable, checked when they are created."""

@@ -1,4 +1,4 @@
-"""The settings of a comparison: those that every task has, and what a study changes."""
+"""Settings of a comparison that all tasks share, and the changes that a study makes to them."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -21,52 +21,52 @@ from powernorm_lab.settings.training import (
 )
 
 LABEL: Final = re.compile(r"[A-Za-z0-9][\w.-]*", re.ASCII)
-"""What the label of a variant may be: it becomes part of a folder's name."""
+"""Pattern of a variant's label, which becomes part of a folder's name."""
 
 
 @section("variants", kw_only=False)
 class Variant:
-    """What one line of a study changes in the comparison's settings."""
+    """Changes to the comparison's settings for one line of a study."""
 
     label: str
     """Name in tables, figures and run folders."""
     norm: str
     """Short name."""
     norm_options: Mapping[str, OptionValue] = field(default_factory=dict)
-    """Over those that the comparison has for the norm."""
+    """Options that override the comparison's options of the norm."""
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """Values by dotted key, as `--set` takes them; of a function by parameter."""
+    """Values by dotted key, as for `--set`, or by parameter of a training function."""
     x: float | None = None
-    """Place on the study's axis; None is a line for reference."""
+    """Position on the study's axis; None for a reference line."""
     y: float | None = None
-    """Place on the second axis of a grid."""
+    """Position on the second axis of a grid."""
 
 
 @section(kw_only=False)
 class Study:
-    """What the variants of a comparison are about; the report draws its figure by the name."""
+    """Subject of a comparison's variants; the report chooses its figure by the name."""
 
     name: str
     title: str
     source: str
-    """The paper's figure or table that it repeats."""
+    """Figure or table of a paper that it repeats."""
     x_label: str = ""
-    """Empty where the variants have no number."""
+    """Label of the x axis; empty if the variants have no `x`."""
     y_label: str | None = None
-    """Of the second number, for grids."""
+    """Label of the second axis of a grid."""
     logarithmic: bool = False
-    """Whether the x axis is."""
+    """Whether the x axis is logarithmic."""
 
 
 @section()
 class ComparisonSettings:
-    """Everything that a comparison of norms depends on; each task has its own sections."""
+    """All settings of a comparison of norms; each task has its own sections."""
 
     task: ClassVar[str]
     measure: ClassVar[str] = "test_perplexity"
-    """The metric that comparisons of the task are about."""
+    """Main metric of the task's comparisons."""
     score: ClassVar[Goal | None] = None
-    """What `valid_score` in metrics.csv is, where the task has a measure beside the likelihood."""
+    """Meaning of `valid_score` in metrics.csv, if the task has a measure beside the likelihood."""
     preset: str = "own"
     """Name of the recipe."""
     norms: Names = ("ln", "bn")
@@ -74,9 +74,9 @@ class ComparisonSettings:
     seeds: Seeds = (0,)
     """Equal seeds give equal initial weights and equal batches to all norms."""
     data: DataSettings
-    """What is read and how it is cut into batches."""
+    """Data and batch sizes."""
     model: ModelSettings
-    """The shape of the model."""
+    """Architecture of the model."""
     optimizer: OptimizerSettings = OptimizerSettings()
     schedule: ScheduleSettings = ScheduleSettings()
     training: TrainingSettings = TrainingSettings()
@@ -84,7 +84,7 @@ class ComparisonSettings:
     """Options of `build_norm` for each norm, by its short name."""
     study: Study | None = None
     variants: tuple[Variant, ...] = ()
-    """What is trained in place of the norms as such: those whose norm or label is in `norms`."""
+    """Variants that are trained instead of plain norms, if their norm or label is in `norms`."""
 
     def __post_init__(self) -> None:
         check_distinct("norms", self.norms)
@@ -103,26 +103,26 @@ class ComparisonSettings:
 
     @property
     def placement(self) -> Placement:
-        """Return where the norms stand; `pre` of models that have no residual stream."""
+        """Return the placement of the norms; `pre` for models without a residual stream."""
         placement: Placement = getattr(self.model, "placement", "pre")
         return placement
 
     @property
     def label_smoothing(self) -> float:
-        """Return that of the training loss, 0 where the task has none."""
+        """Return the label smoothing of the training loss; 0 if the task has none."""
         smoothing: float = getattr(self.training, "label_smoothing", 0.0)
         return smoothing
 
     @property
     def score_name(self) -> str | None:
-        """Return what `RunData.scores` or `from_loss` calls the score."""
+        """Return the name of the score in `RunData.scores` or `from_loss`."""
         return None if self.score is None else self.score["metric"].removeprefix("valid_")
 
     @property
     def score_every(self) -> int:
-        """Return the validations from one that is scored to the next; 0 where none is.
+        """Return the number of validations per scored validation; 0 if none is scored.
 
-        1 where the score follows from the loss, and takes no setting.
+        It is 1 if the score follows from the loss and has no setting.
         """
         every: int = getattr(self.training, "score_every", 1)
         return every
@@ -135,28 +135,28 @@ class ComparisonSettings:
 
 @dataclass(frozen=True)
 class Notes:
-    """What is known of a comparison before it is made."""
+    """Facts about a comparison that are known before it is trained."""
 
     goal: Goal = field(
         default_factory=lambda: Goal(metric=ComparisonSettings.measure, direction="min")
     )
-    """The metric that it is about."""
+    """Main metric."""
     paper: Sequence[PaperRecord] = ()
-    """What the papers print."""
+    """Published results."""
     reduced: str | None = None
-    """What has to be known beside a paper's numbers."""
+    """Caveat that is shown next to the published results."""
     changes: ChangesRecord | None = None
-    """Which settings are not as in the preset that it stands for."""
+    """Settings that differ from the reference preset."""
     paper_statistics: Sequence[PaperStatistic] = ()
-    """What they print of the statistics of its norms."""
+    """Published statistics of the norms."""
 
 
 def options_of(config: ComparisonSettings, norm: str) -> dict[str, OptionValue]:
     """Return the options with which `norm` is built in this comparison.
 
-    The warm-ups of the norms that have one are made a fraction of the run, because their own
-    defaults (4,000 steps of PowerNorm) would outlast a short run; they count micro-batches, as the
-    running statistics do. `norm_options` wins over them.
+    Warm-ups of norms become a fraction of the run, because the defaults of the layers (4,000 steps
+    of PowerNorm) would outlast a short run. They count micro-batches, as the running statistics
+    do. `norm_options` overrides them.
     """
     micro_batches = config.training.max_steps * config.optimizer.accumulation
     fraction = config.training.norm_warmup_fraction
@@ -165,7 +165,7 @@ def options_of(config: ComparisonSettings, norm: str) -> dict[str, OptionValue]:
 
 
 def early_step(config: ComparisonSettings) -> int | None:
-    """Return the update after which the early checkpoint is kept; None where none is."""
+    """Return the update after which the early checkpoint is kept; None without one."""
     fraction = config.training.early_checkpoint
     return None if fraction is None else max(1, round(fraction * config.training.max_steps))
 
@@ -181,7 +181,7 @@ def to_json(config: ComparisonSettings) -> dict[str, Any]:
 
 
 def plain(value: Any) -> Any:
-    """Return sections as dictionaries and tuples as lists, as JSON has them."""
+    """Convert sections to dictionaries and tuples to lists, for JSON."""
     if is_dataclass(value):
         return {item.name: plain(getattr(value, item.name)) for item in fields(value)}
     if isinstance(value, Mapping):

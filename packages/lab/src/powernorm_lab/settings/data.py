@@ -1,25 +1,25 @@
-"""What the sections `data` of the tasks are made of."""
+"""Base classes of the tasks' sections `data`."""
 
 from powernorm_lab.settings.section import Positive, section
 
 LEAST_SUBWORDS = 257
-"""Every byte and the end mark."""
+"""Smallest vocabulary of subwords: every byte and the end mark."""
 
 
 @section("data")
 class DataSettings:
-    """What is read."""
+    """Source of the data."""
 
     path: str | None = None
-    """Folder or file of the user's own, or the name of a data set (`powernorm data` lists them);
-    none is the task's own."""
+    """Folder, file, or name of a data set (`powernorm data` lists them); none is the task's
+    default."""
 
 
 @section("data")
 class BatchedDataSettings(DataSettings):
-    """What is read, and how much of it is a batch."""
+    """Source of the data and batch sizes."""
 
     batch_size: Positive = 32
-    """Rows of a micro-batch: segments, sentences, texts or images."""
+    """Rows in a micro-batch: segments, sentences, texts or images."""
     evaluation_batch_size: Positive = 64
-    """Rows of a batch of validation and test."""
+    """Rows in a batch of validation and test."""

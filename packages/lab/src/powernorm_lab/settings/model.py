@@ -1,4 +1,4 @@
-"""What the sections `model` of the tasks are made of."""
+"""Base classes of the tasks' sections `model`."""
 
 from dataclasses import fields
 from typing import Final
@@ -21,63 +21,63 @@ from powernorm_lab.settings.section import (
 )
 
 SAME: Final = "same"
-"""In place of a short name: the norm that is compared."""
+"""Placeholder for a short name: the norm that is compared."""
 
 
 @section("model")
 class ModelSettings:
-    """The shape of the model."""
+    """Architecture of the model."""
 
     @property
     def norm_widths(self) -> tuple[int, ...]:
-        """Return the numbers of features that the model has norms of."""
+        """Return the numbers of features of the model's norms."""
         return ()
 
 
 @section("model")
 class TransformerSettings(ModelSettings):
-    """The shape of a Transformer."""
+    """Architecture of a Transformer."""
 
     num_features: Positive = 128
     """C, the size of the residual stream."""
     num_layers: Positive = 2
-    """Layers, of a translation those of the encoder."""
+    """Number of layers; in translation, of the encoder."""
     num_heads: Positive = 4
-    """Attention heads."""
+    """Number of attention heads."""
     feedforward_features: Positive = 512
-    """Features between the two maps of a feed-forward network."""
+    """Hidden features of a feed-forward network."""
     dropout: FractionBelowOne = 0.0
-    """Of embeddings and of what every sub-layer adds."""
+    """Dropout of the embeddings and of every sub-layer's output."""
     activation: Activation = "gelu"
-    """Of the feed-forward networks."""
+    """Activation of the feed-forward networks."""
     placement: Placement = "pre"
-    """Where the norms stand: before each sub-layer, on its branch (`pre`), after the residual sum
+    """Placement of the norms: before each sub-layer, on its branch (`pre`), after the residual sum
     (`post`), before and after each sub-layer (`sandwich`), there and on the embeddings (`peri`),
-    after it alone (`out`); `mix` has `post` in the lowest quarter of the layers and `pre` above;
-    `deepnorm`, `normformer`; `bn-ffn` is `pre` with one more between the linear maps of a
-    feed-forward network, `bn-linear` one after every linear map; `lns` is `pre` with the norms of
-    layer l, from 1, times 1/√l; `hybrid` has norms of queries, keys and values, and one before the
-    feed-forward network and its residual."""
+    after each sub-layer (`out`); `mix` has `post` in the lowest quarter of the layers and `pre`
+    above; `deepnorm`, `normformer`; `bn-ffn` is `pre` with one more norm between the linear maps of
+    a feed-forward network, `bn-linear` with one after every linear map; `lns` is `pre` with the
+    norms of layer l, from 1, times 1/√l; `hybrid` has norms of queries, keys and values, and one
+    before the feed-forward network and its residual."""
     embedding_norm: bool | None = None
-    """Whether a norm follows the embeddings; none is with `peri` only."""
+    """Whether a norm follows the embeddings; none means with `peri` only."""
     qk_norm: QueryKeyNorm | None = None
-    """What norms of queries and keys look at: the features of each head, by one norm for all heads
-    (`per_head`), or those of all heads (`whole`); none has no such norms."""
+    """Features that norms of queries and keys normalize: those of each head, by one norm for all
+    heads (`per_head`), or those of all heads (`whole`); none has no such norms."""
     qk_norm_type: str = "rms"
-    """Short name of these norms; `same` is the norm that is compared."""
+    """Short name of the norms of queries and keys; `same` is the norm that is compared."""
     num_norm_layers: NotNegative | None = None
-    """Lowest layers that have the norm; those above have LayerNorm with its defaults, and so has
-    the final norm. None, or all layers, gives every place the norm."""
+    """Number of lowest layers that have the norm; the layers above and the final norm have
+    LayerNorm with its defaults. None, or all layers, puts the norm everywhere."""
 
     @property
     def norm_widths(self) -> tuple[int, ...]:
-        """Return the numbers of features of the norms, but for qk-norms of a type of their own."""
+        """Return the numbers of features of all norms except qk-norms of another type."""
         widths = [self.num_features]
         for places in layer_places(self.shape):
             if places.linears or places.hidden:
                 widths.append(self.feedforward_features)
             if places.linears:
-                widths.append(2 * self.num_features)  # of keys and values
+                widths.append(2 * self.num_features)  # keys and values
             if places.heads and self.qk_norm is None:
                 widths.append(self.qk_norm_width)
         if self.qk_norm is not None and self.qk_norm_type == SAME:
@@ -92,7 +92,7 @@ class TransformerSettings(ModelSettings):
 
     @property
     def shape(self) -> TransformerShape:
-        """Return what the model's layers are made of: the settings that have its names."""
+        """Return the shape of the model's layers, from the settings of the same names."""
         names = [item.name for item in fields(TransformerShape) if hasattr(self, item.name)]
         return TransformerShape(**{name: getattr(self, name) for name in names})
 
@@ -109,22 +109,22 @@ class TransformerSettings(ModelSettings):
             raise refuse(
                 "model.qk_norm_type",
                 self.qk_norm_type,
-                "means nothing without norms of queries and keys: set model.qk_norm to per_head or "
+                "has no effect without norms of queries and keys: set model.qk_norm to per_head or "
                 "whole, or leave it out",
             )
 
     def _refuse_inner(self, attention: str, *placements: Placement) -> None:
-        """Refuse placements with norms or scales inside an attention that has no place for them.
+        """Refuse placements with norms or scales inside an attention that cannot have them.
 
         Args:
-            attention: what it is, in words.
-            placements: that do not fit it; neither does qk-norm.
+            attention: description of the attention for the message.
+            placements: placements that do not fit it; neither does qk-norm.
         """
         if self.placement in placements:
             raise refuse(
                 "model.placement",
                 self.placement,
-                "has norms or scales inside the attention, and they have no place in "
+                "has norms or scales inside the attention, which is not possible in "
                 f"{attention}: choose another placement",
             )
         if self.qk_norm is not None:
@@ -145,11 +145,11 @@ class TransformerSettings(ModelSettings):
 
 @section("model")
 class DetailedTransformerSettings(TransformerSettings):
-    """The shape of a Transformer with dropouts of its parts, and how it begins."""
+    """Architecture of a Transformer, with separate dropouts and its initialization."""
 
     attention_dropout: FractionBelowOne = 0.0
-    """Of the attention weights."""
+    """Dropout of the attention weights."""
     activation_dropout: FractionBelowOne | None = None
-    """After the activation of the feed-forward networks; none is `dropout`."""
+    """Dropout after the activation of the feed-forward networks; none is `dropout`."""
     initialization: Initialization = "xavier"
-    """How linear maps begin; Xu et al. 2019 recommend `kaiming` for AdaNorm."""
+    """Initialization of linear maps; Xu et al. 2019 recommend `kaiming` for AdaNorm."""

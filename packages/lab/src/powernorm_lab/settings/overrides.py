@@ -1,4 +1,4 @@
-"""Changing settings by dotted keys, as `--set section.key=value` does, and building them."""
+"""Build settings, and change them by dotted keys, as `--set section.key=value` does."""
 
 import difflib
 import types
@@ -12,16 +12,16 @@ from powernorm_lab.settings.section import descriptions, shown
 
 FREE_SECTION: Final = "norm_options"
 FIXED_KEYS: Final = ("preset", "study", "variants")
-"""Chosen by the recipe; changing them would only mislabel the results."""
+"""Settings that only a recipe sets; changing them would mislabel the results."""
 
 Settings = TypeVar("Settings")
 
 
 def override(config: Settings, assignments: Iterable[str]) -> Settings:
-    """Return settings, of a comparison or others, with every `key=value` applied, then checked.
+    """Return settings with all assignments `key=value` applied, and then checked together.
 
-    So it does not matter in which order settings come that have to fit each other. Of a key that
-    comes twice the last value counts. A value is read as TOML where the setting is no text.
+    The order of settings that have to fit each other does not matter. The last value of a repeated
+    key counts. Values are parsed as TOML unless the setting is a string.
 
     Keys: `section.key` (`optimizer.learning_rate=1e-3`), `norms=ln,bn`, `seeds=0,1` and
     `norm_options.NORM.OPTION` (`norm_options.rbn.mean_penalty=10`), whose value is checked when the
@@ -59,7 +59,7 @@ def known_keys(owner: Any) -> list[str]:
 
 
 def explained(owner: Any) -> list[tuple[str, str]]:
-    """Return every dotted key with its default and what it is, for the help of a command."""
+    """Return every dotted key with its description and default, for the help of a command."""
     hints, rows = get_type_hints(owner), []
     for key in known_keys(owner):
         section, _, name = key.rpartition(".")
@@ -75,7 +75,7 @@ def explained(owner: Any) -> list[tuple[str, str]]:
 
 
 def build(owner: Any, values: Mapping[str, Any], prefix: str = "") -> Any:
-    """Return a section, or all settings, of nested dictionaries, as JSON and TOML have them.
+    """Build a section, or all settings, from nested dictionaries as read from JSON or TOML.
 
     Raises:
         InputError: a key is unknown or missing, or a value cannot be used.
@@ -86,7 +86,7 @@ def build(owner: Any, values: Mapping[str, Any], prefix: str = "") -> Any:
             "settings"
         )
     hints = get_type_hints(owner)
-    # So that what is needed in a section is named, and not the section.
+    # An absent section is built from nothing, so that the error names the setting that it needs.
     needed: dict[str, Any] = {
         item.name: {}
         for item in fields(owner)
@@ -115,13 +115,13 @@ def _built(value: Any, hint: Any, key: str) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Changes:
-    """What assignments ask for, parsed but not checked."""
+    """Changes that assignments make, parsed but not checked."""
 
     plain: dict[str, Any]
-    """By key, of settings that are in no section."""
+    """Values by key of settings outside of sections."""
     sections: dict[str, dict[str, Any]]
     norm_options: dict[str, dict[str, OptionValue]]
-    """All of them, the configuration's too."""
+    """Options by norm, including those of the settings before the changes."""
 
 
 def _assign(owner: Any, changes: _Changes, key: str, text: str) -> None:
@@ -140,7 +140,7 @@ def _assign(owner: Any, changes: _Changes, key: str, text: str) -> None:
 
 
 def _norm_and_option(key: str) -> tuple[str, str]:
-    # The norm may have dots itself, as my.module:MyNorm; the option has none.
+    # A norm such as my.module:MyNorm contains dots; an option contains none.
     norm, _, option = key.removeprefix(f"{FREE_SECTION}.").rpartition(".")
     if not (norm and option.isidentifier()):
         raise InputError(
@@ -153,7 +153,7 @@ def _norm_and_option(key: str) -> tuple[str, str]:
 def split_settings(
     assignments: Iterable[str],
 ) -> tuple[dict[str, str], dict[str, dict[str, OptionValue]]]:
-    """Return settings, each a text, and options by norm, of assignments `key=value`.
+    """Split assignments `key=value` into settings as strings, and options by norm.
 
     Raises:
         InputError: an assignment has no `=`, or does not name an option of a norm.
@@ -197,14 +197,14 @@ def _unknown_key(owner: Any, key: str) -> InputError:
 
 
 def _parse(text: str, hint: Any) -> Any:
-    """Return a text as a value of a setting's type, as far as it can be; the section checks it."""
+    """Convert a string to a setting's type as far as possible; the section checks the value."""
     if _is_optional(hint):
         if text.lower() in NONE_WORDS:
             return None
         hint = _without_none(hint)
     if get_origin(hint) is tuple:
         item = get_args(hint)[0]
-        # Of texts "none" may be one: a norm is called so.
+        # In a list of strings, "none" is an item: it is the short name of a norm.
         is_none = item is not str and text.lower() in NONE_WORDS
         inside = "" if is_none else text.strip("()[]")
         return tuple(_parse(part.strip(), item) for part in inside.split(",") if part.strip())

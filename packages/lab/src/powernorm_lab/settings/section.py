@@ -1,7 +1,7 @@
-"""Sections of settings: typed and immutable, checked where they are made.
+"""Sections of settings: typed and immutable, checked when they are created.
 
-A section is a pydantic dataclass, strict and frozen, so that `dataclasses.replace` changes it and
-checks the change. What cannot be used is an `InputError` that names the setting by its dotted key.
+A section is a strict, frozen pydantic dataclass, so that `dataclasses.replace` changes it and
+checks the change. An invalid value raises an `InputError` that names the setting by its dotted key.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ _WORDS: Final = {
     "int_parsing_size": "is too large: give a number below 2^63",
     "float_type": "has the wrong type: expected a number",
     "bool_type": "has the wrong type: expected true or false",
-    "string_type": "has the wrong type: expected a text",
-    "dataclass_type": "is of another task: expected {class_name}",
-    "dataclass_exact_type": "is of another task: expected {class_name}",
+    "string_type": "has the wrong type: expected a string",
+    "dataclass_type": "belongs to another task: expected {class_name}",
+    "dataclass_exact_type": "belongs to another task: expected {class_name}",
     "dict_type": "has the wrong type: expected a table",
     "mapping_type": "has the wrong type: expected a table",
     "tuple_type": "has the wrong type: expected a list",
     "literal_error": "is not known: choose one of {expected}",
 }
-"""What is wrong with a value and what to give instead, by pydantic's types of errors."""
+"""Problem with a value and its fix, by pydantic's types of errors."""
 
 _Section = TypeVar("_Section")
 
@@ -62,8 +62,8 @@ def section(name: str = "", *, kw_only: bool = True) -> Callable[[type[_Section]
     """Make a class a section of settings.
 
     Args:
-        name: of the section in dotted keys; empty for the whole.
-        kw_only: whether values are given by keyword alone.
+        name: name of the section in dotted keys; empty for settings as a whole.
+        kw_only: whether all values are keyword-only.
     """
 
     def made(owner: type[_Section]) -> type[_Section]:
@@ -83,9 +83,9 @@ def section(name: str = "", *, kw_only: bool = True) -> Callable[[type[_Section]
 
 
 def descriptions(owner: Any) -> dict[str, str]:
-    """Return what each setting of a section is, from the texts below its fields."""
+    """Return the descriptions of a section's settings, which are the docstrings of its fields."""
     found: dict[str, str] = {}
-    for base in owner.__mro__:  # pydantic reads them where a field is defined only
+    for base in owner.__mro__:  # pydantic reads them only in the class that defines a field
         for name, info in getattr(base, "__pydantic_fields__", {}).items():
             found[name] = found.get(name) or info.description or ""
     return found
@@ -98,12 +98,12 @@ def is_default(owner: Any, name: str) -> bool:
 
 
 def refuse(key: str, value: object, fix: str) -> InputError:
-    """Return the error of a setting that cannot be used with the others."""
+    """Return the error of a setting that does not fit the others."""
     return InputError(f"{key}={shown(value)} {fix}")
 
 
 def shown(value: object) -> str:
-    """Return a value as one writes it on the command line."""
+    """Format a value as it is written on the command line."""
     if value is None:
         return "none"
     if isinstance(value, bool):
@@ -116,10 +116,10 @@ def shown(value: object) -> str:
 
 
 def check_distinct(key: str, values: Iterable[object]) -> None:
-    """Check that a list has entries, each once.
+    """Check that a list is not empty and has no duplicates.
 
     Raises:
-        InputError: it is not so; the message names the key and the value.
+        InputError: the list is empty or has duplicates; the message names the key and the value.
     """
     listed = list(values)
     if not listed:
@@ -130,7 +130,7 @@ def check_distinct(key: str, values: Iterable[object]) -> None:
 
 
 def _input_error(error: ValidationError, name: str, owner: type) -> InputError:
-    """Return the first thing that is wrong, in the words of the user."""
+    """Convert pydantic's first error to an `InputError` about the setting's dotted key."""
     first = error.errors()[0]
     kind, context = first["type"], first.get("ctx", {})
     if isinstance(cause := context.get("error"), InputError):
@@ -140,7 +140,7 @@ def _input_error(error: ValidationError, name: str, owner: type) -> InputError:
     if kind == "unexpected_keyword_argument":
         return _unknown_setting(key, owner, name)
     if kind in ("missing", "missing_keyword_only_argument"):
-        return InputError(f"{key} is needed: set it")
+        return InputError(f"{key} is required: set it")
     words = _WORDS.get(kind)
     if words is None:
         words = f"cannot be used: {first['msg'][:1].lower()}{first['msg'][1:]}"
@@ -153,12 +153,12 @@ def _input_error(error: ValidationError, name: str, owner: type) -> InputError:
 
 
 def _choices(expected: str) -> str:
-    """Return pydantic's `'a', 'b' or 'c'` as a list."""
+    """Convert pydantic's `'a', 'b' or 'c'` to `a, b, c`."""
     return expected.replace(" or ", ", ").replace("'", "")
 
 
 def _unknown_setting(key: str, owner: type, name: str) -> InputError:
-    """Return the error of a setting that a section does not have."""
+    """Return the error of an unknown setting."""
     import difflib
 
     known = [f"{name}.{item.name}" if name else item.name for item in fields(owner)]

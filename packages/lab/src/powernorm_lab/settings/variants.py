@@ -1,4 +1,4 @@
-"""The lines of a comparison: its norms, or the variants of its study, each with a configuration."""
+"""Lines of a comparison: its norms or the variants of its study, each with its settings."""
 
 from collections.abc import Mapping
 from dataclasses import replace
@@ -19,14 +19,14 @@ SHARED_KEYS: Final = (
     "training.score_every",
     "training.num_threads",
 )
-"""Settings that all runs of a comparison have in common, so that no variant can change them."""
+"""Settings that are shared by all runs of a comparison, so that no variant can change them."""
 
 
 def lines_of(config: ComparisonSettings) -> list[Line]:
     """Return the lines of a comparison in the order of its table.
 
     Raises:
-        InputError: a variant's settings are unknown, do not fit, or are those of all runs.
+        InputError: a variant's settings are unknown, do not fit, or are shared by all runs.
     """
     if not config.variants:
         return [Line(norm, config, placement=config.placement) for norm in config.norms]
@@ -34,14 +34,14 @@ def lines_of(config: ComparisonSettings) -> list[Line]:
 
 
 def chosen_norms(config: ComparisonSettings) -> list[str]:
-    """Return the short names of the norms that are trained, of variants too, each once."""
+    """Return the distinct short names of the norms that are trained, also in variants."""
     if not config.variants:
         return list(config.norms)
     return list(dict.fromkeys(variant.norm for variant in _chosen_variants(config)))
 
 
 def _chosen_variants(config: ComparisonSettings) -> list[Variant]:
-    """Variants of the norms in `norms`; a name there that is none of their norms is a label."""
+    """Return the variants whose norm or label is in `norms`; a norm's name is never a label."""
     norms = {variant.norm for variant in config.variants}
     labels = set(config.norms) - norms
     return [
@@ -79,7 +79,7 @@ def line_of_variant(config: ComparisonSettings, variant: Variant) -> Line:
 
 
 def study_info(study: Study) -> StudyInfo:
-    """Return what results.json says about a study."""
+    """Return a study's entry in results.json."""
     info = StudyInfo(
         name=study.name,
         title=study.title,
@@ -93,7 +93,7 @@ def study_info(study: Study) -> StudyInfo:
 
 
 def description(variant: Variant) -> str:
-    """Return what a variant is, in the form of the command line.
+    """Describe a variant in the syntax of the command line.
 
     >>> description(Variant("a", "pn", {"momentum": 0.1}, {"data.batch_size": "8"}))
     'norm=pn norm_options.pn.momentum=0.1 data.batch_size=8'

@@ -1,1 +1,1 @@
-"""`powernorm tune`: the same budget of trials for every norm, then the comparison of the best."""
+"""`powernorm tune`: tune every norm with the same number of trials, then compare the best."""

@@ -1,4 +1,4 @@
-"""The trials of each norm in Optuna's storage: asked for, told, and looked at."""
+"""Trials of each norm in Optuna's storage."""
 
 import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -21,60 +21,59 @@ STORAGE_FILE: Final = "optuna.db"
 NUM_RANDOM: Final = 5
 """Trials of a norm before the sampler learns from them."""
 NUM_BEFORE_PRUNING: Final = 4
-"""Trials of a norm that have to come to their end before one is given up."""
+"""Completed trials of a norm before a trial may be pruned."""
 PRUNING_FROM: Final = 1 / 3
-"""Part of a run in which no trial is given up: the rate may still rise."""
+"""Fraction of a run before which no trial is pruned, because the rate may still rise."""
 FEWEST_FOR_IMPORTANCE: Final = 4
 _ASKED: Final = (TrialState.RUNNING, TrialState.COMPLETE, TrialState.PRUNED, TrialState.FAIL)
 STATES: Final = {
     "finished": TrialState.COMPLETE,
     "pruned": TrialState.PRUNED,
-    # Of a value that is no number nothing can be told but that it is worse than any.
+    # Not FAIL: the sampler should learn that these settings are worse than any value.
     "diverged": TrialState.PRUNED,
     "nonfinite": TrialState.PRUNED,
     "failed": TrialState.FAIL,
 }
-"""What Optuna is told of a run, by its status."""
+"""Optuna's state of a trial by the status of its run."""
 
 
 def open_storage(folder: Path) -> optuna.storages.BaseStorage:
-    """Return the storage in a tuning's folder; it is made where there is none."""
+    """Open the storage in a tuning's folder, or create it."""
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     place = URL.create("sqlite", database=str(folder.absolute() / STORAGE_FILE))
-    # Optuna takes the URL for a template.
+    # Optuna formats the URL as a template.
     url = place.render_as_string().replace("{", "{{").replace("}", "}}")
     return optuna.storages.RDBStorage(url)
 
 
 @contextmanager
 def naming_storage(folder: Path) -> Iterator[None]:
-    """Turn what Optuna raises of a damaged storage into an error that says what to do."""
+    """Convert Optuna's exceptions about a damaged storage to an InputError with advice."""
     try:
         yield
     except InputError:
         raise
-    except Exception as error:  # whatever a damaged file makes Optuna and its database raise
+    except Exception as error:  # a damaged file raises many types in Optuna and its database
         first_line = str(error).partition("\n")[0]
         raise InputError(
             f"{folder / STORAGE_FILE} is damaged ({type(error).__name__}: {first_line}): put a "
-            "copy of it in its place, or begin anew with --force"
+            "copy of it in its place, or restart with --force"
         ) from error
 
 
 class NormStudy:
-    """The trials of one norm.
+    """Trials of one norm.
 
-    The sampler is made anew for every trial, by a seed of its own, so that what it proposes depends
-    on the trials before and on nothing else: a tuning that goes on proposes what it would have.
+    Every trial has a new sampler with its own seed, whose proposal depends only on the earlier
+    trials. A resumed tuning therefore proposes the same trials.
 
     Args:
-        storage: of the tuning.
+        storage: storage of the tuning.
         norm: short name.
-        goal: by which trials are judged.
+        goal: selection metric.
         space: ranges by dotted key.
-        untuned: what the settings are without a tuning, as far as the ranges hold it: the first
-            trial.
-        seed: of the sampler.
+        untuned: untuned settings that are within their ranges, for the first trial.
+        seed: seed of the sampler.
     """
 
     def __init__(
@@ -97,12 +96,12 @@ class NormStudy:
             direction="minimize" if goal["direction"] == "min" else "maximize",
             load_if_exists=True,
         )
-        _ = self._study.direction  # raises where a damaged file has none
+        _ = self._study.direction  # raises for a damaged file without one
         self._untuned = dict(untuned)
         self._check_trials()
 
     def _check_trials(self) -> None:
-        """Raise ValueError where a damaged file gives trials that were never asked for."""
+        """Raise ValueError for trials of a damaged file that were never asked for."""
         for number, trial in enumerate(self.trials()):
             if trial.number != number:
                 raise ValueError(f"trial {number} of {self.norm} is missing")
@@ -116,16 +115,16 @@ class NormStudy:
         return self._study.get_trials(deepcopy=False, states=_ASKED)
 
     def points(self, states: Sequence[TrialState] = _ASKED) -> list[Point]:
-        """Return the trials in some states, as they are trained."""
+        """Return the trials in some states as points of the grid."""
         found = (trial for trial in self.trials() if trial.state in states)
         return [Point(self.norm, dict(trial.params), trial.number) for trial in found]
 
     def next_round(self, size: int, num_trials: int) -> list[Point]:
-        """Return the trials to train next: those that were begun, and new ones; none in the end.
+        """Return the trials to train next, started and new ones; empty at the end.
 
         Args:
-            size: of a round.
-            num_trials: of the whole tuning.
+            size: number of trials in a round.
+            num_trials: number of trials in the whole tuning.
         """
         known = self.trials()
         is_told = [trial.state != TrialState.RUNNING for trial in known]
@@ -137,7 +136,7 @@ class NormStudy:
     def _ask(self, number: int) -> None:
         seed = zlib.crc32(f"{self._seed} {self.norm} {number}".encode())
         sampler = TPESampler(n_startup_trials=NUM_RANDOM, seed=seed)
-        # Drawn beside the storage, where a kill between two settings would leave a trial with one.
+        # Drawn in memory: in the storage, a kill between two settings would leave half a trial.
         draft = optuna.create_study(directions=self._study.directions, sampler=sampler)
         draft.add_trials(self._study.get_trials(deepcopy=False))
         if number == 0:
@@ -149,13 +148,13 @@ class NormStudy:
         )
 
     def tell(self, number: int, status: str, value: float | None, history: Limits) -> None:
-        """Say what a trial came to.
+        """Store the result of a trial.
 
         Args:
-            number: of the trial.
-            status: of its run.
-            value: by which it is judged; None where it has none.
-            history: the same at its validations, by step.
+            number: number of the trial.
+            status: status of its run.
+            value: selection metric; None without one.
+            history: selection metric at its validations, by step.
         """
         state = STATES[status]
         trial = self._study.get_trials(deepcopy=False)[number]
@@ -166,11 +165,11 @@ class NormStudy:
             for step in history.keys() - trial.intermediate_values.keys():
                 reporting.report(history[step], step)
         is_complete = state == TrialState.COMPLETE
-        # Optuna would take the last value of a trial that was given up for its result.
+        # Without None, Optuna would take the last value of a pruned trial as its result.
         self._study.tell(number, value if is_complete else None, state)
 
     def limits(self) -> Limits:
-        """Return what the next trials have to reach, by step."""
+        """Return the values below which the next trials are pruned, by step."""
         histories = [t.intermediate_values for t in self._complete()]
         last = max((step for history in histories for step in history), default=0)
         return median_limits(
@@ -181,7 +180,7 @@ class NormStudy:
         return self._study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))
 
     def best(self) -> FrozenTrial | None:
-        """Return the best trial, the first of equal ones; None where none came to its end."""
+        """Return the best completed trial, the first of equal ones; None without one."""
         complete = [trial for trial in self._complete() if trial.value is not None]
         if not complete:
             return None
@@ -190,7 +189,7 @@ class NormStudy:
         return best
 
     def curve(self) -> list[float | None]:
-        """Return the best value after 1, 2, … trials; None where there was none yet."""
+        """Return the best value after 1, 2, … trials; None before the first value."""
         best: float | None = None
         curve: list[float | None] = []
         for trial in self.trials():
@@ -201,7 +200,7 @@ class NormStudy:
         return curve
 
     def importance(self) -> dict[str, float]:
-        """Return how much each setting mattered, parts of 1; empty of too few trials."""
+        """Return the importance of each setting, with a sum of 1; empty for too few trials."""
         complete = self._complete()
         if len(complete) < FEWEST_FOR_IMPORTANCE or len({t.value for t in complete}) < 2:
             return {}

@@ -1,4 +1,4 @@
-"""Ranges that a tuning searches, as users write them."""
+"""Search ranges of a tuning, and their syntax."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -19,7 +19,7 @@ from powernorm_lab.settings.section import shown
 
 Kind = Literal["log", "linear", "int", "choice"]
 FIXED: Final = "fixed"
-"""In place of a range: the setting is not searched."""
+"""Replacement of a range for a setting that is not searched."""
 SYNTAX: Final = (
     "give log:LOW:HIGH or linear:LOW:HIGH (numbers), int:LOW:HIGH (whole numbers), choice:A,B,… "
     "(values), or fixed (not searched)"
@@ -29,16 +29,16 @@ EXAMPLE: Final = "optimizer.learning_rate=log:1e-4:1e-2"
 
 @dataclass(frozen=True)
 class Range:
-    """Values of one setting, of which a trial has one."""
+    """Range of values of one setting."""
 
     kind: Kind
     text: str
-    """As it is written."""
+    """Range in the syntax of `--search`."""
     values: tuple[OptionValue, ...]
-    """The lowest and the highest; of a choice all."""
+    """Lowest and highest value; all values of a choice."""
 
     def distribution(self) -> BaseDistribution:
-        """Return it as Optuna has it."""
+        """Return Optuna's distribution."""
         if self.kind == "choice":
             return CategoricalDistribution(self.values)
         low, high = cast(tuple[float, float], self.values)
@@ -47,7 +47,7 @@ class Range:
         return FloatDistribution(low, high, log=self.kind == "log")
 
     def holds(self, value: Any) -> bool:
-        """Return whether a value is one of the range's."""
+        """Return whether a value is in the range."""
         if self.kind == "choice":
             return value in self.values
         if not isinstance(value, int | float) or isinstance(value, bool):
@@ -61,21 +61,21 @@ Space = Mapping[str, Range]
 
 
 def parse_range(key: str, text: str) -> Range:
-    """Return the range that a text names.
+    """Parse a range.
 
     Args:
-        key: of the setting, for errors.
-        text: such as `log:1e-4:1e-2`.
+        key: key of the setting, for error messages.
+        text: range such as `log:1e-4:1e-2`.
 
     Raises:
-        InputError: it names none.
+        InputError: the text is not a range.
 
     >>> parse_range("optimizer.learning_rate", "log:1e-4:1e-2").values
     (0.0001, 0.01)
     """
     kind, _, rest = text.partition(":")
     if kind not in get_args(Kind):
-        raise InputError(f"{key}={text} is no range: {SYNTAX}")
+        raise InputError(f"{key}={text} is not a range: {SYNTAX}")
     if kind == "choice":
         values = tuple(_value(part) for part in rest.split(","))
         if len(set(map(repr, values))) < max(2, len(values)) or "" in values:
@@ -88,20 +88,20 @@ def parse_range(key: str, text: str) -> Range:
     if low >= high:
         raise InputError(f"{key}={text}: {low:g} is not below {high:g}: {SYNTAX}")
     if kind == "log" and low <= 0:
-        raise InputError(f"{key}={text}: a logarithmic range begins above 0: {SYNTAX}")
+        raise InputError(f"{key}={text}: a logarithmic range must begin above 0: {SYNTAX}")
     return Range(cast(Kind, kind), text, (low, high))
 
 
 def parse_search(
     search: Iterable[str] | Mapping[str, str],
 ) -> tuple[dict[str, str], dict[str, dict[str, str]]]:
-    """Return ranges of settings, and of options by norm, as texts.
+    """Split ranges into those of settings and those of options by norm, all as strings.
 
     Args:
-        search: `key=range` each, or ranges by key.
+        search: strings `key=range`, or ranges by key.
 
     Raises:
-        InputError: one is not of this form.
+        InputError: an item is not of this form.
     """
     given = [f"{k}={v}" for k, v in search.items()] if isinstance(search, Mapping) else search
     for item in given:
@@ -112,40 +112,40 @@ def parse_search(
 
 
 def option_key(norm: str, option: str) -> str:
-    """Return the dotted key of a norm's option, as `--set` has it."""
+    """Return the dotted key of a norm's option, as for `--set`."""
     return f"norm_options.{norm}.{option}"
 
 
 @dataclass(frozen=True)
 class Point:
-    """A line of a grid: a norm with the values that a trial has, or that were chosen."""
+    """Line of a grid: a norm with the values of a trial or the chosen values."""
 
     norm: str
     values: Mapping[str, Any]
-    """By dotted key."""
+    """Values by dotted key."""
     number: int | None = None
     """Number of the trial, from 0; None for the final comparison."""
 
     @property
     def label(self) -> str:
-        """Name of the line: of its folder, and in tables."""
+        """Name of the line for its folder and in tables."""
         name = self.norm.replace(":", ".")
         return name if self.number is None else f"{name}-trial{self.number}"
 
     def norm_options(self) -> dict[str, Any]:
-        """Return those of the values that are options of the norm, by option."""
+        """Return the values of the norm's options, by option."""
         start = option_key(self.norm, "")
         return {
             key.removeprefix(start): v for key, v in self.values.items() if key.startswith(start)
         }
 
     def settings(self) -> dict[str, Any]:
-        """Return the other values, by dotted key."""
+        """Return the values of settings, by dotted key."""
         return {key: v for key, v in self.values.items() if not key.startswith("norm_options.")}
 
 
 def value_text(value: Any) -> str:
-    """Return a value as `--set` takes it."""
+    """Format a value for `--set`."""
     return repr(value) if isinstance(value, float) else shown(value)
 
 

@@ -1,4 +1,4 @@
-"""The files of a tuning, and what results.json says of it."""
+"""Files of a tuning."""
 
 import csv
 import io
@@ -43,25 +43,25 @@ class Begun:
     norms: dict[str, NormTuning]
     round_size: int
     compared: dict[str, int]
-    """Trials whose settings the runs of the comparison have, by norm."""
+    """Number of the trial whose settings the comparison uses, by norm."""
 
 
 def take_folder(
     out: Path, identity: Mapping[str, Any], *, resume: bool, force: bool
 ) -> Begun | None:
-    """Make the folder of a tuning ready, or refuse it.
+    """Prepare the folder of a tuning, or refuse it.
 
     Args:
         out: the folder.
-        identity: what a tuning that goes on must have in common with the one before.
-        resume: go on with the tuning that is there.
-        force: delete what is there first.
+        identity: settings that a resumed tuning must share with the existing one.
+        resume: continue an existing tuning.
+        force: delete an existing tuning first.
 
     Returns:
-        What the tuning said that goes on; None of one that begins.
+        The record of the resumed tuning; None for a new one.
 
     Raises:
-        InputError: it holds another tuning, or runs of something else.
+        InputError: the folder has another tuning, or other runs.
     """
     path = out / TUNING_FILE
     check_own(out / TRIALS_FOLDER, out / STORAGE_FILE)
@@ -71,8 +71,8 @@ def take_folder(
         return None
     if not (resume or force):
         raise InputError(
-            f"{out} holds a tuning: give another --out, --resume to go on with it or --force to "
-            "delete it"
+            f"{out} has a tuning: give another --out, --resume to continue it or --force to delete "
+            "it"
         )
     check_folder(out, resume=resume, force=force)
     if force:
@@ -85,10 +85,10 @@ def take_folder(
 
 
 def _check_same_tuning(out: Path, old: Mapping[str, Any], new: Mapping[str, Any]) -> None:
-    """Check that a tuning was begun with the settings that it is to go on with.
+    """Check that a resumed tuning has the settings of the existing one.
 
     Raises:
-        InputError: they differ; the message names where.
+        InputError: the settings differ; the message names the difference.
     """
     before, now = old.get("search", {}), new["search"]
     left_out = [norm for norm in before if norm not in now]
@@ -97,7 +97,7 @@ def _check_same_tuning(out: Path, old: Mapping[str, Any], new: Mapping[str, Any]
             f"{out} has trials of {', '.join(before)}: name {', '.join(left_out)} among the "
             "norms, too, or give another --out"
         )
-    # Of norms that are new, there is nothing to compare.
+    # Ranges of new norms have no counterpart.
     check_same_settings(out, old, {**new, "search": {norm: now[norm] for norm in before}})
 
 
@@ -107,12 +107,12 @@ def write_record(out: Path, record: TuningRecord, identity: Mapping[str, Any], *
 
 
 def write_trials(out: Path, rows: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> None:
-    """Write trials.csv: a row a trial, with a column a setting.
+    """Write trials.csv, with one row per trial and one column per setting.
 
     Args:
         out: folder of the tuning.
-        rows: by TRIALS_COLUMNS and key.
-        keys: of all settings that are searched.
+        rows: values by TRIALS_COLUMNS and key.
+        keys: keys of all searched settings.
     """
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, [*TRIALS_COLUMNS, *keys], lineterminator="\n")
@@ -122,7 +122,7 @@ def write_trials(out: Path, rows: Sequence[Mapping[str, Any]], keys: Sequence[st
 
 
 def history(folder: Path, column: str) -> Limits:
-    """Return the values of a column of a run's metrics.csv by step, those that are numbers."""
+    """Return the finite values of a column of a run's metrics.csv, by step."""
     rows = read_metrics(folder / METRICS_FILE)
     if column not in rows:
         return {}

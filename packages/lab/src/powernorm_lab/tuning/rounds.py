@@ -1,4 +1,4 @@
-"""The trials of all norms, round by round, and the comparison of the best."""
+"""Trials of all norms in rounds, and comparison of the best."""
 
 import json
 from collections import Counter
@@ -44,16 +44,16 @@ PRUNER: Final = (
     "trials of its norm at that step"
 )
 SEED: Final = 1000
-"""Of the trials, where nobody gives one: far from those of comparisons."""
+"""Default seed of the trials, far from the usual seeds of comparisons."""
 
 
 @dataclass(frozen=True)
 class Budget:
-    """What every norm gets."""
+    """Budget of every norm."""
 
     num_trials: int = 20
     seed: int | None = None
-    """None is `SEED`, or the next that is none of the comparison's."""
+    """Seed of the trials; None means `SEED`, or the next one that the comparison does not use."""
     prunes: bool = True
 
     def __post_init__(self) -> None:
@@ -66,23 +66,24 @@ class Budget:
         """Return the seed of the trials.
 
         Args:
-            seeds: of the final comparison.
+            seeds: seeds of the final comparison.
 
         Raises:
-            InputError: it is one of these.
+            InputError: the comparison uses it, too.
         """
         if self.seed is None:
             return next(seed for seed in range(SEED, SEED + len(seeds) + 1) if seed not in seeds)
         if self.seed in seeds:
             raise InputError(
                 f"the seed {self.seed} of the trials is one of the comparison's "
-                f"({', '.join(map(str, seeds))}), which would be chosen to fit: give another one"
+                f"({', '.join(map(str, seeds))}), to which the settings would be fitted: give "
+                "another one"
             )
         return self.seed
 
 
 class Tuning:
-    """The trials of all norms, round by round, and the comparison of the best."""
+    """Trials of all norms in rounds, and comparison of the best."""
 
     def __init__(
         self,
@@ -105,9 +106,9 @@ class Tuning:
         self._studies: list[NormStudy] = []
         self._results: dict[str, RunResult] = {}
         self._round_size = max(1, -(-workers.jobs // len(spaces)))
-        """Trials of a norm at a time, as many as keep the workers busy."""
+        """Trials per norm in a round, enough to keep the workers busy."""
         self._compared: dict[str, int] = {}
-        """Trials whose settings the runs of the comparison have."""
+        """Number of the trial whose settings the comparison uses, by norm."""
         identity = {
             **subject.identity,
             "select_by": self._goal,
@@ -115,12 +116,12 @@ class Tuning:
             "prune": budget.prunes,
             "search": {n: {k: one.text for k, one in s.items()} for n, s in spaces.items()},
         }
-        # As it is read back, with lists in place of tuples.
+        # JSON converts tuples to lists, as in the file.
         self._identity: dict[str, Any] = json.loads(json.dumps(identity))
 
     @contextmanager
     def holding(self, *, resume: bool, force: bool) -> Iterator[None]:
-        """Hold the folder, with the tuning in it taken up or begun."""
+        """Hold the folder's lease, and start or resume the tuning."""
         check_free(self._out)
         lease = Lease(self._out)
         try:
@@ -130,7 +131,7 @@ class Tuning:
             lease.release(forget=True)
 
     def _begin(self, *, resume: bool, force: bool) -> None:
-        """Take up the tuning in the folder, or begin one."""
+        """Start or resume the tuning in the folder."""
         old = records.take_folder(self._out, self._identity, resume=resume, force=force)
         known: dict[str, int] = {}
         if old is not None:
@@ -166,7 +167,7 @@ class Tuning:
         """Train all trials.
 
         Raises:
-            InputError: every trial of the first round failed, or one of a norm came to no end.
+            InputError: every trial of the first round failed.
         """
         executor: Executor | None = None
         with ExitStack() as started:
@@ -176,15 +177,15 @@ class Tuning:
                 for trial in study.next_round(self._round_size, self._budget.num_trials)
             ]:
                 grid = self._grid(asked)
-                if executor is None:  # the first grid says for what
+                if executor is None:  # started with the first grid
                     executor = started.enter_context(self._executor(self._trials, grid))
                 self._train(grid, asked, executor)
-        # It told workers of the last round, which after a kill is another one than without.
+        # Its contents depend on where a tuning was interrupted.
         remove(self._trials / WORK_FILE)
 
     @contextmanager
     def _executor(self, out: Path, grid: Grid) -> Iterator[Executor | None]:
-        """Have what starts workers in a folder in the block; None where this process trains."""
+        """Yield an executor of workers for a folder; None if this process trains."""
         if not self._workers.are_used:
             yield None
             return
@@ -221,7 +222,7 @@ class Tuning:
             history = records.history(folder, self._subject.column)
             assert one.number is not None
             study.tell(one.number, result.status, value, history)
-            remove(folder / CHECKPOINTS_FOLDER)  # the logs and the result stay
+            remove(folder / CHECKPOINTS_FOLDER)  # logs and results are kept
         self._write()
         self._listener(Notice(self._progress()))
 
@@ -230,12 +231,12 @@ class Tuning:
         self._results = {name: result for name, result in found if result is not None}
 
     def _check_that_some_train(self, asked: Sequence[Point]) -> None:
-        """Stop where nothing but errors came of the first trials: so would the others."""
+        """Raise an InputError if all trials of the first round failed, as the others would."""
         failed = [one for one in self._results.values() if one.status == "failed"]
         if len(failed) == len(self._results) == len(asked):
             raise InputError(
                 f"every trial failed, the first one by {failed[0].message or 'an error'}: "
-                f"correct it, then begin again with --force (see {self._trials})"
+                f"correct it, then restart with --force (see {self._trials})"
             )
 
     def _progress(self) -> str:
@@ -255,15 +256,15 @@ class Tuning:
         """Train the best settings of every norm with the seeds of the comparison.
 
         Raises:
-            InputError: no trial of a norm came to its end.
+            InputError: a norm has no completed trial.
         """
         chosen = {study.norm: study.best() for study in self._studies}
         points = []
         for norm, best in chosen.items():
             if best is None:
                 raise InputError(
-                    f"no trial of {norm} came to its end (see {self._out / 'trials.csv'}): give "
-                    "more --trials with --resume, other ranges, or leave it out"
+                    f"no trial of {norm} was completed (see {self._out / 'trials.csv'}): give more "
+                    "--trials with --resume, other ranges, or leave it out"
                 )
             points.append(Point(norm, dict(best.params)))
         grid = self._subject.comparison(points)
@@ -283,7 +284,7 @@ class Tuning:
             if read_json(folder / CONFIG_FILE).get("norm") in changed:
                 delete_run(folder)
                 self._listener(
-                    Notice(f"{folder.name} is trained anew: more trials found better settings")
+                    Notice(f"retraining {folder.name}: more trials found better settings")
                 )
         self._compared |= chosen
         self._write()
@@ -309,7 +310,7 @@ class Tuning:
         records.write_trials(self._out, rows, list(keys))
 
     def _folder(self, trial: Point) -> Path:
-        """Return the folder of a trial; without a result it has no full name yet."""
+        """Return the folder of a trial, whose name is incomplete before it has a result."""
         start = f"{trial.label}-"
         name = next((name for name in self._results if name.startswith(start)), start)
         return self._trials / name

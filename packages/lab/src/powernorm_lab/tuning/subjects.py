@@ -1,4 +1,4 @@
-"""The subject of a tuning: a recipe of a built-in task, or a function of a user's own."""
+"""Subjects of tunings: recipes of built-in tasks and users' functions."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -42,28 +42,28 @@ class Subject:
     seeds: Sequence[int]
     """Seeds of the final comparison."""
     goal: Goal
-    """The metric that the final comparison is about."""
+    """Main metric of the final comparison."""
     select_by: Goal
-    """The value of the valid split by which trials are judged."""
+    """Selection metric of the trials, on the valid split."""
     column: str
-    """The column of metrics.csv that has it during a run."""
+    """Column of metrics.csv with the selection metric."""
     identity: Mapping[str, Any]
-    """Settings that a resumed tuning must have in common with the one before, as JSON."""
+    """Settings that a resumed tuning must share with the existing one, as JSON."""
     settings: Mapping[str, Any]
-    """The settings without a tuning, by dotted key."""
+    """Untuned settings by dotted key."""
     norm_options: Mapping[str, Mapping[str, Any]]
-    """The options without a tuning, by norm, where they are not the norm's defaults."""
+    """Untuned options by norm, except for the norm's defaults."""
     ranges: Mapping[str, str]
-    """The ranges that all norms have without being asked for, by dotted key."""
+    """Default ranges of all norms, by dotted key."""
     grid: Callable[[Sequence[Point], Sequence[int], Goal, Sequence[str] | None], Grid]
-    """Returns the grid of points, seeds and a goal, all of them checked.
+    """Function from points, seeds and a goal to a checked grid.
 
-    The last argument names the labels of trials to train, where the points are those of all trials;
-    None trains all points in the final comparison.
+    The last argument has the labels of the trials to train, with the points of all trials; None
+    trains all points in the final comparison.
     """
 
     def untuned(self, norm: str, space: Space) -> dict[str, Any]:
-        """Return the settings of a norm without a tuning, by dotted key, where ranges hold them."""
+        """Return the untuned settings of a norm that are within their ranges, by dotted key."""
         options = self.norm_options.get(norm, {})
         own = {key: _option(norm, key, options) for key in space if key.startswith("norm_options.")}
         values = {key: self.settings.get(key) for key in space} | own
@@ -75,10 +75,10 @@ class Subject:
         """Return the grid of trials.
 
         Args:
-            points: to train.
-            known: these and all of earlier rounds.
-            seed: of their runs.
-            rules: by which they are judged.
+            points: trials to train.
+            known: these trials and those of earlier rounds.
+            seed: seed of the runs.
+            rules: selection metric and limits of pruning.
         """
         labels = [point.label for point in points]
         return replace(self.grid(known, [seed], rules.goal, labels), trial=rules)
@@ -95,19 +95,19 @@ class Subject:
 def builtin_subject(
     config: ComparisonSettings, notes: Notes | None = None, select_by: Goal | None = None
 ) -> Subject:
-    """Return a recipe of a built-in task as what is tuned.
+    """Return the subject of a built-in task's recipe.
 
     Args:
-        config: its settings.
-        notes: what results.json says of it; None is what is known.
-        select_by: overrules what the task is judged by.
+        config: settings of the recipe.
+        notes: caveats and published results for results.json; None takes them from the recipe.
+        select_by: selection metric; None is the task's default.
 
     Raises:
-        InputError: it has variants, norms that do not fit, or is not judged by that.
+        InputError: the recipe has variants, or norms or a metric that do not fit the task.
     """
     if config.variants:
         raise InputError(
-            f"the recipe {config.preset} has variants, whose settings are the point: tune a "
+            f"the recipe {config.preset} has variants, whose settings must not be tuned: choose a "
             "recipe of norms"
         )
     check_norms(config)
@@ -116,7 +116,7 @@ def builtin_subject(
     if select_by is not None and select_by not in known:
         options = ", ".join(f"{one['metric']}:{one['direction']}" for one in known)
         raise InputError(
-            f"{config.task} cannot be judged by {select_by['metric']}:{select_by['direction']} "
+            f"{config.task} does not measure {select_by['metric']}:{select_by['direction']} "
             f"during the training: choose {options}"
         )
     judged = select_by or known[0]
@@ -153,7 +153,7 @@ def builtin_subject(
 
 
 def _goals(config: ComparisonSettings) -> list[Goal]:
-    """Return what trials can be judged by, the one that chooses checkpoints first."""
+    """Return the possible selection metrics, first the one that selects checkpoints."""
     loss, score = Goal(metric="valid_loss", direction="min"), config.score
     has_score = score is not None and score["metric"] in builtin_task(config).metrics
     if score is None or not has_score or not config.score_every:
@@ -162,7 +162,7 @@ def _goals(config: ComparisonSettings) -> list[Goal]:
 
 
 def _recipe_ranges(config: ComparisonSettings) -> dict[str, str]:
-    """Return ranges of the learning rate and its warm-up around the recipe's own."""
+    """Return ranges of learning rate and warm-up around the recipe's values."""
     rate, steps = config.optimizer.learning_rate, config.schedule.warmup_steps
     ranges = {LEARNING_RATE: f"log:{rate / 8:.6g}:{rate * 4:.6g}"}
     if steps is None:
@@ -185,23 +185,23 @@ def own_subject(
     device: str,
     num_threads: int | None,
 ) -> Subject:
-    """Return a training function of a user's own as what is tuned.
+    """Return the subject of a user's training function.
 
-    Nothing is searched that nobody names: what the parameters mean, only the user knows.
+    It has no default ranges, because the meanings of its parameters are not known.
 
     Args:
         train: function, task or `module:name`.
         norms: short names, or `module:Class`.
-        seeds: of the final comparison.
-        goal: of the final comparison.
-        select_by: value of the valid split by which trials are judged; None is derived of the goal.
+        seeds: seeds of the final comparison.
+        goal: main metric of the final comparison.
+        select_by: selection metric on the valid split; None derives it from the goal.
         settings: values of the function's keyword parameters.
         norm_options: options by norm.
-        device: as `compare`.
-        num_threads: of each run.
+        device: as in `compare`.
+        num_threads: CPU threads of each run.
 
     Raises:
-        InputError: as `own_grid`, or nothing says by what trials are judged.
+        InputError: as `own_grid`, or there is no selection metric.
     """
     task = task_of(train)
     made = partial(
@@ -216,7 +216,7 @@ def own_subject(
     whole = made(seeds=seeds, goal=goal)
     judged = select_by or _valid_goal(whole.goal)
     steps = task.num_steps(whole.settings)
-    # As `Run` builds the norms: their warm-ups fit into the run where nobody sets them.
+    # As in `Run`: unless they are set, the norms' warm-ups fit into the run.
     derived = {} if steps is None else {norm: warmup_options(norm, steps) for norm in norms}
 
     def grid(
@@ -254,24 +254,24 @@ def own_subject(
 
 
 def _valid_goal(goal: Goal) -> Goal:
-    """Return a goal of the test split with valid in place of test.
+    """Return the valid split's metric for a goal of the test split.
 
     Raises:
-        InputError: it is none of the test split.
+        InputError: the goal is not of the test split.
     """
     metric = goal["metric"]
     if metric.startswith("test_"):
         valid = metric.replace("test_", "valid_", 1)
         return Goal(metric=valid, direction=goal["direction"])
     raise InputError(
-        f"the goal {metric} does not say by what trials are judged: give --select-by "
-        "METRIC:max or METRIC:min, a value of the valid split that the function returns and, "
-        "to give up trials early, logs; the goal is then for the test split"
+        f"the goal {metric} is not a metric of the test split, such as test_loss, so that trials "
+        "have no selection metric: give --select-by METRIC:max or METRIC:min, a metric of the "
+        "valid split that the function returns and, for pruning, logs"
     )
 
 
 def _option(norm: str, key: str, options: Mapping[str, Any]) -> Any:
-    """Return an option of a norm: what is set, or its default."""
+    """Return the value of a norm's option, or its default."""
     info = norm_info(norm)
     option = key.removeprefix(option_key(norm, ""))
     chosen = {**info.presets, **options}
@@ -289,22 +289,22 @@ def spaces_of(
     settings: Mapping[str, str],
     options: Mapping[str, Mapping[str, str]],
 ) -> dict[str, Space]:
-    """Return the ranges of each norm: those that are declared, with what a user says.
+    """Return the ranges of each norm: the declared ones, overridden by the user's.
 
     Args:
-        subject: what is tuned.
+        subject: subject of the tuning.
         settings: ranges of settings, for all norms.
         options: ranges of options, by norm.
 
     Raises:
-        InputError: a range cannot be used, or a norm has nothing to tune.
+        InputError: a range cannot be used, or a norm has none.
     """
     foreign = [norm for norm in options if norm not in subject.norms]
     if foreign:
         option = next(iter(options[foreign[0]]))
         raise InputError(
-            f"{option_key(foreign[0], option)} is to be searched, and {foreign[0]} is not among "
-            f"the norms ({', '.join(subject.norms)}): add it, or leave its ranges out"
+            f"{option_key(foreign[0], option)} has a range, but {foreign[0]} is not among the "
+            f"norms ({', '.join(subject.norms)}): add it, or leave out its ranges"
         )
     spaces: dict[str, Space] = {}
     for norm in subject.norms:
@@ -322,7 +322,7 @@ def spaces_of(
 
 
 def _check_ends(subject: Subject, spaces: Mapping[str, Space]) -> None:
-    """Check each end of every range, beside the first values of the others."""
+    """Check both ends of every range, combined with the first values of the others."""
     points = []
     for norm, space in spaces.items():
         lowest = {key: one.values[0] for key, one in space.items()}

@@ -1,4 +1,4 @@
-"""`powernorm_lab.tune`: norms compared after each had the same budget of trials."""
+"""`powernorm_lab.tune`: compare norms after tuning each with the same number of trials."""
 
 import sys
 from collections.abc import Mapping, Sequence
@@ -48,53 +48,53 @@ def tune(
     on_event: Listener | None = None,
     notes: Notes | None = None,
 ) -> Comparison:
-    """Choose the settings of every norm by the same number of trials, and compare the best ones.
+    """Tune every norm's settings with the same number of trials, and compare the best ones.
 
-    A trial is a run with settings from the ranges of its norm and one seed, and is judged on the
-    valid split alone. The best settings of each norm are then trained with the seeds of the
-    comparison and scored on the test split. `out` receives that comparison, as `compare` writes
-    it, with how each norm was tuned in `results.json`, `tuning.json` and the report; every trial
-    is in `trials.csv` and `trials/`, and in `optuna.db`.
+    A trial is a run with one seed and settings from the ranges of its norm. It is ranked on the
+    valid split only. The best settings of each norm are then trained with the seeds of the
+    comparison and scored on the test split. `out` receives that comparison in the format of
+    `compare`, with the tuning of each norm in `results.json`, `tuning.json` and the report. All
+    trials are in `trials.csv`, `trials/` and `optuna.db`.
 
     Args:
         train: as in `compare`.
         out: folder of the tuning and the comparison.
-        norms: short names, or `module:Class`; of a recipe its own are taken.
-        trials: of each norm; a trial that is given up early, diverges or fails counts.
-        search: ranges by dotted key, over those that a recipe and the norms have:
+        norms: short names, or `module:Class`; a recipe has its own.
+        trials: number of trials per norm, including those that are pruned, diverge or fail.
+        search: ranges by dotted key that override those of the recipe and the norms:
             `log:LOW:HIGH`, `linear:LOW:HIGH`, `int:LOW:HIGH`, `choice:A,B,…`, or `fixed` for none.
             Keys are those of `--set`, or keyword parameters of a function, and
             `norm_options.NORM.OPTION`.
-        seeds: of the comparison, how many (0 to n - 1) or which; of a recipe its own are taken.
-        tuning_seed: of the trials; none of `seeds`.
+        seeds: seeds of the comparison, a number (0 to n - 1) or a list; a recipe has its own.
+        tuning_seed: seed of the trials; none of `seeds`.
         goal: as in `compare`.
-        select_by: the value of the valid split by which trials are judged, with `max` or `min`;
-            None is what the task chooses checkpoints by, and of a function with the goal
-            `test_NAME` it is `valid_NAME`.
+        select_by: selection metric on the valid split, with `max` or `min`; None is the metric that
+            selects the task's checkpoints, or `valid_NAME` for a function with the goal
+            `test_NAME`.
         settings: as in `compare`.
         norm_options: as in `compare`.
-        prune: end trials early that are worse than the median of the earlier ones of their norm,
-            after a third of the run.
+        prune: whether to stop trials, after a third of the run, that are worse than the median of
+            the norm's earlier trials.
         device: as in `compare`.
-        jobs: as in `compare`, of trials, too.
+        jobs: as in `compare`, also for trials.
         num_threads: as in `compare`.
         executor: as in `compare`.
         executor_options: as in `compare`.
         retries: as in `compare`.
-        resume: go on with the tuning in `out`, as if it had not been interrupted; also with more
+        resume: continue the tuning in `out` as if it had not been interrupted, also with more
             trials, norms or seeds.
-        force: delete what `out` holds first.
+        force: delete an existing tuning in `out` first.
         quiet: show no progress and no table.
         on_event: as in `compare`.
         notes: as in `compare`.
 
     Returns:
-        The comparison of the tuned norms, read back from `out`.
+        The comparison of the tuned norms, read from `out`.
 
     Raises:
-        InputError: something given cannot be used, `out` holds something else, or no trial of a
-            norm came to its end.
-        KeyboardInterrupt: after the run at hand has been marked as interrupted.
+        InputError: an argument cannot be used, `out` has other files, or a norm has no completed
+            trial.
+        KeyboardInterrupt: after the current run has been marked as interrupted.
         SystemExit: the same after SIGTERM or SIGUSR1, with the exit code 75.
     """
     workers = Workers(jobs, executor, executor_options or {}, retries)
@@ -131,23 +131,23 @@ def tune(
             table=not quiet,
         )
     except Stopped as end:
-        sys.stderr.write(f"stopped ({end}): {out} keeps all trials; go on with resume=True\n")
+        sys.stderr.write(f"stopped ({end}): {out} has all trials; continue with resume=True\n")
         raise
 
 
 def _as_goal(given: Mapping[str, str]) -> Goal:
-    """Return a goal of a metric and a direction.
+    """Convert a metric and its direction to a goal.
 
     Raises:
-        InputError: there is not exactly one, or its direction is unknown.
+        InputError: there is not exactly one metric, or its direction is unknown.
     """
     if len(given) == 1:
         ((metric, direction),) = given.items()
         if direction in ("min", "max"):
             return Goal(metric=metric, direction=cast(Direction, direction))
     raise InputError(
-        f"select_by is {dict(given)!r}: name one value of the valid split, and which way it is "
-        "better, such as {'valid_loss': 'min'}"
+        f"select_by is {dict(given)!r}: name one metric of the valid split and its better "
+        "direction, such as {'valid_loss': 'min'}"
     )
 
 
@@ -163,7 +163,7 @@ def tune_and_show(
     progress: bool | Listener,
     table: bool,
 ) -> Comparison:
-    """Tune, compare, show what happens, write the page and print the table; see `tune`."""
+    """Tune and compare with a progress display, write the page, print the table; see `tune`."""
     if num_processes() > 1:
         raise InputError(
             "powernorm tune trains each run in one process: leave torchrun out, and give --jobs"

@@ -1,4 +1,4 @@
-"""Studies: comparisons of variants of a norm, each with a figure of a paper, on every task.
+"""Studies: comparisons of variants of a norm, each after a paper's figure or table, on any task.
 
 >>> [variant.label for variant in study_config("lm", "lowest-layers", "smoke").variants]
 ['ln', 'bn-1of2', 'bn-2of2']
@@ -53,7 +53,7 @@ STUDIES: Final[Mapping[str, StudyRecipe]] = MappingProxyType(
 
 
 def tasks_of(name: str) -> list[str]:
-    """Return the tasks that a study makes sense for: their model has the setting that it needs."""
+    """Return the tasks whose models have the setting that a study needs."""
     needs = STUDIES[name].needs
     models = {task: get_type_hints(settings_of(task))["model"] for task in TASKS}
     return [
@@ -69,14 +69,14 @@ def study_config(
     """Return the configuration of a study, with its variants.
 
     Args:
-        task: what is trained.
+        task: name of the task.
         name: one of `STUDIES`.
-        preset: `smoke`, `demo`, `full` where a paper has it, or any recipe of the task.
-        assignments: settings as `--set` takes them, before the variants are made; `norms` keeps
+        preset: `smoke`, `demo`, `full` if there is one, or any recipe of the task.
+        assignments: settings as for `--set`, applied before the variants are made; `norms` selects
             the variants of these norms.
 
     Raises:
-        InputError: unknown task, study or preset; a study that makes no sense for the task; a
+        InputError: unknown task, study or preset; a study that the task's model does not support; a
             setting that does not fit, or that every variant sets itself.
     """
     size = _size(task, name, preset)
@@ -93,16 +93,16 @@ def study_config(
 
 
 def study_recipe(config: ComparisonSettings) -> Recipe | None:
-    """Return the recipe that a built-in study begins with; None for what is none."""
+    """Return the base recipe of a built-in study; None for other comparisons."""
     size = _known_size(config)
     return None if size is None else size.recipe
 
 
 def study_results(config: ComparisonSettings) -> tuple[PaperResult, ...]:
-    """Return what the papers print of the variants of a study, by their labels.
+    """Return the published results of a study's variants, by their labels.
 
     These are the rows of a paper's tables that the study repeats, such as BatchNorm with the whole
-    batch: what a paper shows in a figure alone is no number.
+    batch. Figures give no numbers.
     """
     size = _known_size(config)
     if size is None or config.study is None:
@@ -122,7 +122,7 @@ def study_results(config: ComparisonSettings) -> tuple[PaperResult, ...]:
 def _against(
     result: PaperResult, place: int, labels: Mapping[str, Sequence[str]]
 ) -> tuple[str, ...]:
-    """Return the variants that a number is held against: those of the same form."""
+    """Return the labels that a result is compared with, of variants of the same form."""
     return tuple(
         labels[row][min(place, len(labels[row]) - 1)] for row in result.against if row in labels
     )
@@ -130,10 +130,10 @@ def _against(
 
 def _known_size(config: ComparisonSettings) -> StudySize | None:
     if config.study is None or config.study.name not in STUDIES:
-        return None  # or a study of the user's own
+        return None  # no study, or a user-defined one
     try:
         return _size(config.task, config.study.name, config.preset)
-    except InputError:  # a study of the user's own that has the name of one of these
+    except InputError:  # a user-defined study with the name of a built-in one
         return None
 
 
@@ -144,7 +144,7 @@ def _size(task: str, name: str, preset: str) -> StudySize:
     sensible = tasks_of(name)
     if task not in sensible:
         raise InputError(
-            f"the study {name} makes no sense for the task {task}, whose model has no setting "
+            f"the study {name} does not apply to the task {task}, whose model has no setting "
             f"model.{STUDIES[name].needs}: choose one of {', '.join(sensible)}"
         )
     return study_size(task, name, preset)
@@ -153,7 +153,7 @@ def _size(task: str, name: str, preset: str) -> StudySize:
 def _varied(study: StudyRecipe, size: StudySize, assignments: Sequence[str]) -> ComparisonSettings:
     base = _base(study, size.recipe.settings)
     chosen = override(base, assignments)
-    # Variants come from the study's own norms; those that are chosen only leave some out.
+    # Variants are made from all norms of the study; the chosen norms only select among them.
     variants = study.variants(size, replace(chosen, norms=base.norms))
     info = study.info
     if study.x_label is not None:
@@ -179,10 +179,10 @@ def _has_no_effect(
     config: ComparisonSettings,
     lines: Sequence[Line],
 ) -> bool:
-    """Whether the runs are the same without a setting although the configuration is not."""
+    """Return whether the settings, but no run, would be different without an assignment."""
     try:
         without = _varied(study, size, others)
-    except InputError:  # one of the others needs it
+    except InputError:  # another assignment needs it
         return False
     if without.norms != config.norms or without.seeds != config.seeds:
         return False

@@ -1,4 +1,4 @@
-"""Does what batch statistics gain in language modeling survive the causal mask?
+"""Study of whether the gain of batch statistics in language modeling survives the causal mask.
 
 The published code of the Tensorized Transformer, which Shen et al. 2020 and Wang et al. 2022 build
 on, leaves the mask out.
@@ -14,22 +14,22 @@ from powernorm_lab.settings.comparison import ComparisonSettings, Study, Variant
 
 NORMS: Final = ("ln", "bn", "rbn", "pn")
 _FORMS: Final = {"": "false", "-future": "true"}
-"""End of the label and `model.sees_future`."""
+"""Suffix of the label, and value of `model.sees_future`."""
 
 
 def _both_forms(size: StudySize, config: ComparisonSettings) -> Variants:
     """Return each norm in the causal form (`bn`), then in the other (`bn-future`).
 
     Raises:
-        InputError: the attention is not the tensorized one, which alone has both forms.
+        InputError: the attention is not tensorized; only that has both forms.
     """
     del size
     architecture = config.model.architecture  # type: ignore[attr-defined]
     if architecture != "tensorized":
         raise InputError(
-            f"model.architecture={architecture} has the causal form alone, for the study future: "
-            "set model.architecture=tensorized and model.num_heads=1, or choose a preset that has "
-            "them, such as demo or ptb-wang2022-pre"
+            f"model.architecture={architecture} has only the causal form, and the study future "
+            "needs both: set model.architecture=tensorized and model.num_heads=1, or choose a "
+            "preset that has them, such as demo or ptb-wang2022-pre"
         )
     return tuple(
         Variant(f"{norm}{mark}", norm, settings={"model.sees_future": sees})

@@ -1,4 +1,4 @@
-"""What a study is: one function from the settings of any task to its variants."""
+"""Definition of studies: functions from the settings of any task to variants."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,26 +22,26 @@ def _no_rows(size: StudySize, config: ComparisonSettings) -> Mapping[str, str]:
 
 @dataclass(frozen=True)
 class StudyRecipe:
-    """A study: what is varied, of whatever task.
+    """A study of any task: its base settings and variants.
 
-    Variants are made after the user's settings, so that these are what is varied: with
-    `model.num_layers=4` there are five numbers of lowest layers.
+    Variants are made from the user's settings: with `model.num_layers=4` there are five numbers of
+    lowest layers.
     """
 
     info: Study
     summary: str
     """One line for the command line's help."""
     norms: tuple[str, ...]
-    """That it trains."""
+    """Norms that it trains."""
     variants: Callable[[StudySize, ComparisonSettings], Variants]
-    """What is trained, given the configuration with the user's settings."""
+    """Function from the settings, including the user's, to the variants."""
     base: Callable[[ComparisonSettings], ComparisonSettings] = _unchanged
-    """What it changes in a recipe for all variants, before the user's settings."""
+    """Function that changes a recipe for all variants, before the user's settings."""
     needs: str = ""
-    """Setting of the model without which it has no meaning; empty where every model will do."""
+    """Setting of the model that it requires; empty if it applies to every model."""
     varied_options: tuple[str, ...] = ()
-    """Options of norms that it varies, which a recipe's own values would only hide."""
+    """Options of norms that it varies, removed from the recipe."""
     x_label: Callable[[StudySize, ComparisonSettings], str] | None = None
-    """Of the x axis, where that depends on the task."""
+    """Label of the x axis if it depends on the task."""
     rows: Callable[[StudySize, ComparisonSettings], Mapping[str, str]] = _no_rows
-    """By label of a variant, the row of the papers' tables that it repeats."""
+    """Rows of the papers' tables that it repeats, by the labels of variants."""

@@ -23,15 +23,15 @@ class _Batch:
     """The micro-batch of a configuration."""
 
     key: str
-    """Setting that says how large it is."""
+    """Setting of its size."""
     size: int
-    """Its value."""
+    """Value of the setting."""
     factor: int
-    """What that is multiplied by on the x axis."""
+    """Factor from the size to the position on the x axis."""
     unit: str
-    """What the product counts."""
+    """Unit of the x axis."""
     is_budget: bool
-    """Whether it is a limit, which need not be divided without a remainder."""
+    """Whether the size is an upper limit, so that divisions may have a remainder."""
 
 
 def _batch(size: StudySize, config: ComparisonSettings) -> _Batch:
@@ -44,12 +44,12 @@ def _batch(size: StudySize, config: ComparisonSettings) -> _Batch:
 
 
 def micro_batches(size: StudySize, config: ComparisonSettings) -> Variants:
-    """Return each norm with its statistics from 1/8 of an update to all of it.
+    """Return each norm with statistics from 1/8, 1/4, 1/2 and all of an update.
 
-    LayerNorm does not depend on the division, so it is one run; but where a micro-batch is a number
-    of tokens, its sentences are of like length, and an update of several has unlike ones: there
-    LayerNorm is divided, too. TID is measured on the same number of tokens in all, and warm-ups,
-    which count micro-batches, last as many updates.
+    LayerNorm does not depend on the division and needs one run. An exception are micro-batches by
+    number of tokens: the sentences of one have similar lengths, those of several do not, so that
+    LayerNorm is divided, too. All variants measure TID on the same number of tokens, and their
+    warm-ups, which count micro-batches, last equally many updates.
 
     Raises:
         InputError: the batch cannot be divided.
@@ -62,8 +62,8 @@ def micro_batches(size: StudySize, config: ComparisonSettings) -> Variants:
     ]
     if len(divisions) < 2:
         raise InputError(
-            f"{batch.key}={batch.size} cannot be divided, for the study micro-batches: choose an "
-            f"even number, best a multiple of {DIVISIONS[0]}"
+            f"{batch.key}={batch.size} cannot be divided for the study micro-batches: choose an "
+            f"even number, preferably a multiple of {DIVISIONS[0]}"
         )
     whole = Variant("ln", "ln", x=float(batch.size * batch.factor) if batch.is_budget else None)
     smaller = [parts for parts in divisions if parts > 1] if batch.is_budget else []
@@ -104,7 +104,7 @@ def _in_a_micro_batch(size: StudySize, config: ComparisonSettings) -> str:
 
 
 def alphas(size: StudySize, config: ComparisonSettings) -> Variants:
-    """Return PowerNorm with every pair of a forward and a backward α; `ln` stands beside it."""
+    """Return LayerNorm, and PowerNorm with every pair of a forward and a backward α."""
     del size
     chosen = ALPHAS[::2] if config.preset == "smoke" else ALPHAS
     return (
@@ -128,7 +128,7 @@ def alphas(size: StudySize, config: ComparisonSettings) -> Variants:
 
 
 def scales(size: StudySize, config: ComparisonSettings) -> Variants:
-    """Return each norm that has a deviation over the batch as it is."""
+    """Return each norm unchanged, with the scales recorded."""
     del size
     needed = {"training.record_scales": "true", "training.tid_batches": str(_batches(config))}
     return tuple(Variant(norm, norm, settings=needed) for norm in config.norms)
@@ -140,7 +140,7 @@ def _with_scales(config: ComparisonSettings) -> ComparisonSettings:
 
 
 def _batches(config: ComparisonSettings) -> int:
-    """Return the batches of the deviations; recipes of norms without statistics have none."""
+    """Return the number of batches for the deviations; recipes without batch statistics have 0."""
     return config.training.tid_batches or TrainingSettings.tid_batches
 
 
@@ -169,7 +169,7 @@ ALPHA_GRID: Final = StudyRecipe(
     ("ln", "pn"),
     alphas,
     varied_options=("momentum", "backward_momentum"),
-    # The paper does not say which α it chose, so no cell is its number.
+    # The paper does not say which α it chose, so that no cell has its result.
     rows=lambda *_: {"ln": "ln"},
 )
 SCALES: Final = StudyRecipe(

@@ -1,19 +1,19 @@
-"""What the studies of a task begin with: a recipe of the task, or a size in its `studies.toml`.
+"""Base settings of a task's studies: a recipe of the task, or a preset in its `studies.toml`.
 
-    rows = "sentences"              # what data.batch_size counts; absent: segments of tokens
-    penalty_unit = "data.batch_size"    # λ of 1 is this many in norm_options; absent: 1
+    rows = "sentences"              # unit of data.batch_size; absent: segments of tokens
+    penalty_unit = "data.batch_size"    # setting that multiplies λ in norm_options; absent: 1
 
     [demo.all]                      # the preset demo of every study …
     extends = "demo"                # … is this recipe of the task, changed as in a recipe's file
     training = { num_threads = 1 }
 
-    [demo.penalties]                # and of this study so, over `all`
+    [demo.penalties]                # overrides `all` in this study
     grid = [0.0, 1.0]               # λ of both penalties
 
-    [full.micro-batches]            # a preset of this study alone
+    [full.micro-batches]            # a preset of this study only
     extends = "iwslt14-shen2020"
 
-A preset that is not there is the recipe of its name.
+Any other preset is the recipe of that name.
 """
 
 from collections.abc import Mapping, Sequence
@@ -41,19 +41,19 @@ _OWN: Final = ("rows", "penalty_unit")
 
 @dataclass(frozen=True)
 class StudySize:
-    """What a study of a task begins with."""
+    """Base settings of a study of a task."""
 
     recipe: Recipe
-    """Under the name of the preset."""
+    """Recipe with the name of the preset."""
     rows: str | None
-    """What `data.batch_size` counts; None: segments of `data.sequence_length` tokens."""
+    """Unit of `data.batch_size`; None means segments of `data.sequence_length` tokens."""
     penalty_unit: str | None
-    """Setting that says what a λ of 1 is in `norm_options`; None: 1."""
+    """Setting whose value is a λ of 1 in `norm_options`; None means 1."""
     grid: Sequence[float] | None
-    """λ of both penalties; None is the study's own."""
+    """λ of both penalties; None means the study's default."""
 
     def penalty(self, value: float, config: ComparisonSettings) -> float:
-        """Return a λ as `norm_options` has it."""
+        """Convert a λ to its value in `norm_options`."""
         if self.penalty_unit is None:
             return value
         section, _, name = self.penalty_unit.partition(".")
@@ -61,10 +61,10 @@ class StudySize:
 
 
 def study_size(task: str, study: str, preset: str) -> StudySize:
-    """Return what a study begins with.
+    """Return the base settings of a study.
 
     Raises:
-        InputError: the task has no such preset, for this study; lists the known ones.
+        InputError: the task has no such preset for this study; lists the known ones.
     """
     table = _table(task)
     sizes: Mapping[str, Mapping[str, Any]] = table.get(preset, {}) if preset not in _OWN else {}
@@ -100,5 +100,5 @@ def _path(task: str) -> Path:
 
 @cache
 def _table(task: str) -> Mapping[str, Any]:
-    paths_of(task)  # is refused here where there is no such task
+    paths_of(task)  # raises for an unknown task
     return load_toml(_path(task))

@@ -9,14 +9,13 @@ from powernorm_lab.recipes.studies.sizes import StudySize
 from powernorm_lab.settings.comparison import ComparisonSettings, Study, Variant
 
 PENALTIES: Final = (0.0, 0.01, 0.1, 1.0)
-"""λ of both penalties, in the unit of the task, where a size has no others. The grid of the paper's
-figure is lost in its text; these span what its Appendix B chose, but for 10 of post-norm
-translation."""
+"""Default λ of both penalties, in the unit of the task. The paper's text does not give the grid of
+its figure; these span the choices of its Appendix B, except for 10 in post-norm translation."""
 _FEWEST_PENALTIES: Final = (0.0, 1.0)
 
 
 def _post_norm(config: ComparisonSettings) -> ComparisonSettings:
-    """Return the post-norm model: the figure's, where no norm follows the last layer."""
+    """Return the figure's post-norm model, in which no norm follows the last layer."""
     model: Any = config.model
     absent = {
         name: None
@@ -32,14 +31,14 @@ def _depth(config: ComparisonSettings) -> int:
 
 
 def lowest_layers(size: StudySize, config: ComparisonSettings) -> Variants:
-    """Return LayerNorm, and BatchNorm in the 1, 2, … lowest layers under LayerNorm.
+    """Return LayerNorm, and BatchNorm in the 1, 2, … lowest layers with LayerNorm above.
 
-    Of a translation these are layers of the encoder, as in the paper.
+    In translation these are layers of the encoder, as in the paper.
     """
     del size
     depth = _depth(config)
     return (
-        # Its own, too: the number of layers is what is varied.
+        # Set here, too, so that a user's value is refused as one that the variants set.
         Variant("ln", "ln", settings={"model.num_norm_layers": "none"}, x=0.0),
         *(
             Variant(
@@ -78,7 +77,7 @@ def _label(mean: float, var: float) -> str:
 
 
 def _chosen_penalties(size: StudySize, config: ComparisonSettings) -> Mapping[str, str]:
-    """Return BatchNorm, and the λ of the recipe, with which the paper's tables are."""
+    """Return the rows of LayerNorm, BatchNorm, and the λ that the paper's tables use."""
     del config
     own: Mapping[str, Any] = size.recipe.settings.norm_options.get("rbn", {})
     chosen = _label(own.get("mean_penalty", 0.0), own.get("var_penalty", 0.0))

@@ -2,11 +2,11 @@
 (() => {
   "use strict";
 
-  // --- Tables that are sorted by a click on a heading ---------------------------------------
+  // --- Sorting of tables by a click on a heading --------------------------------------------
 
   const units = { k: 1e3, M: 1e6, G: 1e9 };
 
-  // The number that a cell begins with, its unit counted; NaN where it begins with none.
+  // The number at the beginning of a cell, scaled by its unit; NaN without one.
   const numberOf = cell => {
     if (cell.dataset.value !== undefined) return Number(cell.dataset.value);
     const found = /^([+-]?\d[\d,]*(?:\.\d+)?(?:e[+-]?\d+)?)([kMG](?![a-z]))?/.exec(cell.textContent.trim());
@@ -24,7 +24,7 @@
       if (!order) return one.dataset.place - other.dataset.place;
       if (!hasNumbers) return order * text(one).localeCompare(text(other), "en", { numeric: true });
       const [a, b] = [numbers.get(one), numbers.get(other)];
-      // What has no number comes last, whichever way is up.
+      // Cells without a number come last in both directions.
       if (Number.isNaN(a) || Number.isNaN(b)) return Number.isNaN(a) - Number.isNaN(b);
       return order * (a - b);
     });
@@ -40,7 +40,7 @@
       button.append(...heading.childNodes);
       heading.append(button);
       button.addEventListener("click", () => {
-        // Up, down, and as it was.
+        // Ascending, descending, original order.
         const before = heading.getAttribute("aria-sort");
         const order = before === "ascending" ? -1 : before === "descending" ? 0 : 1;
         for (const one of headings) one.removeAttribute("aria-sort");
@@ -50,7 +50,7 @@
     });
   }
 
-  // --- Tables that are wider than the window say so -----------------------------------------
+  // --- Hints for tables that are wider than the window --------------------------------------
 
   for (const box of document.querySelectorAll(".scroll")) {
     const cue = document.createElement("button");
@@ -93,7 +93,7 @@
     [...line.querySelectorAll(":scope > path")].flatMap(path =>
       cornersOf(path).map(([x, y]) => ({ x, y, name: line.dataset.name }))));
 
-  // A place in a frame as a number of its axis.
+  // Convert a position in a plot to a value of its axis.
   const onAxis = (part, [low, high, isLogarithmic]) => isLogarithmic
     ? low * (high / low) ** part : low + part * (high - low);
 
