@@ -12,7 +12,7 @@ text are those of rabbits, pigs, alpacas and cows.
     python studies/removal/run.py minilm --out runs/minilm
     python studies/removal/run.py antiberty --out runs/antiberty
 
-Stop it with Ctrl-C and go on with the same command.
+Stop it with Ctrl-C and resume with the same command.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ JOINTS = 2
 SHORTEST, LONGEST = 20, 400
 """Characters of a sentence."""
 NUM_SENTENCES = 1000
-"""Of the other text."""
+"""Sentences of the other text."""
 SETTINGS: Mapping[str, Sequence[str]] = {
     "minilm": (
         "data.batch_size=32",
@@ -173,7 +173,7 @@ PREPARATIONS = {"minilm": minilm, "antiberty": antiberty}
 
 
 def run(name: str, out: Path, changes: Sequence[str] = (), *, again: bool = False) -> Any:
-    """Prepare a model and its texts, and take its norms out; goes on where it was stopped."""
+    """Prepare a model and its texts, and remove its norms; resume where it stopped."""
     model = PREPARATIONS[name](out)
     removal = out / "removal"
     return lab.remove(

@@ -255,7 +255,7 @@ def test_compiled_models_go_by_their_plain_names(compiled: str) -> None:
 
 
 def one_rank(rank: int) -> list[dict[str, Tensor]]:
-    """Of three processes: unequal numbers of batches; the last one has none."""
+    """Three processes with unequal numbers of batches; the last one has none."""
     original = teacher()
     shares = [data(3)[:2], data(3)[2:], []]
     states = []

@@ -195,7 +195,7 @@ def test_bad_input() -> None:
 
 
 def one_rank(rank: int) -> list[dict[str, Tensor]]:
-    """Of three processes: unequal numbers of batches; the last one has none."""
+    """Three processes with unequal numbers of batches; the last one has none."""
     shares = [data(3)[:2], data(3)[2:], []]
     states = []
     for to in ("dyt", "dyisru"):

@@ -246,7 +246,7 @@ class _LeastSquaresSums:
     maps: Sequence[Callable[[Tensor], Tensor]]
     """K functions of x, (..., C)."""
     moments: Moments | None = None
-    """Of what the maps put out, (K C,)."""
+    """Moments of the outputs of the maps, (K C,)."""
     products: Tensor | None = None
     """Sums with rows Σ y, Σ y², then Σ f(x) y for each map f, (2 + K, C)."""
 

@@ -27,7 +27,7 @@ from powernorm_lab.report.records import Comparison, ReportedRun
 from powernorm_lab.runs import METRICS_COLUMNS
 
 Axis = Literal["tokens", "step", "epoch"]
-"""What curves are drawn against."""
+"""Horizontal axes of curves."""
 
 
 def learning_curves(comparison: Comparison) -> list[DrawnFigure]:
@@ -67,7 +67,7 @@ OWN_FIRST: Final = ("train_loss", "valid_loss", "valid_perplexity", "valid_score
 MAX_MAPS: Final = 20
 """Heat maps of a page: each takes a quarter of a second and tens of kilobytes."""
 MAX_CURVES: Final = 8
-"""Of an own function, which may log anything."""
+"""Most curves of a training function, which may log anything."""
 _DECADES: Final = 1000
 """A curve whose highest value is so many times its lowest is drawn on a logarithmic axis."""
 
@@ -131,13 +131,13 @@ def _curve(comparison: Comparison, column: str, prefix: str) -> list[DrawnFigure
 
 
 def _sample(comparison: Comparison) -> str:
-    """What is translated at a validation, and how; empty for other tasks."""
+    """Describe which pairs a validation translates, and how; empty for other tasks."""
     is_translated = comparison.task == "translation"
     return ", at most 500 evenly spaced pairs of it, translated greedily" if is_translated else ""
 
 
 def perplexity_label(comparison: Comparison) -> str:
-    """What a perplexity is of, for an axis."""
+    """Return the label of a perplexity's axis, with its unit."""
     units = {"mlm": "masked token", "tag": "tag", "translation": "subword", "lm-char": "byte"}
     return f"perplexity per {units.get(comparison.task, 'word')}"
 
@@ -153,7 +153,7 @@ def _has_scores(comparison: Comparison) -> bool:
 
 
 FEWEST_EPOCHS: Final = 2
-"""Of a training whose curves are drawn against them, as Wang et al. 2022 draw theirs (Figure 1)."""
+"""Shortest training whose curves are drawn against epochs, as in Wang et al. 2022, Figure 1."""
 
 
 def metric_bands(
