@@ -66,21 +66,22 @@ def _grade(value: str, grades: tuple[str, ...]) -> int:
 
 _START: Final = """# Models
 
-What happens to {count} architectures, built small from configurations with random weights, in
-[surgery](surgery.md): written by `make test-models`, which runs them all. Each is swapped to `bn`,
-trained for a step, calibrated, folded, saved and loaded.
+`make test-models` runs [surgery](surgery.md) on {count} architectures, built small from configurations
+with random weights, and writes this page. Each is swapped to `bn`, trained for a step, calibrated,
+folded, saved and loaded. The columns are:
 
-- **norms**: found, and of them **swapped** by default (of an encoder-decoder those of the encoder).
-- **mask**: are the running statistics of all norms the same when a batch is padded further, by loud
-  values? `ok`; `takes none`, the model has no padding mask; `not invariant itself`, the model's own
-  tokens change with the padding, before the norm; `warned`, a `MaskWarning` names the norm; or an
-  error that says what to do.
-- **folded** to nothing, to a **multiply-add** per feature, or **kept**; of an encoder-decoder those
-  of both sides. **error**: bound of the largest relative difference to the unfolded model (float64
-  where the model's code allows it) on the example and on inputs of another batch size, another
-  length, and with padding on either side, where it takes a mask.
-- **saved**: `powernorm.save` and `powernorm.load` give a model with the same outputs and, after a
-  step in training, the same statistics, bit for bit: built by its own configuration, or loaded into
+- **norms**: the norms found; **swapped**: those swapped by default (in an encoder-decoder those of
+  the encoder).
+- **mask**: whether the running statistics of all norms stay the same if a batch is padded further
+  with large values. `ok`; `takes none`: the model has no padding mask; `not invariant itself`: the
+  model's own tokens change with the padding, before the norm; `warned`: a `MaskWarning` names the
+  norm; or an error with advice.
+- **folded** to nothing, to a **multiply-add** per feature, or **kept**; in an encoder-decoder on both
+  sides. **error**: bound of the largest relative difference to the unfolded model (float64
+  if the model's code allows it) on the example and on inputs of another batch size, another
+  length, and with padding on either side, if it takes a mask.
+- **saved**: `powernorm.save` and `powernorm.load` give a model with bitwise the same outputs and,
+  after a step in training, the same statistics: built by its own configuration, or loaded into
   a given model.
 - **training**: a step with finite loss and gradients for every swapped norm that was called.
 
