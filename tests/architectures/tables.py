@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -13,10 +15,6 @@ Row = dict[str, Any]
 ROOT: Final = Path(__file__).parents[2]
 ROWS: Final = Path(__file__).with_name("rows.jsonl")
 DOCS: Final = ROOT / "docs"
-
-_LARGE: Final = "transformers"
-_LETTERS: Final = ("a-c", "d-g", "h-o", "p-z")
-"""First letters of that library's models, for pages of about a hundred."""
 
 _GRADES: Final = ("ok", "takes none", "not invariant itself", "warned", "refused", "silent")
 """Results of the padding test, best first."""
@@ -66,58 +64,54 @@ def _grade(value: str, grades: tuple[str, ...]) -> int:
 
 _START: Final = """# Models
 
-What happens to {count} architectures, built small from configurations with random weights, in
-[surgery](surgery.md): written by `make test-models`, which runs them all. Each is swapped to `bn`,
-trained for a step, calibrated, folded, saved and loaded.
+`make test-models` runs [surgery](surgery.md) on {count} architectures, built small from
+configurations with random weights, and writes this page. Each is swapped to `bn`, trained for a
+step, calibrated, folded, saved and loaded. The columns are:
 
-- **norms**: found, and of them **swapped** by default (of an encoder-decoder those of the encoder).
-- **mask**: are the running statistics of all norms the same when a batch is padded further, by loud
-  values? `ok`; `takes none`, the model has no padding mask; `not invariant itself`, the model's own
-  tokens change with the padding, before the norm; `warned`, a `MaskWarning` names the norm; or an
-  error that says what to do.
-- **folded** to nothing, to a **multiply-add** per feature, or **kept**; of an encoder-decoder those
-  of both sides. **error**: bound of the largest relative difference to the unfolded model (float64
-  where the model's code allows it) on the example and on inputs of another batch size, another
-  length, and with padding on either side, where it takes a mask.
-- **saved**: `powernorm.save` and `powernorm.load` give a model with the same outputs and, after a
-  step in training, the same statistics, bit for bit: built by its own configuration, or loaded into
+- **norms**: the norms found; **swapped**: those swapped by default (in an encoder-decoder those of
+  the encoder).
+- **mask**: whether the running statistics of all norms stay the same if a batch is padded further
+  with large values. `ok`; `takes none`: the model has no padding mask; `not invariant itself`: the
+  model's own tokens change with the padding, before the norm; `warned`: a `MaskWarning` names the
+  norm; or an error with advice.
+- **folded** to nothing, to a **multiply-add** per feature, or **kept**; in an encoder-decoder on
+  both sides. **error**: bound of the largest relative difference to the unfolded model (float64
+  if the model's code allows it) on the example and on inputs of another batch size, another
+  length, and with padding on either side, if it takes a mask.
+- **saved**: `powernorm.save` and `powernorm.load` give a model with bitwise the same outputs and,
+  after a step in training, the same statistics: built by its own configuration, or loaded into
   a given model.
 - **training**: a step with finite loss and gradients for every swapped norm that was called.
 
 """
 
 
+_END: Final = """## All models
+
+```{csv-table}
+:file: models/architectures.csv
+:header-rows: 1
+```
+
+## Reasons
+
+```{csv-table}
+:file: models/reasons.csv
+:header-rows: 1
+:widths: 15 55 30
+```
+"""
+
+
 def pages(rows: Iterable[Row]) -> dict[Path, str]:
-    """Return the pages by path: summary and small libraries, the large one, what was refused."""
+    """Return the page and its tables by path: the models, and the reasons of refusals."""
     rows = list(rows)
-    libraries = dict.fromkeys(row["library"] for row in rows)
-    small = [
-        f"## {library}\n\n{_table([row for row in rows if row['library'] == library])}\n"
-        for library in libraries
-        if library != _LARGE
-    ]
-    names = [f"models/{_LARGE}-{letters}" for letters in _LETTERS] + ["models/reasons"]
-    tree = "\n".join(["```{toctree}", ":hidden:", *names, "```"])
-    where = f"Those of {_LARGE}: " + ", ".join(
-        f"[{letters.replace('-', ' to ')}]({name}.md)"
-        for letters, name in zip(_LETTERS, names, strict=False)
-    )
-    reasons = "[Why some were refused, not swapped or not folded to nothing](models/reasons.md)."
-    start = _START.format(count=len(rows))
-    parts = [start, _summary(rows), f"{where}.\n\n{reasons}\n", _wrong(rows), *small, tree]
-    found = {"models.md": parts, "models/reasons.md": ["# Reasons\n", _reasons(rows)]}
-    for letters, name in zip(_LETTERS, names, strict=False):
-        first, last = letters.split("-")
-        own = [
-            row
-            for row in rows
-            if row["library"] == _LARGE and first <= _name(row)[0].lower() <= last
-        ]
-        title = f"# Models of {_LARGE}, {first} to {last}\n\n"
-        found[f"{name}.md"] = [f"{title}[What the columns say](../models.md).\n", _table(own)]
+    models = [[row["library"], *(_cell(row, key) for key in _COLUMNS.values())] for row in rows]
+    page = (_START.format(count=len(rows)), _summary(rows), _wrong(rows), _END)
     return {
-        DOCS / name: "\n".join(part for part in parts if part).rstrip("\n") + "\n"
-        for name, parts in found.items()
+        DOCS / "models.md": "\n".join(part for part in page if part),
+        DOCS / "models/architectures.csv": _csv([["library", *_COLUMNS], *models]),
+        DOCS / "models/reasons.csv": _csv([["", "reason", "models"], *_reasons(rows)]),
     }
 
 
@@ -159,12 +153,10 @@ _COLUMNS: Final = {
 """Headings and the keys of rows; a new stage adds its own."""
 
 
-def _table(rows: list[Row]) -> str:
-    lines = ["| " + " | ".join(_COLUMNS) + " |", "|---|--:|--:|---|---|--:|--:|--:|--:|---|"]
-    for row in rows:
-        cells = [_cell(row, key) for key in _COLUMNS.values()]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join(lines)
+def _csv(lines: Iterable[Iterable[str]]) -> str:
+    written = io.StringIO()
+    csv.writer(written, lineterminator="\n").writerows(lines)
+    return written.getvalue()
 
 
 def _cell(row: Row, key: str) -> str:
@@ -181,28 +173,24 @@ def _name(row: Row) -> str:
     return str(row["name"].removeprefix(f"{row['library']}/"))
 
 
-def _reasons(rows: list[Row]) -> str:
-    parts = [_listed("Refused", ((text, row["name"]) for row in rows for text in row["refused"]))]
-    for heading, key in (
-        ("Not swapped", "kept"),
-        ("Not folded to nothing", "fold_reasons"),
-    ):
-        found = ((text, row["name"]) for row in rows for text in row.get(key, ()))
-        parts.append(_listed(heading, found))
-    unlisted = [f"- {row['name']}: {row['unlisted']}" for row in rows if row.get("unlisted")]
-    if unlisted:
-        heading = "Modules that are named like norms and are none that the finder lists"
-        parts.append("\n".join([f"## {heading}", "", *unlisted, ""]))
-    return "\n".join(parts)
-
-
-def _listed(heading: str, found: Iterable[tuple[str, str]]) -> str:
-    models: dict[str, list[str]] = {}
-    for text, name in found:
-        models.setdefault(text, []).append(name)
-    ordered = sorted(models.items(), key=lambda item: (-len(item[1]), item[0]))
-    lines = [f"- {_escaped(text)} ({', '.join(names)})" for text, names in ordered]
-    return "\n".join([f"## {heading}", "", *lines, ""])
+def _reasons(rows: list[Row]) -> list[list[str]]:
+    """Return lines of what, reason and models; reasons of most models first."""
+    headings = {
+        "refused": "refused",
+        "kept": "not swapped",
+        "fold_reasons": "not folded to nothing",
+    }
+    lines = []
+    for key, heading in headings.items():
+        models: dict[str, list[str]] = {}
+        for row in rows:
+            for text in row.get(key, ()):
+                models.setdefault(text, []).append(row["name"])
+        ordered = sorted(models.items(), key=lambda item: (-len(item[1]), item[0]))
+        lines += [[heading, _escaped(text), ", ".join(names)] for text, names in ordered]
+    unlisted = [(row["unlisted"], row["name"]) for row in rows if row.get("unlisted")]
+    heading = "modules that are named like norms and are none that the finder lists"
+    return lines + [[heading, str(text), name] for text, name in unlisted]
 
 
 def _escaped(text: str) -> str:
