@@ -86,7 +86,7 @@ MINIMAL := build/minimal
 
 test-minimal:  ## run the core's tests with torch, safetensors, typer, numpy, pytest and hypothesis alone; others skip
 	rm -rf $(MINIMAL) && $(PYTHON) -m venv $(MINIMAL)
-	$(MINIMAL)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt . numpy pytest pytest-xdist hypothesis
+	$(MINIMAL)/bin/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable . numpy pytest pytest-xdist hypothesis
 	$(MINIMAL)/bin/python -m pytest $(CORE_TESTS) -n auto --maxprocesses 8 --dist worksteal
 
 NEWEST := build/newest

@@ -79,7 +79,8 @@ class BatchRows:
                     return cls._of_mask(padding, name)
         raise InputError(
             "nothing in the batch marks padding: give lengths=, the valid positions of each row, "
-            "or a batch with the model's mask (powernorm.declare_mask defines a name's meaning)"
+            "or a batch with the model's mask. If its name shows no meaning, declare it first, for "
+            f"example powernorm.declare_mask('mask', 'keep'); the batch has {', '.join(values)}"
         )
 
     @classmethod

@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor, nn
@@ -68,6 +68,8 @@ class PaddingReport:
         first: dotted name of the module whose output differs first; None if none does.
         leaks: modules that let padding in, in the order in which they run.
         not_compared: modules whose outputs could not be compared, and why.
+        counting: torch's BatchNorms that were called with the padding of the batch: training moves
+            their running statistics by it, whether or not the outputs in evaluation change.
     """
 
     difference: float
@@ -76,16 +78,24 @@ class PaddingReport:
     first: str | None
     leaks: tuple[PaddingLeak, ...]
     not_compared: Mapping[str, str] = field(default_factory=dict)
+    counting: tuple[str, ...] = ()
 
     @property
     def is_clean(self) -> bool:
-        """Whether each row gave the same result alone and in the batch."""
+        """Whether each row gave the same result alone and in the batch, in evaluation."""
         return self.difference == 0.0 and not self.leaks
 
     def __str__(self) -> str:
-        """Return the verdict, a line for each leak and the modules that were not compared."""
+        """Return the verdict, and a line for each leak, BatchNorm and module not compared."""
+        counting = [
+            f"- {name or 'the model'}: this BatchNorm counts padding in its statistics in "
+            "training; powernorm.mask_batch_norms(model) leaves it out"
+            for name in self.counting
+        ]
         if self.is_clean:
-            return f"padding changes nothing: {self.num_rows} rows are the same alone"
+            when = " in evaluation" if counting else ""
+            verdict = f"padding changes nothing{when}: {self.num_rows} rows are the same alone"
+            return "\n".join([verdict, *counting])
         lines = [
             f"padding changes the output by up to {self.difference:.2g} of its largest value, and "
             f"the answer of {self.changed_rows} of {self.num_rows} rows"
@@ -94,7 +104,7 @@ class PaddingReport:
         ]
         lines += [f"- {leak}" for leak in self.leaks]
         lines += [f"- not compared: {name or 'the model'}: {why}" for name, why in self._unsure]
-        return "\n".join(lines)
+        return "\n".join([*lines, *counting])
 
     @property
     def _unsure(self) -> list[tuple[str, str]]:
@@ -108,7 +118,7 @@ def padding_check(
 
     A model that ignores padding gives the same output for both. The check runs a copy of the model
     in float64 and evaluation mode, so that differences are not rounding. It needs no norms in the
-    model, and no labels.
+    model, and no labels. BatchNorms of torch that would count padding in training are named, too.
 
     Args:
         model: any module.
@@ -139,7 +149,20 @@ def padding_check(
         found = RowComparison(recorder, rows, whole)
         for row in rows.padded():
             found.add(row, recorder.run_alone(rows.alone(call, row), row))
-    return _report(found, list(dict.fromkeys(key.name for key in whole)), recorder.modules)
+    report = _report(found, list(dict.fromkeys(key.name for key in whole)), recorder.modules)
+    inputs = [(key.name, call.args[0]) for key, call in whole.items() if call.args]
+    counting = [name for name, x in inputs if _counts_padding(recorder.modules[name], x, rows)]
+    return replace(report, counting=tuple(dict.fromkeys(counting)))
+
+
+def _counts_padding(module: nn.Module, x: object, rows: BatchRows) -> bool:
+    """Return whether a BatchNorm of torch got the whole batch, not valid positions alone."""
+    kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
+    if not isinstance(module, kinds) or module.running_mean is None:
+        return False
+    num_rows = len(rows.lengths)
+    expected = num_rows if isinstance(x, Tensor) and x.ndim > 2 else num_rows * rows.longest
+    return isinstance(x, Tensor) and len(x) == expected
 
 
 def _in_float64(model: nn.Module) -> nn.Module:

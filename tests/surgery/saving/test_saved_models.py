@@ -276,7 +276,7 @@ def edit_record(folder: Path, change: Callable[[dict[str, Any]], object]) -> Non
     [
         (lambda record: record.update(format=9, version="3.1"), "install the powernorm '3.1'"),
         (lambda record: record.update(modules=[{"kind": "other", "names": ["0"]}]), "no module"),
-        (lambda record: record.update(modules=5), "is no list"),
+        (lambda record: record.update(modules=5), "is not a list"),
         (lambda record: record["modules"][0].update(names=["7"]), "has no module '7'"),
         (lambda record: record["modules"][0].update(names=["1"]), "'1' is a Linear where"),
         (lambda record: record["modules"][0].update(options={"depth": 3}), "no option 'depth'"),
