@@ -66,9 +66,9 @@ def _grade(value: str, grades: tuple[str, ...]) -> int:
 
 _START: Final = """# Models
 
-`make test-models` runs [surgery](surgery.md) on {count} architectures, built small from configurations
-with random weights, and writes this page. Each is swapped to `bn`, trained for a step, calibrated,
-folded, saved and loaded. The columns are:
+`make test-models` runs [surgery](surgery.md) on {count} architectures, built small from
+configurations with random weights, and writes this page. Each is swapped to `bn`, trained for a
+step, calibrated, folded, saved and loaded. The columns are:
 
 - **norms**: the norms found; **swapped**: those swapped by default (in an encoder-decoder those of
   the encoder).
@@ -76,8 +76,8 @@ folded, saved and loaded. The columns are:
   with large values. `ok`; `takes none`: the model has no padding mask; `not invariant itself`: the
   model's own tokens change with the padding, before the norm; `warned`: a `MaskWarning` names the
   norm; or an error with advice.
-- **folded** to nothing, to a **multiply-add** per feature, or **kept**; in an encoder-decoder on both
-  sides. **error**: bound of the largest relative difference to the unfolded model (float64
+- **folded** to nothing, to a **multiply-add** per feature, or **kept**; in an encoder-decoder
+  on both sides. **error**: bound of the largest relative difference to the unfolded model (float64
   if the model's code allows it) on the example and on inputs of another batch size, another
   length, and with padding on either side, if it takes a mask.
 - **saved**: `powernorm.save` and `powernorm.load` give a model with bitwise the same outputs and,
