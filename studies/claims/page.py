@@ -11,18 +11,19 @@ _TRAINING: Any = BASE["training"]
 
 HEAD = f"""# What the field claims
 
-Six claims of 2020 to 2026 about normalization, tried on one small language model. The rule of each
-was written before anything was trained ([rules.py](../studies/claims/rules.py)), and every norm of
-a tuned claim had the same budget: {TRIALS} trials by `lab.tune` over the learning rate, the warm-up
-and the norm's own settings, judged on the valid split, then {len(SEEDS)} seeds with the best ones.
+This study tests six claims of 2020 to 2026 about normalization on one small language model. The
+rule of each was written before anything was trained ([rules.py](../studies/claims/rules.py)). Every
+norm of a tuned claim had the same budget: {TRIALS} trials by `lab.tune` over the learning rate, the
+warm-up and the norm's own settings, judged on the valid split, then {len(SEEDS)} seeds with the
+best settings.
 
-**What this can say.** The model has {_MODEL["num_layers"]} layers of {_MODEL["num_features"]}
-features and trains for {_TRAINING["max_steps"]} updates of {_DATA["batch_size"]} ×
-{_DATA["sequence_length"]} tokens of the State of the Union addresses; the claims were made of
-models a thousand times as large. After so short a training no norm beats the bigram model, which
-has counted the whole text (test perplexity of a word 1,997; `ln` with AdamW 4,440). *Shown* and
-*contradicted* are words about this model, *open*
-means that these runs do not decide it.
+**Scope.** The model has {_MODEL["num_layers"]} layers of {_MODEL["num_features"]} features and
+trains for {_TRAINING["max_steps"]} updates of
+{_DATA["batch_size"]} × {_DATA["sequence_length"]} tokens of the State of the Union addresses; the
+claims are about models a thousand times as large. After so short a training no norm beats the
+bigram model, which has counted the whole text (test perplexity of a word 1,997; `ln` with AdamW
+4,440). *Shown* and *contradicted* refer to this model; *open* means that these runs do not decide
+it.
 
 ```sh
 python studies/claims/run.py --out runs/claims        # some 75 minutes of a core; resumable
@@ -34,27 +35,27 @@ python studies/claims/run.py --write docs/claims.md   # this page, from studies/
 REMARKS = """
 ## What to read into it
 
-Written after the runs.
+These remarks were written after the runs.
 
-- **Derf** is behind with both optimizers, and behind DyT: in small models trained for few updates
-  the learned slope has little time. The claim was made of long trainings.
-- **PRepBN** is not only level but ahead: the interval leaves 0 out. Batches of 512 tokens of one
-  text are kind to batch statistics; see the third claim for batches that are not.
+- **Derf** is behind with both optimizers, and behind DyT: in few updates the learned slope has
+  little time to change. The claim is about long trainings.
+- **PRepBN** is not only level but ahead: the interval excludes 0. Batches of 512 tokens of one text
+  suit batch statistics; the third claim has smaller batches.
 - **UnifiedNorm** is behind in its training loss too (5.30 for LayerNorm's 4.58 over the last
-  updates of seed 0), so it is its forward and its approximate gradient that cost here, not what
-  changes at inference. Its authors train with batches of thousands of tokens.
-- **Peri-LN** and pre-norm scatter alike up to the rate that is best for both, 0.016; the ratio is
-  that of the rates above, where pre-norm gets worse and Peri-LN hardly does: a claim about rates
-  that nobody would choose by the valid split.
-- **BatchNorm** in place of LayerNorm trained at every rate that was tried, so that there was
-  nothing to cure; inside the feed-forward it helps up to 0.064 and breaks at 0.128.
+  updates of seed 0), so its forward and its approximate gradient are the cause here, not inference.
+  Its authors train with batches of thousands of tokens.
+- **Peri-LN** and pre-norm have the same spread up to 0.016, the best rate of both. The ratio comes
+  from higher rates, where pre-norm gets worse and Peri-LN hardly does. The valid split would not
+  select these rates.
+- **BatchNorm** in place of LayerNorm trained at every rate, so there was no divergence to cure;
+  inside the feed-forward it helps up to 0.064 and breaks at 0.128.
 """
 
 LATER = """
 ## Four later claims
 
-Another small model ([studies/next-norms](../studies/next-norms/README.md), with rules written before
-the runs): characters, 12 layers of 48 features, 200 updates, 5 seeds an arm, rates tuned alike.
+These use another small model (`studies/next-norms`, [rules](../studies/next-norms/rules.py) written
+before the runs): characters, 12 layers of 48 features, 200 updates, 5 seeds each, rates tuned alike.
 
 | claim | here | found |
 |---|---|---|
@@ -63,8 +64,9 @@ the runs): characters, 12 layers of 48 features, 200 updates, 5 seeds an arm, ra
 | decay of γ helps input norms, hurts output norms (Wang et al. 2026) | **contradicted** | input +0.0498 (+0.0406 to +0.0590); output -0.0115 (-0.0152 to -0.0078) |
 | saturation after a tenth of the training predicts that DyT loses (2604.23434) | **open** | Spearman's ρ -0.18 (-0.54 to +0.01), 20 runs |
 
-Most arms took the highest of the three rates that were tried, and the trainings are short: what
-that means for each claim is said there.
+Six of the eight tuned models took the highest of the three rates, 4e-3 (`hybrid` and `post` 2e-3),
+so some may want a higher one. The decay of γ was 2, twenty times that of the matrices, to have an
+effect within 200 updates: alone it would halve a γ at 4e-3. The study's README discusses each claim.
 """  # noqa: E501
 
 
