@@ -261,7 +261,7 @@ def test_loss_of_neither_kind(tmp_path: Path) -> None:
             found = super().forward(x, labels, **kwargs)
             return {**found, "loss": found["loss"] + super().forward(x, labels)["loss"]}
 
-    with pytest.raises(InputError, match=r"cannot be told .*: set loss_is_scaled_for_ga"):
+    with pytest.raises(InputError, match=r"does not show whether .*: set loss_is_scaled_for_ga"):
         trained(Half(), tmp_path)
 
 
