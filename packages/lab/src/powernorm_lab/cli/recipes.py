@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
     from powernorm_lab.recipes import Recipe
 
-_HEADINGS: Final = ("preset", "what it is", "data", "cost", "repeats")
 _GPU: Final = "GPU: one data-center GPU; several share the work under torchrun."
 
 
@@ -95,6 +94,7 @@ def _numbered_files(chosen: "Mapping[str, Mapping[str, Recipe]]") -> dict[str, i
 
 
 def _recipe_table(task: str, presets: "Mapping[str, Recipe]", files: Mapping[str, int]) -> "Table":
+    """Return two lines a preset: what it is, then data, cost and source."""
     from rich.table import Table
     from rich.text import Text
 
@@ -102,17 +102,19 @@ def _recipe_table(task: str, presets: "Mapping[str, Recipe]", files: Mapping[str
     table = Table(
         box=None,
         pad_edge=False,
+        show_header=False,
         title=Text(f"powernorm compare {task} --preset …"),
         title_justify="left",
         title_style="bold",
     )
-    for heading in _HEADINGS:
-        whole = heading in ("preset", "data")
-        table.add_column(heading, overflow="fold", no_wrap=whole)
+    table.add_column(no_wrap=True)
+    table.add_column()
     for preset, recipe in presets.items():
         about = recipe.about
         data = f"files {files[about.data]}" if about.data in files else about.data
-        table.add_row(*map(Text, (preset, about.summary, data, about.cost, about.source or "-")))
+        facts = [about.cost, data, *([about.source] if about.source else [])]
+        table.add_row(Text(preset), Text(about.summary))
+        table.add_row("", Text("; ".join(facts), style="dim"))
     return table
 
 

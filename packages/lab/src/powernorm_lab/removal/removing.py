@@ -238,7 +238,7 @@ class _Job:
             self._run.close()
 
     def _finish(self, training: RemovalTraining) -> Removed:
-        self._run.listener(Notice("folding and measuring the result"))
+        self._run.listener(Notice("folding the result"))
         trained = copy.deepcopy(training.model).cpu().eval()
         example, found = self._original.example_inputs(), dict[str, Any]()
         result: nn.Module | None = None
@@ -282,7 +282,11 @@ class _Job:
         }
         texts["other"] = self._original.elsewhere()
         for split, those in texts.items():
-            found |= on_split(training.measure(moved, those), split)
+            batches = list(those)
+            if batches:
+                text = f"measuring both models: {split}, {len(batches)} batches"
+                self._run.listener(Notice(text))
+            found |= on_split(training.measure(moved, batches), split)
         return found
 
     def _save(self, model: nn.Module) -> None:
