@@ -18,6 +18,7 @@ extensions = [
     "sphinx_copybutton",
     "reference",
     "mathml",
+    "number_columns",
     "themed_pictures",
 ]
 exclude_patterns = ["_extensions", "_static"]

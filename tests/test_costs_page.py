@@ -28,9 +28,14 @@ ROWS = [
 ]
 
 
-def test_the_page_is_made_of_the_rows() -> None:
-    text = (ROOT / "docs" / "costs.md").read_text(encoding="utf-8")
-    assert SCRIPT["page"](text, SCRIPT["tables"]()) == text, "python tools/cost_tables.py"
+def test_the_tables_are_made_of_the_rows(tmp_path: Path) -> None:
+    SCRIPT["write"](tmp_path, SCRIPT["tables"]())
+    made, stored = (
+        {file.name: file.read_text(encoding="utf-8") for file in folder.iterdir()}
+        for folder in (tmp_path, ROOT / "docs" / "costs")
+    )
+    assert len(made) == 8
+    assert made == stored, "python tools/cost_tables.py"
 
 
 def test_ratios_are_of_best_settings(tmp_path: Path) -> None:
@@ -39,12 +44,13 @@ def test_ratios_are_of_best_settings(tmp_path: Path) -> None:
     lines = [{"machine": {}}, *ROWS, *slower]
     (tmp_path / "removal.jsonl").write_text("\n".join(map(json.dumps, lines)))
     made = SCRIPT["tables"](tmp_path)
-    cells = [cell.strip() for cell in made["latency"].splitlines()[-1].strip("|").split("|")]
-    assert cells[:2] == ["post-norm", "onnxruntime int8 dynamic"]
-    assert cells[2:] == ["0.80-0.90", "0.89-1.00", "0.73-0.82", "0.90", "1.10", "1.20"]
-    assert "| post-norm, onnxruntime int8 dynamic | 2.0 | 2.0 | 2.0 | 2.0 |" in made["memory"]
-    assert "0.01 to 0.01" in made["errors"]
-    assert made["proofs"] == "No rows are stored."
+    cells = made["latency"][-1]
+    assert cells[:2] == ("post-norm", "onnxruntime int8 dynamic")
+    assert cells[2:] == ("0.80-0.90", "0.89-1.00", "0.73-0.82", "0.90", "1.10", "1.20")
+    assert ("post-norm, onnxruntime int8 dynamic", *["2.0"] * 4) in made["memory"]
+    assert made["errors"][-1] == ("onnxruntime int8 dynamic", *["0.01 to 0.01"] * 4)
+    SCRIPT["write"](tmp_path, made)
+    assert sorted(file.stem for file in tmp_path.glob("*.csv")) == ["errors", "latency", "memory"]
 
 
 def test_a_proof_is_compared_with_layer_norm(tmp_path: Path) -> None:
@@ -52,7 +58,7 @@ def test_a_proof_is_compared_with_layer_norm(tmp_path: Path) -> None:
     rows = [{**row, "rival": "LayerNorm", "rows": 1000}, {**row, "rival": "folded", "rows": 700}]
     (tmp_path / "proofs.jsonl").write_text("\n".join(map(json.dumps, rows)))
     made = SCRIPT["tables"](tmp_path)["proofs"]
-    assert made.splitlines()[-1] == "| pre-norm, **folded** | 2.000 | 700 | 0.700 | Exp |"
+    assert made[-1] == ("pre-norm, **folded**", "2.000", "700", "0.700", "Exp")
 
 
 def test_a_proven_circuit_has_its_times(tmp_path: Path) -> None:
@@ -62,10 +68,9 @@ def test_a_proven_circuit_has_its_times(tmp_path: Path) -> None:
         "proof_bytes": 43_210, "error": 0.012,
     }  # fmt: skip
     (tmp_path / "proven.jsonl").write_text(json.dumps(row))
-    assert SCRIPT["tables"](tmp_path)["proven"].splitlines()[-1] == (
-        "| pre-norm, **folded** | 14 | 1.800 | 250,000 | 2^18 | 61 | 100 "
-        "| 0.25 | 1,234 | 43 | 1.20% |"
-    )
+    cells = ("pre-norm, **folded**", 14, "1.800", "250,000", "2^18", "61", "100")
+    cells += ("0.25", "1,234", "43", "1.20%")
+    assert SCRIPT["tables"](tmp_path)["proven"][-1] == cells
 
 
 def test_a_report_of_an_export_is_stored_once(tmp_path: Path) -> None:
@@ -76,6 +81,6 @@ def test_a_report_of_an_export_is_stored_once(tmp_path: Path) -> None:
     (tmp_path / "x.json").write_text(json.dumps(report))
     for _ in range(2):
         SCRIPT["add"]("BERT", tmp_path / "x.json", tmp_path)
-    assert SCRIPT["tables"](tmp_path)["trained"].splitlines()[2:] == [
-        "| BERT | static, all | 0 | 22.0 | 2.10% | 0.9991 | 98.7% | 4,096 |"
+    assert SCRIPT["tables"](tmp_path)["trained"][1:] == [
+        ("BERT", "static, all", 0, "22.0", "2.10%", "0.9991", "98.7%", "4,096")
     ]

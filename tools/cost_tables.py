@@ -3,26 +3,27 @@
     python tools/cost_tables.py
     python tools/cost_tables.py --add "MiniLM, LayerNorm" minilm.json   # of export_int8.py
 
-Each table is between `<!-- table: NAME -->` and `<!-- end -->`.
+Each table is a CSV file in docs/costs, which the page shows.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
 import json
-import re
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import Any
 
 Row = dict[str, Any]
+Table = list[Sequence[object]]
+"""The rows of a table, the first its headings."""
 
 RESULTS = Path(__file__).parents[1] / "benchmarks" / "results"
-PAGE = Path(__file__).parents[1] / "docs" / "costs.md"
+FOLDER = Path(__file__).parents[1] / "docs" / "costs"
 RIVALS = ("LayerNorm", "RMSNorm", "DyT", "folded")
 NAMES = {"folded": "**folded**"}
-NOTHING = "No rows are stored."
 
 
 def read(name: str, results: Path = RESULTS) -> list[Row]:
@@ -34,45 +35,40 @@ def read(name: str, results: Path = RESULTS) -> list[Row]:
     return [row for row in rows if "machine" not in row]
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[object]], *, texts: int = 1) -> str:
-    """Return a Markdown table whose first columns are texts and the others numbers."""
-    marks = [*["---"] * texts, *["--:"] * (len(head) - texts)]
-    lines = [head, marks, *rows]
-    return "\n".join(f"| {' | '.join(map(str, line))} |" for line in lines)
+def write(folder: Path, tables: Mapping[str, Table]) -> None:
+    """Write each table that has rows into its file."""
+    for name, (head, *rows) in tables.items():
+        if rows:
+            with (folder / f"{name}.csv").open("w", encoding="utf-8", newline="") as file:
+                csv.writer(file, lineterminator="\n").writerows([head, *rows])
 
 
-def exported(rows: Sequence[Row]) -> str:
+def exported(rows: Sequence[Row]) -> Table:
     """Return the table of operators in the exported graphs."""
     kinds = ("operators", "norms", "reductions", "square_roots", "divisions", "exponentials")
     head = ("", "all", "norms", "reductions", "square roots", "divisions", "exp, erf, tanh")
-    return table(
-        head,
-        (
-            (f"{row['placement']}-norm, {name(row)}", *(row[kind] for kind in kinds))
-            for row in rows
-            if row["precision"] == "float32" and row["stage"] == "file"
-        ),
+    lines = (
+        (f"{row['placement']}-norm, {name(row)}", *(row[kind] for kind in kinds))
+        for row in rows
+        if row["precision"] == "float32" and row["stage"] == "file"
     )
+    return [head, *lines]
 
 
-def quantized(rows: Sequence[Row]) -> str:
+def quantized(rows: Sequence[Row]) -> Table:
     """Return the table of operators that onnxruntime makes of the quantized graphs."""
     kinds = ("operators", "integer", "floating", "quantize", "dequantize", "casts")
-    head = ("", "all", "in integers", "in floating point", "quantize", "dequantize", "casts")
-    precisions = ("int8 static, all", "int8 static", "int8 dynamic")
-    return table(
-        ("precision", *head),
-        (
-            (precision, f"{row['placement']}-norm, {name(row)}", *(row[kind] for kind in kinds))
-            for precision in precisions
-            for row in rows
-            if row["precision"] == precision and row["stage"] == "onnxruntime"
-        ),
-        texts=2,
+    head = ("precision", "", "all", "in integers", "in floating point")
+    lines = (
+        (precision, f"{row['placement']}-norm, {name(row)}", *(row[kind] for kind in kinds))
+        for precision in ("int8 static, all", "int8 static", "int8 dynamic")
+        for row in rows
+        if row["precision"] == precision and row["stage"] == "onnxruntime"
     )
+    return [(*head, "quantize", "dequantize", "casts"), *lines]
 
 
-def proofs(rows: Sequence[Row]) -> str:
+def proofs(rows: Sequence[Row]) -> Table:
     """Return the table of circuits of trained models."""
     base = {row["placement"]: row["rows"] for row in rows if row["rival"] == RIVALS[0]}
     lines = (
@@ -85,10 +81,10 @@ def proofs(rows: Sequence[Row]) -> str:
         )
         for row in rows
     )
-    return table(("", "loss (nats)", "rows", "/ LayerNorm", "tables of"), lines)
+    return [("", "loss (nats)", "rows", "/ LayerNorm", "tables of"), *lines]
 
 
-def proven(rows: Sequence[Row]) -> str:
+def proven(rows: Sequence[Row]) -> Table:
     """Return the table of verified proofs, with sizes and times."""
     head = ["", "characters", "loss (nats)", "rows", "of which 2^k are proven", "setup (s)"]
     head += ["proving (s)", "verifying (s)", "key (MB)", "proof (kB)", "error of the circuit"]
@@ -108,7 +104,7 @@ def proven(rows: Sequence[Row]) -> str:
         )
         for row in rows
     )
-    return table(head, lines)
+    return [head, *lines]
 
 
 def name(row: Row) -> str:
@@ -171,16 +167,16 @@ def unfused(best: dict[str, Row], settings: dict[tuple[str, str], Row]) -> float
     return float(pair[0]["median_us"] / pair[1]["median_us"])
 
 
-def latency(rows: Sequence[Row]) -> str:
+def latency(rows: Sequence[Row]) -> Table:
     """Return the table of time ratios, of each rival in its best setting."""
     pairs = [("folded", "LayerNorm"), ("folded", "RMSNorm"), ("folded", "DyT")]
     pairs += [("RMSNorm", "LayerNorm"), ("DyT", "LayerNorm")]
     head = ["", "engine and precision", *(f"{one} / {other}" for one, other in pairs)]
     columns = [*(over(*pair) for pair in pairs), unfused]
-    return table([*head, "LayerNorm fused / not"], spans(rows, columns), texts=2)
+    return [[*head, "LayerNorm fused / not"], *spans(rows, columns)]
 
 
-def errors(rows: Sequence[Row]) -> str:
+def errors(rows: Sequence[Row]) -> Table:
     """Return the table of each rival's errors against its own float32 outputs."""
     found: dict[str, dict[str, list[float]]] = {}
     for row in rows:
@@ -191,20 +187,20 @@ def errors(rows: Sequence[Row]) -> str:
         for way, cells in found.items()
         if "float32" not in way
     )
-    return table(("engine and precision", *(NAMES.get(r, r) for r in RIVALS)), lines)
+    return [("engine and precision", *(NAMES.get(r, r) for r in RIVALS)), *lines]
 
 
-def memory(rows: Sequence[Row]) -> str:
+def memory(rows: Sequence[Row]) -> Table:
     """Return the memory peaks of the wide encoders on one thread, in megabytes."""
-    lines = []
+    lines: Table = [("", *(NAMES.get(rival, rival) for rival in RIVALS))]
     for row, best, _ in cases(rows):
         if row["features"] == 512 and all(one["peak_bytes"] is not None for one in best.values()):
             cells = [f"{best[rival]['peak_bytes'] / 1e6:.1f}" for rival in RIVALS]
             lines.append((f"{row['placement']}-norm, {row['engine']} {row['precision']}", *cells))
-    return table(("", *(NAMES.get(rival, rival) for rival in RIVALS)), lines)
+    return lines
 
 
-def trained(reports: Sequence[Row]) -> str:
+def trained(reports: Sequence[Row]) -> Table:
     """Return the table of quantized files of trained models, compared with torch in float32."""
     kinds = {"dynamic": "dynamic", "matmul": "static", "all": "static, all"}
     head = ("model", "int8", "norms left", "MB", "error", "cosine", "same largest entry", "vectors")
@@ -221,33 +217,23 @@ def trained(reports: Sequence[Row]) -> str:
         )
         for report in reports
     )
-    return table(head, lines, texts=2)
+    return [head, *lines]
 
 
-def tables(results: Path = RESULTS) -> dict[str, str]:
+def tables(results: Path = RESULTS) -> dict[str, Table]:
     """Return all tables by name."""
     costs = read("removal.jsonl", results)
     operators = read("operators.jsonl", results)
-    sources: dict[str, tuple[Callable[[Sequence[Row]], str], list[Row]]] = {
-        "exported": (exported, operators),
-        "quantized": (quantized, operators),
-        "proofs": (proofs, read("proofs.jsonl", results)),
-        "latency": (latency, costs),
-        "errors": (errors, costs),
-        "memory": (memory, costs),
-        "proven": (proven, read("proven.jsonl", results)),
-        "trained": (trained, read("exports.jsonl", results)),
+    return {
+        "exported": exported(operators),
+        "quantized": quantized(operators),
+        "proofs": proofs(read("proofs.jsonl", results)),
+        "latency": latency(costs),
+        "errors": errors(costs),
+        "memory": memory(costs),
+        "proven": proven(read("proven.jsonl", results)),
+        "trained": trained(read("exports.jsonl", results)),
     }
-    return {name: make(rows) if rows else NOTHING for name, (make, rows) in sources.items()}
-
-
-def page(text: str, made: dict[str, str]) -> str:
-    """Return the page with updated tables."""
-
-    def written(match: re.Match[str]) -> str:
-        return f"<!-- table: {match[1]} -->\n\n{made[match[1]]}\n\n<!-- end -->"
-
-    return re.sub(r"<!-- table: (\w+) -->\n.*?<!-- end -->", written, text, flags=re.DOTALL)
 
 
 def add(label: str, report: Path, results: Path = RESULTS) -> None:
@@ -264,13 +250,13 @@ def add(label: str, report: Path, results: Path = RESULTS) -> None:
 
 
 def main() -> None:
-    """Write the page."""
+    """Write the tables."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--add", nargs=2, metavar=("LABEL", "JSON"), help="store a report first")
     given = parser.parse_args()
     if given.add:
         add(given.add[0], Path(given.add[1]))
-    PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), tables()), encoding="utf-8")
+    write(FOLDER, tables())
 
 
 if __name__ == "__main__":

@@ -11,17 +11,17 @@ from pathlib import Path
 from statistics import mean
 from typing import Any
 
-from cost_tables import NOTHING, RESULTS, page, table
+from cost_tables import RESULTS, Table, write
 
 from powernorm_lab.report import numerals
 from powernorm_lab.report.summary import gap_of
 
-PAGE = Path(__file__).parents[1] / "docs" / "removal.md"
+FOLDER = Path(__file__).parents[1] / "docs" / "removal"
 CONTROL = "control"
 Row = Mapping[str, Any]
 
 
-def tables(results: Path = RESULTS) -> dict[str, str]:
+def tables(results: Path = RESULTS) -> dict[str, Table]:
     """Return all tables by name."""
     found, larger = (stored(results, size) for size in ("1m", "5m"))
     controls = [row for row in found.get("final", []) if row["arm"] == CONTROL]
@@ -41,10 +41,8 @@ def stored(results: Path, size: str) -> Mapping[str, Any]:
     return found
 
 
-def pilot(rows: Sequence[Row]) -> str:
+def pilot(rows: Sequence[Row]) -> Table:
     """Return the table of mean validation losses over the control at its best rate."""
-    if not rows:
-        return NOTHING
     rates = sorted({row["rate"] for row in rows})
     losses = {
         (arm, rate): mean(row["valid_loss"] for row in those)
@@ -52,7 +50,7 @@ def pilot(rows: Sequence[Row]) -> str:
         for rate in rates
         if (those := [row for row in rows if (row["arm"], row["rate"]) == (arm, rate)])
     }
-    goal = min(loss for (arm, _), loss in losses.items() if arm == CONTROL)
+    goal = min((loss for (arm, _), loss in losses.items() if arm == CONTROL), default=0.0)
     lines = [
         (
             arm if arm == CONTROL else f"`{arm}`",
@@ -61,10 +59,10 @@ def pilot(rows: Sequence[Row]) -> str:
         for arm in names(rows)
     ]
     lines.sort(key=lambda line: min(float(cell) for cell in line[1:] if cell))
-    return table(("", *(f"rate {rate:g}" for rate in rates)), lines)
+    return [("", *(f"rate {rate:g}" for rate in rates)), *lines]
 
 
-def final(rows: Sequence[Row], originals: Sequence[float] = ()) -> str:
+def final(rows: Sequence[Row], originals: Sequence[float] = ()) -> Table:
     """Return the mean test losses over the control, and next to the first arm, the best published.
 
     Args:
@@ -72,11 +70,9 @@ def final(rows: Sequence[Row], originals: Sequence[float] = ()) -> str:
         originals: losses of the original models by seed; none leaves the control's row out.
     """
     arms = [arm for arm in names(rows) if arm != CONTROL]
-    if not arms:
-        return NOTHING
     shares = sorted({row["share"] for row in rows if row["arm"] != CONTROL})
-    lines = []
-    if originals:
+    lines: Table = [("", *(f"{share:.0%}" for share in shares))]
+    if arms and originals:
         before = dict(enumerate(originals))
         gaps = [differences(by_seed(rows, CONTROL, share), before) for share in shares]
         lines.append(("control, beside the original", *map(interval, gaps)))
@@ -86,7 +82,7 @@ def final(rows: Sequence[Row], originals: Sequence[float] = ()) -> str:
             gaps = [differences(by_seed(rows, arm, s), by_seed(rows, other, s)) for s in shares]
             label = f"`{arm}`" if other == CONTROL else f"… beside `{other}`"
             lines.append((label, *map(interval, gaps)))
-    return table(("", *(f"{share:.0%}" for share in shares)), lines)
+    return lines
 
 
 def by_seed(rows: Iterable[Row], arm: str, share: float) -> dict[int, float]:
@@ -112,8 +108,8 @@ def names(rows: Iterable[Row]) -> list[str]:
 
 
 def main() -> None:
-    """Write the page."""
-    PAGE.write_text(page(PAGE.read_text(encoding="utf-8"), tables()), encoding="utf-8")
+    """Write the tables."""
+    write(FOLDER, tables())
 
 
 if __name__ == "__main__":

@@ -1,13 +1,14 @@
-"""Write the tables of docs/results from the stored comparisons, as `make results` does.
+"""Write the results in docs/results from the stored comparisons, as `make results` does.
 
     python tools/results_pages.py docs/results FOLDER...
 
 Each task has a page. The part between `BEGIN` and `END` is replaced; a page without them gets them
-at its end.
+at its end. Its tables are CSV files in a folder with the page's name.
 """
 
 from __future__ import annotations
 
+import csv
 import json
 import re
 import sys
@@ -18,6 +19,15 @@ from powernorm_lab.report.results_document import results_document
 
 BEGIN = "<!-- begin: written by `powernorm results`, do not edit -->"
 END = "<!-- end: written by `powernorm results` -->"
+HEADING = "### "
+KINDS = {
+    "against": "-differences",
+    "here": "-settings",
+    "trials": "-trials",
+    "setting": "-ranges",
+}
+"""How a table's file is called after the title of its section, by the table's
+second heading; a table of norms adds nothing."""
 
 
 def with_results(page: str, document: str) -> str:
@@ -38,6 +48,47 @@ def with_results(page: str, document: str) -> str:
     raise SystemExit(f"expected one line {BEGIN!r} and, after it, one line {END!r}")
 
 
+def with_files(document: str, folder: Path) -> str:
+    """Write the tables of a document into CSV files; return its sections with these in place.
+
+    The explanation in front of the sections is left out, as docs/results.md has it.
+    """
+    titles: list[str] = []
+    tables: dict[str, list[list[str]]] = {}
+    lines: list[str] = []
+    name = ""
+    for line in document[document.index(HEADING) :].splitlines():
+        if not line.startswith("|"):
+            name = ""
+            lines.append(line)
+            if line.startswith(HEADING):
+                same = titles.count(slug(line))
+                title = slug(line) + f"-{same + 1}" * bool(same)
+                titles.append(slug(line))
+            continue
+        cells = [cell.replace("\\|", "|") for cell in line[2:-2].split(" | ")]
+        if not name:
+            name = f"{title}{KINDS.get(cells[1], '')}"
+            tables[name] = []
+            file = f":file: {folder.name}/{name}.csv"
+            lines += ["```{csv-table}", file, ":header-rows: 1", "```"]
+        tables[name].append(cells)
+    folder.mkdir(exist_ok=True)
+    for name, (head, _, *rows) in tables.items():
+        with (folder / f"{name}.csv").open("w", encoding="utf-8", newline="") as written:
+            csv.writer(written, lineterminator="\n").writerows([head, *rows])
+    return "\n".join(lines) + "\n"
+
+
+def slug(heading: str) -> str:
+    """Return the title of a section without its task as a name of files.
+
+    >>> slug("### lm, demo, tuned")
+    'demo-tuned'
+    """
+    return "-".join(re.findall(r"\w+", heading.partition(", ")[2]))
+
+
 def write_pages(pages: Path, folders: Sequence[Path]) -> list[Path]:
     """Write each comparison into the page of its task; return the pages."""
     by_task: dict[str, list[Path]] = {}
@@ -47,7 +98,8 @@ def write_pages(pages: Path, folders: Sequence[Path]) -> list[Path]:
     written = [pages / f"{task}.md" for task in by_task]
     for page, those in zip(written, by_task.values(), strict=True):
         old = page.read_text(encoding="utf-8") if page.exists() else ""
-        page.write_text(with_results(old, results_document(those)), encoding="utf-8")
+        document = with_files(results_document(those), page.with_suffix(""))
+        page.write_text(with_results(old, document), encoding="utf-8")
     return written
 
 

@@ -26,8 +26,26 @@ def test_the_pages_are_made_of_the_stored_results(
         tmp_path / "pages", [*papers, ROOT / "studies" / "causality" / "results"]
     )
     assert len(written) == 6
-    for page in written:
-        assert page.read_text() == (PAGES / page.name).read_text(), "make results"
+    assert sum(1 for _ in (tmp_path / "pages").glob("*/*.csv")) > 30
+    for file in (*written, *(tmp_path / "pages").glob("*/*.csv")):
+        stored = PAGES / file.relative_to(tmp_path / "pages")
+        assert file.read_text() == stored.read_text(), "make results"
+
+
+def test_tables_become_files(results_pages: ModuleType, tmp_path: Path) -> None:
+    norms = "| norm | paper |\n| :--- | ---: |\n| a\\|b |  |\n| c, d | 1 |\n"
+    gaps = "| norm | against |\n| :--- | :--- |\n| b | ln |\n"
+    section = f"### lm, demo, tuned\n\nWords.\n\n{norms}\nMore.\n\n{gaps}"
+    made = results_pages.with_files(f"Explained.\n\n{section}\n{section}", tmp_path / "lm")
+    assert made.startswith(
+        "### lm, demo, tuned\n\nWords.\n\n```{csv-table}\n:file: lm/demo-tuned.csv\n"
+    )
+    assert ":file: lm/demo-tuned-2.csv" in made
+    assert "|" not in made
+    files = {file.name: file.read_text() for file in (tmp_path / "lm").iterdir()}
+    assert files["demo-tuned.csv"] == 'norm,paper\na|b,\n"c, d",1\n' == files["demo-tuned-2.csv"]
+    assert files["demo-tuned-differences.csv"] == "norm,against\nb,ln\n"
+    assert len(files) == 4
 
 
 def test_only_the_generated_part_of_a_page_changes(results_pages: ModuleType) -> None:

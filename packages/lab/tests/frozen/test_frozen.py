@@ -6,6 +6,7 @@ differences.
 
 from __future__ import annotations
 
+import csv
 import re
 from pathlib import Path
 
@@ -39,11 +40,15 @@ def test_figures_of_the_stored_comparisons(tmp_path: Path) -> None:
     folders.append(ROOT / "studies" / "causality" / "results")
     printed = command(tmp_path, "results", *folders)
     assert printed.code == 0, printed.err
-    pages = (ROOT / "docs" / "results").glob("*.md")
+    folder = ROOT / "docs" / "results"
     parts = [
         page.read_text(encoding="utf-8").partition("<!-- begin: written by `powernorm results`")[2]
-        for page in pages
+        for page in folder.glob("*.md")
     ]
+
+    def table(directive: re.Match[str]) -> str:
+        head, *rows = csv.reader((folder / directive[1]).read_text(encoding="utf-8").splitlines())
+        return "\n".join("| " + " | ".join(row) for row in (head, [], *rows))
 
     def cells(text: str) -> dict[str, list[list[str]]]:
         """Return the numbers in the rows of each section."""
@@ -55,6 +60,7 @@ def test_figures_of_the_stored_comparisons(tmp_path: Path) -> None:
             for title, _, rest in sections
         }
 
-    stored = cells("\n".join(parts))
+    shown = re.sub(r"```\{csv-table\}\n:file: (.*)\n:header-rows: 1\n```", table, "\n".join(parts))
+    stored = cells(shown)
     assert cells(printed.out) == stored
     assert sum(len(row) for rows in stored.values() for row in rows) > 500
