@@ -13,7 +13,9 @@ convert or run is a row with the message.
 from __future__ import annotations
 
 import argparse
+import csv
 import json
+import sys
 import tempfile
 import warnings
 from collections import Counter
@@ -124,20 +126,20 @@ def rows(engine: str, folder: Path) -> Iterator[dict[str, Any]]:
         yield {**row, "error": error, "operators": dict(Counter(names).most_common())}
 
 
-def table(found: list[dict[str, Any]]) -> Iterator[str]:
-    """Yield a Markdown table: operators, those of norms, delegates, the error."""
-    yield "| engine | type | norm | operators | norm, mean, root, tanh | delegates | error |"
-    yield "|---|---|---|--:|--:|--:|--:|"
+def table(found: list[dict[str, Any]]) -> Iterator[tuple[object, ...]]:
+    """Yield the lines of a table: operators, those of norms, delegates, the error."""
+    head = ("engine", "type", "norm", "operators", "norm, mean, root, tanh", "delegates", "error")
+    yield head
     for row in found:
-        start = f"| {row['engine']} {row['version']} | {row['dtype']} | `{row['norm']}` |"
+        start = (f"{row['engine']} {row['version']}", row["dtype"], f"`{row['norm']}`")
         if "failed" in row:
-            yield f"{start} does not convert | | | |"
+            yield (*start, "does not convert", "", "", "")
             continue
         counts = row["operators"]
         norms = sum(n for name, n in counts.items() if any(p in name.lower() for p in PARTS))
         delegates = counts.get("executorch_call_delegate", "")
         error = "not run" if row["error"] is None else f"{row['error']:.1g}"
-        yield f"{start} {sum(counts.values())} | {norms} | {delegates} | {error} |"
+        yield (*start, sum(counts.values()), norms, delegates, error)
 
 
 def main() -> None:
@@ -147,7 +149,7 @@ def main() -> None:
     parser.add_argument("--programs", type=Path)
     parser.add_argument("--engine", choices=ENGINES, help="measure; needs --programs and --out")
     parser.add_argument("--out", type=Path, help="JSON lines, appended to")
-    parser.add_argument("--show", type=Path, metavar="ROWS", help="print the table of stored rows")
+    parser.add_argument("--show", type=Path, metavar="ROWS", help="print stored rows as CSV")
     given = parser.parse_args()
     if given.runs:
         write_programs(given.runs, given.programs)
@@ -158,8 +160,8 @@ def main() -> None:
                 print({key: row[key] for key in row if key != "operators"}, flush=True)
                 file.write(json.dumps(row) + "\n")
     if given.show:
-        lines = given.show.read_text(encoding="utf-8").splitlines()
-        print("\n".join(table([json.loads(line) for line in lines])))
+        stored = map(json.loads, given.show.read_text(encoding="utf-8").splitlines())
+        csv.writer(sys.stdout, lineterminator="\n").writerows(table(list(stored)))
 
 
 if __name__ == "__main__":

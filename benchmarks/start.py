@@ -14,10 +14,12 @@ from __future__ import annotations
 
 import argparse
 import copy
+import csv
 import itertools
 import json
 import random
 import statistics
+import sys
 import time
 import warnings
 import zlib
@@ -116,16 +118,15 @@ def run(norm: str, start: str, seed: int, train: Data, held_out: Data) -> dict[s
     return row
 
 
-def table(rows: list[dict[str, Any]]) -> Iterator[str]:
-    yield "| norm | start | " + " | ".join(f"{mark} steps" for mark in MARKS) + " |"
-    yield "|---|---|" + "---|" * len(MARKS)
+def table(rows: list[dict[str, Any]]) -> Iterator[tuple[str, ...]]:
+    yield ("norm", "start", *(f"{mark} steps" for mark in MARKS))
     for norm, start in itertools.product(NORMS, STARTS):
         own = [row for row in rows if (row["norm"], row["start"]) == (norm, start)]
         cells = []
         for mark in map(str, MARKS):
             running, calibrated = ([row[mark][i] for row in own] for i in (1, 2))
             cells.append(f"{_spread(running)} ({_spread(calibrated)})")
-        yield f"| `{norm}` | `{start}` | {' | '.join(cells)} |"
+        yield (f"`{norm}`", f"`{start}`", *cells)
 
 
 def _spread(values: list[float]) -> str:
@@ -143,7 +144,7 @@ def main() -> None:
         else []
     )
     if given.table:
-        print("\n".join(table(rows)))
+        csv.writer(sys.stdout, lineterminator="\n").writerows(table(rows))
         return
     torch.set_num_threads(1)
     warnings.filterwarnings("ignore", "a .* evaluates after")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import re
 from pathlib import Path
 
@@ -13,8 +14,12 @@ from powernorm_lab.recipes.studies import study_config
 from powernorm_lab.tasks import TASKS
 
 ROOT = Path(__file__).parents[1]
+FILES = sorted((ROOT / "docs" / "papers").glob("*/*.csv"))
+ROWS = [row for file in FILES for row in csv.reader(file.read_text("utf-8").splitlines())]
 PAGES = sorted((ROOT / "docs" / "papers").glob("*.md"))
-PAGE = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+PAGE = "\n".join(
+    [*(page.read_text(encoding="utf-8") for page in PAGES), *(" | ".join(row) for row in ROWS)]
+)
 # A command that is marked as pending is not there yet.
 COMMANDS = sorted(
     set(re.findall(r"`compare ([a-z-]+) --(preset|study) ([\w-]+)[^`]*`(?! <!-- pending)", PAGE))
@@ -22,7 +27,8 @@ COMMANDS = sorted(
 COLUMNS = sorted(
     {
         (task, preset)
-        for task, presets in re.findall(rf"^\| [^|]+ \| ({'|'.join(TASKS)}) ([^|]+) \|", PAGE, re.M)
+        for row in ROWS
+        for task, presets in re.findall(rf"^({'|'.join(TASKS)}) (.+)", row[1])
         for preset in re.findall(r"`([\w-]+)`", presets)
     }
 )

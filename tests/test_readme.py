@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import os
 import re
 import shutil
@@ -104,19 +105,30 @@ def test_links_on_a_package_index(tmp_path: Path) -> None:
 
 
 def test_table_of_norms_is_the_registry() -> None:
-    rows = re.findall(
-        r"^\| `([\w-]+)` \| (.+?) \| (.+?) \| (yes|no) \| (.+?) \|$",
-        (ROOT / "docs" / "layers.md").read_text(),
-        re.M,
-    )
+    table = (ROOT / "docs" / "layers" / "norms.csv").read_text(encoding="utf-8")
+    _, *rows = csv.reader(table.splitlines())
     assert rows == [
-        (info.name, info.title, info.averages_over, "yes" if info.static else "no", info.paper)
-        for info in powernorm.NORMS.values()
+        [f"`{name}`", info.title, info.averages_over, "yes" if info.static else "no", info.paper]
+        for name, info in powernorm.NORMS.items()
     ]
+
+
+def tables_of(page: Path) -> list[Path]:
+    """Return the tables of a page, which are files in a folder with its name."""
+    return sorted(page.with_suffix("").glob("*.csv"))
+
+
+def test_every_table_is_on_its_page() -> None:
+    for page in PAGES:
+        shown = re.findall(r"^:file: (.*)", page.read_text("utf-8"), re.M)
+        own = [table.relative_to(page.parent).as_posix() for table in tables_of(page)]
+        assert sorted(file for file in shown if not file.startswith("../")) == own, page.name
+        assert all((page.parent / file).exists() for file in shown), page.name
 
 
 def test_links_lead_somewhere() -> None:
     for page in PAGES:
-        prose = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
+        prose = re.sub(r"```.*?```", "", page.read_text("utf-8"), flags=re.S)
+        prose += "\n".join(table.read_text("utf-8") for table in tables_of(page))
         for target in re.findall(r"\]\((?!https?:|#|mailto:)([^)#]+)", prose):
             assert (page.parent / target).exists(), f"{page.name}: {target}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import importlib
 import json
 import sys
@@ -34,9 +35,8 @@ def test_the_tables_are_made_of_the_losses(tables: Any, tmp_path: Path) -> None:
 
 
 def test_the_page_names_all_settings_with_their_defaults() -> None:
-    text = (ROOT / "docs" / "removal.md").read_text(encoding="utf-8")
-    listed = text.partition("| setting | default | |\n")[2].partition("\n\n")[0].splitlines()
-    cells = [line.split("|")[1:3] for line in listed]
+    text = (ROOT / "docs" / "removal" / "settings.csv").read_text(encoding="utf-8")
+    cells = [line[:2] for line in csv.reader(text.splitlines())]
     for section, values in vars(RemovalSettings()).items():
         for name, value in getattr(values, "__dict__", {"": values}).items():
             if section == "schedule" and name != "name":  # the page of recipes has these

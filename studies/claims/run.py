@@ -3,7 +3,7 @@
     python studies/claims/run.py --out runs/claims             # trains missing runs; resumable
     python studies/claims/run.py --out runs/claims --only muon
     python studies/claims/run.py --out runs/claims --collect   # studies/claims/claims.json
-    python studies/claims/run.py --write docs/claims.md        # the page from claims.json
+    python studies/claims/run.py --write docs/claims           # the page's tables from claims.json
 
 After Ctrl-C the same command continues.
 """
@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from arms import GROUPS, Sweep, train
-from page import page
+from tables import write
 
 HERE = Path(__file__).parent
 MEASURED = HERE / "claims.json"
@@ -59,11 +59,10 @@ def main() -> None:
     names = [group.name for group in GROUPS]
     parser.add_argument("--only", action="append", choices=names, metavar="GROUP")
     parser.add_argument("--collect", action="store_true", help="train nothing")
-    parser.add_argument("--write", type=Path, metavar="PAGE", help="write the page, train nothing")
+    parser.add_argument("--write", type=Path, metavar="FOLDER", help="write the tables alone")
     given = parser.parse_args()
     if given.write:
-        measured = json.loads(MEASURED.read_text(encoding="utf-8"))
-        given.write.write_text(page(measured), encoding="utf-8")
+        write(given.write, json.loads(MEASURED.read_text(encoding="utf-8")))
         return
     if not given.collect:
         try:

@@ -1,7 +1,7 @@
 """BatchNorm and padding: seven arms on Japanese Vowels, and repairs of a polluted model.
 
     python studies/padding/run.py                            # trains missing runs; resumable
-    python studies/padding/run.py --write docs/padding.md    # the page's tables from the rows
+    python studies/padding/run.py --write docs/padding       # the page's tables from the rows
 
 Each run appends a row to rows.jsonl next to this file, seed by seed. After Ctrl-C the same command
 continues.
@@ -249,7 +249,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=Path, default=ROWS)
     parser.add_argument(
-        "--write", type=Path, metavar="PAGE", help="write the tables, train nothing"
+        "--write", type=Path, metavar="FOLDER", help="write the tables, train nothing"
     )
     given = parser.parse_args()
     store = Store(given.rows)

@@ -1,11 +1,10 @@
 """Tables and figure of the page from the stored rows.
 
-A table is written between the marks `<!-- NAME -->` and `<!-- end -->` of the page. Only seeds that
-every arm has in every setting count.
+A table is a CSV file. Only seeds that every arm has in every setting count.
 """
 
-import re
-from collections.abc import Callable, Sequence
+import csv
+from collections.abc import Sequence
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -20,24 +19,19 @@ from conformer import ARMS
 Row = dict[str, Any]
 
 
-def write(page: Path, rows: Sequence[Row], figure: Path | None = None) -> None:
-    """Write the tables between their marks in a page, and the figure."""
+def write(folder: Path, rows: Sequence[Row], figure: Path | None = None) -> None:
+    """Write the tables into files in a folder, and the figure."""
     study = Study(rows)
-    text = page.read_text(encoding="utf-8")
-    tables: dict[str, Callable[[], str]] = {
-        "seeds": study.seeds_line,
-        "sensitivity": study.sensitivity,
-        "padded": lambda: study.accuracy("padded"),
-        "alone": lambda: study.accuracy("alone"),
-        "statistics": study.statistics,
-        "repair": study.repair,
+    tables = {
+        "sensitivity": study.sensitivity(),
+        "padded": study.accuracy("padded"),
+        "alone": study.accuracy("alone"),
+        "statistics": study.statistics(),
+        "repair": study.repair(),
     }
-    for name, table in tables.items():
-        marked = re.compile(rf"(<!-- {name} -->\n).*?(<!-- end -->)", re.DOTALL)
-        if not marked.search(text):
-            raise SystemExit(f"{page} has no place for the table {name}: write <!-- {name} -->")
-        text = marked.sub(lambda found, table=table: found[1] + table() + found[2], text)
-    page.write_text(text, encoding="utf-8")
+    for name, lines in tables.items():
+        with (folder / f"{name}.csv").open("w", encoding="utf-8", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerows(lines)
     if figure is not None:
         draw(study, figure)
 
@@ -68,11 +62,7 @@ class Study:
         """Return a number of the runs of an arm."""
         return self.values(("run", arm, *setting), *path)
 
-    def seeds_line(self) -> str:
-        """Return a sentence with the number of seeds."""
-        return f"{len(self.seeds)} seeds.\n"
-
-    def sensitivity(self) -> str:
+    def sensitivity(self) -> list[list[str]]:
         """Return the table of answers changed by padding, by arm and setting."""
         head = ["norm", *(f"{_named(setting)}" for setting in rules.SETTINGS), "logits move by"]
         body = []
@@ -89,9 +79,9 @@ class Study:
                 for value in self.run(arm, setting, way, "difference")
             )
             body.append([f"`{arm}`", *cells, f"{largest:.2g}"])
-        return _table(head, body)
+        return [head, *body]
 
-    def accuracy(self, way: str) -> str:
+    def accuracy(self, way: str) -> list[list[str]]:
         """Return accuracies in padded batches or alone, and gaps to plain BatchNorm."""
         head = ["norm", *(_named(setting) for setting in rules.SETTINGS)]
         body = []
@@ -107,9 +97,9 @@ class Study:
             body.append([f"`{arm}`", *cells])
         shares = [fmean(self.run("bn", setting, "padding")) for setting in rules.SETTINGS]
         body.append(["padding in training", *(f"{100 * share:.0f} %" for share in shares)])
-        return _table(head, body)
+        return [head, *body]
 
-    def statistics(self) -> str:
+    def statistics(self) -> list[list[str]]:
         """Return the table of losses by statistics, and TID with padding left out and counted."""
         head = ["norm", "batch", "running", "of the batch", "TID", "TID, padding counted"]
         body = []
@@ -122,9 +112,9 @@ class Study:
                 cells = [f"{fmean(values):.3f}" for values in losses]
                 cells += ["–" if None in part else f"{100 * fmean(part):.1f} %" for part in tid]
                 body.append([f"`{arm}`", _named(setting), *cells])
-        return _table(head, body)
+        return [head, *body]
 
-    def repair(self) -> str:
+    def repair(self) -> list[list[str]]:
         """Return the table of repairs of a model that was trained with plain BatchNorm."""
         head = ["what is done", "loss", "accuracy", "loss alone", "changed"]
         head += ["loss against nothing", "against the mask alone"]
@@ -143,7 +133,7 @@ class Study:
                     *("–" if loss == other else _counted(loss, other) for other in (none, mask)),
                 ]
             )
-        return _table(head, body)
+        return [head, *body]
 
 
 def gap(values: Sequence[Any], others: Sequence[Any], digits: int) -> str:
@@ -185,11 +175,6 @@ def draw(study: Study, path: Path) -> None:
 def _named(setting: tuple[str, int]) -> str:
     order, size = setting
     return f"{size}" if order == "random" else f"{size}, {order}"
-
-
-def _table(head: list[str], body: list[list[str]]) -> str:
-    lines = [head, ["---", *["--:"] * (len(head) - 1)], *body]
-    return "".join(f"| {' | '.join(cells)} |\n" for cells in lines)
 
 
 def _key(of: list[Any]) -> tuple[Any, ...]:

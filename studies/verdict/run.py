@@ -4,7 +4,7 @@
     python studies/verdict/run.py --scores-of studies/verdict/verdict.json --out runs/scores
 
 The first command trains every setting, measures its checkpoints after a tenth of the training, and
-writes `verdict.json` with the scores, `tables.md` and `scatter.svg`. After Ctrl-C the same command
+writes `verdict.json` with the scores, `tables/` and `scatter.svg`. After Ctrl-C the same command
 continues. The second command scores settings that were measured before.
 """
 
@@ -67,7 +67,7 @@ def main() -> None:
     text = json.dumps(results, indent=2) + "\n"
     (given.out / "verdict.json").write_text(text, encoding="utf-8")
     write_tables(results, given.out)
-    print(f"{given.out}: verdict.json, tables.md, scatter.svg")
+    print(f"{given.out}: verdict.json, tables, scatter.svg")
 
 
 def measured_settings(

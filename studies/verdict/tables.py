@@ -1,6 +1,6 @@
 """Tables and figure of the study from `verdict.json`."""
 
-from collections.abc import Iterable, Iterator
+import csv
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,6 @@ WORDS = TIDS | {
     "always better": "a constant: always better",
     "verdict": "its default limit of powernorm.diagnose alone",
 }
-LEFT = ("predictor", "norm taken", "setting", "advice")
-"""Columns of text; columns of numbers are aligned to the right."""
-
 DRAWN = [
     ("bn", "ln_total_tid_last", "bn by the ln model's last TID"),
     ("bn", "ln_total_tid_avg", "bn by the ln model's average TID"),
@@ -36,29 +33,23 @@ DRAWN = [
 
 
 def write_tables(results: dict[str, Any], out: Path) -> None:
-    """Write `tables.md` and `scatter.svg`."""
-    text = "\n".join(f"### {heading}\n\n{table}" for heading, table in _sections(results))
-    (out / "tables.md").write_text(text, encoding="utf-8")
+    """Write each table into a CSV file in `tables`, and `scatter.svg`."""
+    tables = {
+        norm: [_score_row(score) for score in results["scores"] if score["norm"] == norm]
+        for norm in NORMS
+    }
+    tables["advice"] = [_advice_row(score) for score in results["advice"]]
+    tables["settings"] = [_setting_row(setting) for setting in results["settings"]]
+    (out / "tables").mkdir(exist_ok=True)
+    for name, rows in tables.items():
+        if rows:
+            with (out / "tables" / f"{name}.csv").open("w", encoding="utf-8", newline="") as file:
+                writer = csv.DictWriter(file, list(rows[0]), lineterminator="\n")
+                writer.writeheader()
+                writer.writerows(rows)
     # Equal results give equal files.
     with mpl.rc_context({"svg.hashsalt": "verdict", "svg.fonttype": "none"}):
         _figure(results).savefig(out / "scatter.svg", metadata={"Date": None})
-
-
-def _sections(results: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    for norm in NORMS:
-        scores = [score for score in results["scores"] if score["norm"] == norm]
-        if scores:
-            yield f"Predicting {norm} against ln", _markdown(map(_score_row, scores))
-    if results["advice"]:
-        yield "Following the advice", _markdown(map(_advice_row, results["advice"]))
-    yield "The settings", _markdown(map(_setting_row, results["settings"]))
-
-
-def _markdown(rows: Iterable[dict[str, str]]) -> str:
-    cells = list(rows)
-    rule = [":---" if heading in LEFT else "---:" for heading in cells[0]]
-    lines = [list(cells[0]), rule, *(list(row.values()) for row in cells)]
-    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def _score_row(score: dict[str, Any]) -> dict[str, str]:

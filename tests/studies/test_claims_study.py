@@ -16,7 +16,7 @@ NOISE = (0.002, -0.001, 0.0, 0.001, -0.002)
 @pytest.fixture(scope="module")
 def study() -> dict[str, ModuleType]:
     """Return the study's modules, under unique names."""
-    return modules_of("claims", "arms", "rules", "page", "run")
+    return modules_of("claims", "arms", "rules", "tables", "run")
 
 
 def around(mean: float, sign: float = 1.0) -> list[float | None]:
@@ -86,10 +86,26 @@ def test_a_cure_needs_an_illness(
     assert word(study, "bn-ffn", {"bn-ffn": losses}) == expected
 
 
-def test_the_page_is_that_of_the_stored_losses(study: dict[str, ModuleType]) -> None:
-    measured = json.loads((STUDY / "claims.json").read_text(encoding="utf-8"))
-    page = (ROOT / "docs" / "claims.md").read_text(encoding="utf-8")
-    assert page == study["page"].page(measured)
+def test_the_tables_are_those_of_the_stored_losses(
+    study: dict[str, ModuleType], tmp_path: Path
+) -> None:
+    study["tables"].write(tmp_path, json.loads((STUDY / "claims.json").read_text(encoding="utf-8")))
+    made = {file.name: file.read_text(encoding="utf-8") for file in tmp_path.iterdir()}
+    assert made.keys() == {"claims.csv", "rules.csv", "tuned.csv", "sweeps.csv"}
+    for name, text in made.items():
+        assert text == (ROOT / "docs" / "claims" / name).read_text(encoding="utf-8"), name
+
+
+def test_the_page_names_what_was_trained(study: dict[str, ModuleType]) -> None:
+    page = " ".join((ROOT / "docs" / "claims.md").read_text(encoding="utf-8").split())
+    arms = study["arms"]
+    model, data = arms.BASE["model"], arms.BASE["data"]
+    assert f"{model['num_layers']} layers of {model['num_features']} features" in page
+    size = f"{data['batch_size']} × {data['sequence_length']} tokens"
+    assert f"{arms.BASE['training']['max_steps']} updates of {size}" in page
+    assert f"{arms.TRIALS} trials" in page
+    assert f"{len(arms.SEEDS)} seeds with the best settings" in page
+    assert f"The margin is {study['rules'].MARGIN} nats" in page
 
 
 def test_every_group_can_be_configured(study: dict[str, ModuleType]) -> None:

@@ -1,7 +1,6 @@
 """Study of padding: models, gaps, and page from the stored rows."""
 
 import json
-import shutil
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,7 +13,7 @@ import powernorm
 
 ROOT = Path(__file__).parents[2]
 STUDY = ROOT / "studies" / "padding"
-PAGE = ROOT / "docs" / "padding.md"
+FOLDER = ROOT / "docs" / "padding"
 
 
 @pytest.fixture(scope="module")
@@ -23,11 +22,17 @@ def study() -> dict[str, ModuleType]:
     return modules_of("padding", "conformer", "rules", "tables", "run")
 
 
-def test_the_page_is_of_the_stored_rows(study: dict[str, ModuleType], tmp_path: Path) -> None:
+def test_the_tables_are_of_the_stored_rows(study: dict[str, ModuleType], tmp_path: Path) -> None:
     rows = list(study["run"].Store(STUDY / "rows.jsonl").rows.values())
-    shutil.copy(PAGE, tmp_path / PAGE.name)
-    study["tables"].write(tmp_path / PAGE.name, rows)
-    assert (tmp_path / PAGE.name).read_text(encoding="utf-8") == PAGE.read_text(encoding="utf-8")
+    study["tables"].write(tmp_path, rows)
+    made, stored = (
+        {file.name: file.read_text(encoding="utf-8") for file in folder.iterdir()}
+        for folder in (tmp_path, FOLDER)
+    )
+    assert len(made) == 5
+    assert made == stored
+    page = FOLDER.with_suffix(".md").read_text(encoding="utf-8")
+    assert f"\n{len(study['tables'].Study(rows).seeds)} seeds.\n" in page
 
 
 def test_arms_that_are_masked_and_no_others_are_clean(study: dict[str, ModuleType]) -> None:

@@ -60,9 +60,10 @@ def test_stored_scores_and_tables_are_those_of_the_stored_settings(tmp_path: Pat
     python(tmp_path, STUDY / "run.py", "--scores-of", STUDY / "verdict.json", "--out", tmp_path)
     stored = json.loads((STUDY / "verdict.json").read_text(encoding="utf-8"))
     assert json.loads((tmp_path / "verdict.json").read_text(encoding="utf-8")) == near(stored)
-    tables = (tmp_path / "tables.md").read_text(encoding="utf-8")
-    assert tables == (STUDY / "tables.md").read_text(encoding="utf-8")
-    assert (ROOT / "docs" / "verdict.md").read_text(encoding="utf-8").endswith(tables)
+    made = {file.name: file.read_text(encoding="utf-8") for file in (tmp_path / "tables").iterdir()}
+    assert made.keys() == {f"{name}.csv" for name in ("bn", "rbn", "pn", "advice", "settings")}
+    for name, text in made.items():
+        assert text == (STUDY / "tables" / name).read_text(encoding="utf-8"), name
     assert "<svg" in (tmp_path / "scatter.svg").read_text(encoding="utf-8")
 
 
@@ -108,7 +109,8 @@ def test_a_setting_is_trained_and_measured(
     data = training.data_of(small, out / name / run, results["num_batches"])
     last = powernorm.diagnose(model, [one.inputs for one in data.training], batch_sizes=()).rows[-1]
     assert setting["early"]["ln_total_tid_last"] == pytest.approx(last.total_tid)
-    assert "### The settings" in (out / "tables.md").read_text(encoding="utf-8")
+    settings_table = (out / "tables" / "settings.csv").read_text(encoding="utf-8")
+    assert f"\n{name}," in settings_table
 
 
 def test_best_threshold_is_the_middle_of_the_best(scores: ModuleType) -> None:
