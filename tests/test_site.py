@@ -86,8 +86,8 @@ def test_every_command_is_on_its_page(tmp_path: Path) -> None:
     pytest.importorskip("powernorm_lab")
     shown = command(tmp_path, "--help").out
     names = re.findall(r"^  ([a-z-]+) ", shown.partition("Commands:")[2], re.MULTILINE)
-    page = (DOCS / "commands.md").read_text(encoding="utf-8")
-    assert sorted(names) == sorted(re.findall(r"^\| `powernorm ([a-z-]+)`", page, re.MULTILINE))
+    table = (DOCS / "commands" / "commands.csv").read_text(encoding="utf-8")
+    assert sorted(names) == sorted(re.findall(r"^`powernorm ([a-z-]+)`", table, re.MULTILINE))
 
 
 # What a browser fetches by itself; links that a reader follows are not among them.

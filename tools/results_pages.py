@@ -13,6 +13,7 @@ import json
 import re
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from powernorm_lab.report.results_document import results_document
@@ -20,6 +21,8 @@ from powernorm_lab.report.results_document import results_document
 BEGIN = "<!-- begin: written by `powernorm results`, do not edit -->"
 END = "<!-- end: written by `powernorm results` -->"
 HEADING = "### "
+SENTENCES = re.compile(r"(?<=\.) (?=[A-Z]|\d+ settings )")
+TABLE = re.compile(r"(?:^\|.*\n?)+", re.MULTILINE)
 KINDS = {
     "against": "-differences",
     "here": "-settings",
@@ -51,39 +54,39 @@ def with_results(page: str, document: str) -> str:
 def with_files(document: str, folder: Path) -> str:
     """Write the tables of a document into CSV files; return its sections with these in place.
 
-    The explanation in front of the sections is left out, as docs/results.md has it.
+    The explanation in front of the sections is left out, as docs/results.md has it. Sentences that
+    all sections begin with are said once.
     """
-    titles: list[str] = []
-    tables: dict[str, list[list[str]]] = {}
-    lines: list[str] = []
-    name = ""
-    for line in document[document.index(HEADING) :].splitlines():
-        if not line.startswith("|"):
-            name = ""
-            lines.append(line)
-            if line.startswith(HEADING):
-                same = titles.count(slug(line))
-                title = slug(line) + f"-{same + 1}" * bool(same)
-                titles.append(slug(line))
-            continue
-        cells = [cell.replace("\\|", "|") for cell in line[2:-2].split(" | ")]
-        if not name:
-            name = f"{title}{KINDS.get(cells[1], '')}"
-            tables[name] = []
-            file = f":file: {folder.name}/{name}.csv"
-            lines += ["```{csv-table}", file, ":header-rows: 1", "```"]
-        tables[name].append(cells)
+    sections = [section.partition("\n\n") for section in document.split(f"\n{HEADING}")[1:]]
+    facts = [SENTENCES.split(text.partition("\n")[0]) for _, _, text in sections]
+    shared = [one for one in facts[0] if len(facts) > 1 and all(one in each for each in facts)]
     folder.mkdir(exist_ok=True)
-    for name, (head, _, *rows) in tables.items():
-        with (folder / f"{name}.csv").open("w", encoding="utf-8", newline="") as written:
-            csv.writer(written, lineterminator="\n").writerows([head, *rows])
-    return "\n".join(lines) + "\n"
+    parts, names = [" ".join(shared)], []
+    for (heading, _, text), sentences in zip(sections, facts, strict=True):
+        names.append(slug(heading))
+        same = names.count(names[-1])
+        name = names[-1] if same == 1 else f"{names[-1]}-{same}"
+        parts += [HEADING + heading, " ".join(one for one in sentences if one not in shared)]
+        parts.append(TABLE.sub(partial(stored, folder, name), text.partition("\n")[2]).strip())
+    return re.sub("\n{3,}", "\n\n", "\n\n".join(parts)).strip() + "\n"
+
+
+def stored(folder: Path, name: str, table: re.Match[str]) -> str:
+    """Write a table of a section into a file; return the directive that shows it."""
+    head, _, *rows = (
+        [cell.replace("\\|", "|") for cell in line[2:-2].split(" | ")]
+        for line in table[0].splitlines()
+    )
+    path = folder / f"{name}{KINDS.get(head[1], '')}.csv"
+    with path.open("w", encoding="utf-8", newline="") as file:
+        csv.writer(file, lineterminator="\n").writerows([head, *rows])
+    return f"```{{csv-table}}\n:file: {folder.name}/{path.name}\n:header-rows: 1\n```\n"
 
 
 def slug(heading: str) -> str:
     """Return the title of a section without its task as a name of files.
 
-    >>> slug("### lm, demo, tuned")
+    >>> slug("lm, demo, tuned")
     'demo-tuned'
     """
     return "-".join(re.findall(r"\w+", heading.partition(", ")[2]))
