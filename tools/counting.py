@@ -9,8 +9,10 @@
 - **files in import circles**: source files whose imports lead back to them. Imports in functions
   count, since they only hide a circle. Imports under `TYPE_CHECKING` do not;
 - **long files**: those of more than 500 lines;
-- **refused words** by occurrence: in comments and docstrings, in Markdown pages, and docstrings
-  that begin with a refused word;
+- **refused words** by occurrence: in comments and docstrings, in Markdown pages and their tables,
+  and docstrings that begin with a refused word;
+- **words: docs**, those of the Markdown pages in docs, without the reference and the tables in CSV
+  files;
 - the shares of **comment lines** and of **repeated lines**, which are equal to others with their
   neighbors, six in a row. Blank lines and comments are left out.
 """
@@ -32,6 +34,7 @@ FOLDERS: Final = ("src", "packages", "tests", "benchmarks", "studies", "examples
 SKIPPED: Final = re.compile(r"(^|/)(\.[^/]*|__pycache__|build|[^/]*\.egg-info)/")
 SOURCE: Final = re.compile(r"(packages/[^/]+/)?src/.*\.py")
 TESTS: Final = re.compile(r"(packages/[^/]+/)?tests/.*\.py")
+PAGE: Final = re.compile(r"docs/(?!api/).*\.md")
 LONG: Final = 500
 WINDOW: Final = 6
 """Lines in a row that must be equal to count as repeated."""
@@ -75,7 +78,7 @@ Counts = Mapping[str, Mapping[str, Count]]
 
 
 def read_folder(root: Path) -> dict[str, str]:
-    """Read the Python files and Markdown pages of a checkout."""
+    """Read the Python files and Markdown pages of a checkout, and the tables of its docs."""
     found = [*root.glob("*.*"), *(p for folder in FOLDERS for p in (root / folder).rglob("*.*"))]
     paths = {path.relative_to(root).as_posix(): path for path in found}
     return {name: p.read_text(encoding="utf-8") for name, p in paths.items() if _is_read(name)}
@@ -98,7 +101,8 @@ def read_commit(root: Path, commit: str) -> dict[str, str]:
 
 def _is_read(name: str) -> bool:
     known = "/" not in name or name.partition("/")[0] in FOLDERS
-    return known and name.endswith((".py", ".md")) and not SKIPPED.search(name)
+    suffixes = (".py", ".md", ".csv") if name.startswith("docs/") else (".py", ".md")
+    return known and name.endswith(suffixes) and not SKIPPED.search(name)
 
 
 def entry(name: str) -> str:
@@ -137,6 +141,9 @@ def count(files: Tree) -> Counts:
             "refused words: code": _sum(words["code"]),
             "refused words: pages": _sum(words["pages"]),
             "refused first words": _sum(words["first"]),
+            "words: docs": Count(
+                sum(len(files[name].split()) for name in filter(PAGE.match, files))
+            ),
         },
     }
 

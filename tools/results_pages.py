@@ -8,13 +8,14 @@ at its end. Its tables are CSV files in a folder with the page's name.
 
 from __future__ import annotations
 
-import csv
 import json
 import re
 import sys
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+
+from cost_tables import write
 
 from powernorm_lab.report.results_document import results_document
 
@@ -55,7 +56,7 @@ def with_files(document: str, folder: Path) -> str:
     """Write the tables of a document into CSV files; return its sections with these in place.
 
     The explanation in front of the sections is left out, as docs/results.md has it. Sentences that
-    all sections begin with are said once.
+    the first paragraphs of all sections share are said once.
     """
     sections = [section.partition("\n\n") for section in document.split(f"\n{HEADING}")[1:]]
     facts = [SENTENCES.split(text.partition("\n")[0]) for _, _, text in sections]
@@ -77,10 +78,9 @@ def stored(folder: Path, name: str, table: re.Match[str]) -> str:
         [cell.replace("\\|", "|") for cell in line[2:-2].split(" | ")]
         for line in table[0].splitlines()
     )
-    path = folder / f"{name}{KINDS.get(head[1], '')}.csv"
-    with path.open("w", encoding="utf-8", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows([head, *rows])
-    return f"```{{csv-table}}\n:file: {folder.name}/{path.name}\n:header-rows: 1\n```\n"
+    name += KINDS.get(head[1], "")
+    write(folder, {name: [head, *rows]})
+    return f"```{{csv-table}}\n:file: {folder.name}/{name}.csv\n:header-rows: 1\n```\n"
 
 
 def slug(heading: str) -> str:

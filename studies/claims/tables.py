@@ -18,8 +18,8 @@ def write(folder: Path, measured: dict[str, Any]) -> None:
     tables = {
         "claims": [("claim", "", "here", "found"), *_claims(losses_of(measured))],
         "rules": [("claim", "rule"), *((claim.claim, claim.rule) for claim in CLAIMS)],
-        "tuned": [("", "norm", "test loss", "lost", "best settings of its trials")],
-        "sweeps": [("", "placement", "rate", "test loss", "lost")],
+        "tuned": [("norm", "group", "test loss", "lost", "best settings of its trials")],
+        "sweeps": [("placement", "group", "rate", "test loss", "lost")],
     }
     for group in GROUPS:
         for arm, found in measured["groups"].get(group.name, {}).items():
@@ -27,10 +27,10 @@ def write(folder: Path, measured: dict[str, Any]) -> None:
             losses = (_spread(kept), len(found["losses"]) - len(kept))
             if isinstance(group, Sweep):
                 placement, _, rate = arm.partition("@")
-                tables["sweeps"].append((group.name, f"`{placement}`", rate, *losses))
+                tables["sweeps"].append((f"`{placement}`", group.name, rate, *losses))
             else:
                 settings = (f"{key} {value:.3g}" for key, value in found["settings"].items())
-                tables["tuned"].append((group.name, f"`{arm}`", *losses, ", ".join(settings)))
+                tables["tuned"].append((f"`{arm}`", group.name, *losses, ", ".join(settings)))
     for name, rows in tables.items():
         with (folder / f"{name}.csv").open("w", encoding="utf-8", newline="") as file:
             csv.writer(file, lineterminator="\n").writerows(rows)

@@ -109,6 +109,14 @@ PLANTED: dict[str, tuple[dict[str, str], list[str]]] = {
         {"README.md": "# Norms\n\nAnew.\n"},
         ["pages: 1", "README.md: 'anew': line 3"],
     ),
+    "word in a table of a page": (
+        {"docs/page/table.csv": "claim,found\nmean,anew\n"},
+        ["refused words: pages: 1", "docs/page/table.csv: 'anew': line 2"],
+    ),
+    "words of pages": (
+        {"docs/page.md": "# Norms\n\nA mean.\n", "docs/api/norms.md": "# Reference\n"},
+        ["words: docs: 4, 4 above the ceiling of 0"],
+    ),
     "first word": (
         {"tests/ops/test_mean.py": '"""What a mean is."""\n'},
         ["refused first words: 1, 1 above", "tests/ops/test_mean.py: 'What': line 1"],

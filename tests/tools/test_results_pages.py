@@ -35,11 +35,13 @@ def test_the_pages_are_made_of_the_stored_results(
 def test_tables_become_files(results_pages: ModuleType, tmp_path: Path) -> None:
     norms = "| norm | paper |\n| :--- | ---: |\n| a\\|b |  |\n| c, d | 1 |\n"
     gaps = "| norm | against |\n| :--- | :--- |\n| b | ln |\n"
-    section = f"### lm, demo, tuned\n\nWords.\n\n{norms}\nMore.\n\n{gaps}"
-    made = results_pages.with_files(f"Explained.\n\n{section}\n{section}", tmp_path / "lm")
-    assert made.startswith(
-        "### lm, demo, tuned\n\nWords.\n\n```{csv-table}\n:file: lm/demo-tuned.csv\n"
-    )
+    title = "### lm, demo, tuned"
+    document = f"Explained.\n\n{title}\n\nOne. All.\n\n{norms}\nMore.\n\n{gaps}"
+    document += f"\n{title}\n\nAll. Two.\n\n{norms}\nMore.\n\n{gaps}"
+    made = results_pages.with_files(document, tmp_path / "lm")
+    shown = "```{csv-table}\n:file: lm/demo-tuned.csv\n:header-rows: 1\n```\n"
+    assert made.startswith(f"All.\n\n{title}\n\nOne.\n\n{shown}\nMore.\n\n```")
+    assert f"\n{title}\n\nTwo.\n\n" in made
     assert ":file: lm/demo-tuned-2.csv" in made
     assert "|" not in made
     files = {file.name: file.read_text() for file in (tmp_path / "lm").iterdir()}
