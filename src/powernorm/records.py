@@ -26,41 +26,33 @@ Placement = Literal[
 CONFIG_FILE: Final = "config.json"
 MODEL_FILE: Final = "powernorm.safetensors"
 """File in a folder of `powernorm.save`, which has a `config.json` like a run but is none."""
-NORMS_COLUMNS: Final = (
-    "step",
-    "layer",
-    "norm",
-    "mean_tid",
-    "var_tid",
-    "mean_distance",
-    "var_distance",
-    "num_nonfinite_batches",
-    "gradient_norm",
-    "mean_gradient_norm",
-    "var_gradient_norm",
-    "token_gradient_mean",
-    "token_gradient_var",
-    "outlier_share",
-    "nonfinite_input",
-    "nonfinite_gradient",
-    "first_nonfinite",
-    "saturated_share",
-    "slope",
-    "input_scale",
-)
-"""Online TID of SPEC 5 as fractions; distances are (1/d)·‖batch - running‖ (Shen et al., Fig. 2).
+MONITORED: Final = {
+    "mean_tid": "online TID of the mean, a fraction (Wang et al. 2022, Fig. 4)",
+    "var_tid": "online TID of the deviation, or of ψ for a norm that does not center",
+    "mean_distance": "(1/d)·‖μ_B - μ‖ (Shen et al. 2020, Fig. 2)",
+    "var_distance": "(1/d)·‖σ²_B - σ²‖, or of ψ² (Fig. 2, 4)",
+    "num_nonfinite_batches": "batches so far whose statistics were not finite",
+    "gradient_norm": "Frobenius norm of the gradient of the norm's input",
+    "mean_gradient_norm": "that of its part g_μ through the mean (Fig. 3)",
+    "var_gradient_norm": "that of its part g_σ² or g_ψ² (Fig. 3, 4)",
+    "token_gradient_mean": "mean over tokens of that gradient's mean (Xu et al. 2019, Theorem 1)",
+    "token_gradient_var": "mean over tokens of its variance over features",
+    "outlier_share": "share of |y| above 1/k, for AdaNorm and SimpleLayerNorm (eq. 7)",
+    "nonfinite_input": "calls in the step whose input was not finite",
+    "nonfinite_gradient": "calls in the step whose input gradient was not finite",
+    "first_nonfinite": "1 for the norm in which that occurred first, else 0",
+    "saturated_share": "share of |z| > 1 in y = γ f(z) + β, for DyT, Derf and DyISRU",
+    "slope": "dz/dx of the same, which is α or 1/√B",
+    "input_scale": "root mean square of the input over valid tokens, for norms without batch "
+    "statistics; for a final Identity that is the scale of the head's input",
+}
+"""Quantities of `powernorm.diagnosis.NormMonitor`, computed by `powernorm.diagnosis.observers`.
 
-For a norm that does not center (PowerNorm, MABN) the mean columns are empty and the var columns
-have the quadratic mean. For a norm without batch statistics all of these are missing. Then
-Frobenius norms of the gradient of the norm's input and of its parts g_μ and g_σ² or g_ψ² (Shen et
-al., Fig. 3, 4); mean over tokens of the mean and of the variance over features of that gradient (Xu
-et al. 2019, Theorem 1); for AdaNorm and SimpleLayerNorm the share of |y| above 1/k (eq. 7); the
-number of calls in the step whose input or whose gradient was not finite, and 1 for the norm in
-which that occurred first, else 0. For DyT, Derf and DyISRU the share of values beyond the linear
-range (|z| > 1 of `y = γ f(z) + β`), and dz/dx, which is α or 1/√B. For every norm without batch
-statistics the root mean square of its input over valid tokens; for a final Identity that is the
-scale of the head's input.
+Only norms with batch statistics have the first five and the parts of the gradient; without
+centering they have no mean columns.
 """
+NORMS_COLUMNS: Final = ("step", "layer", "norm", *MONITORED)
+"""Columns of `norms.csv`."""
 
 
 class TID(TypedDict):

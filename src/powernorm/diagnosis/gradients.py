@@ -32,7 +32,6 @@ from powernorm.ops.moments import Moments
 from powernorm.ops.moving_average_norm import RATIO_LIMIT
 from powernorm.ops.unified_norm import geometric_mean, is_left_out
 
-NUM_GRADIENT_SUMS: Final = 3
 _PAPERS_K: Final = 0.1
 
 

@@ -4,56 +4,25 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
-from powernorm.diagnosis.distances import Statistics
-from powernorm.diagnosis.metrics import (
-    BatchStep,
-    CallRecord,
-    Cells,
-    fetch_records,
-    gradient_cells,
-    merge,
-)
-from powernorm.diagnosis.observers import BatchObserver, TokenObserver
+from powernorm.diagnosis.observers import BatchObserver, CallRecord, TokenObserver
 from powernorm.diagnosis.schedules import Schedule
 from powernorm.diagnosis.targets import name_of_norm
 from powernorm.inspection.finder import FoundNorm, find_norms
 from powernorm.inspection.modules import check_not_compiled, modules_by_name
-from powernorm.norms import BatchStatisticsNorm, Norm
-from powernorm.norms.feature_dims import LAST
-from powernorm.norms.pointwise import SaturatingNorm
+from powernorm.norms import BatchStatisticsNorm
 from powernorm.norms.registry import short_name
+from powernorm.ops.processes import all_reduce_sum
 from powernorm.records import NORMS_COLUMNS
 
 NormRow = Mapping[str, str | int | float | None]
 """Values of one layer at one step, keyed by `powernorm.records.NORMS_COLUMNS`."""
-
-
-@dataclass(frozen=True, eq=False)
-class _Watched:
-    """A norm under observation."""
-
-    name: str
-    norm: str
-    """Short name."""
-    observer: TokenObserver
-
-    @property
-    def batch_norm(self) -> BatchStatisticsNorm | None:
-        """The norm, if it has batch statistics."""
-        module = self.observer.module
-        return module if isinstance(module, BatchStatisticsNorm) else None
-
-    @property
-    def group_name(self) -> str:
-        """Name of the process group that it shares its statistics with, `""` for none."""
-        return "" if self.batch_norm is None else self.batch_norm.group_name
 
 
 class NormMonitor:
@@ -117,12 +86,12 @@ class NormMonitor:
         step: the forward in the order of the calls, then the backward, from the loss down."""
         self._handles: list[RemovableHandle] = []
         for one in self._watched:
-            self._handles += one.observer.register_hooks(lambda: self._observing)
+            self._handles += one.register_hooks(lambda: self._observing)
 
     @property
     def layers(self) -> dict[str, nn.Module]:
         """Norms under observation, by name."""
-        return {one.name: one.observer.module for one in self._watched}
+        return {one.name: one.module for one in self._watched}
 
     def start_step(self, step: int, loss_scale: float | Tensor = 1.0) -> None:
         """Prepare for a step, which is observed if it is due.
@@ -169,16 +138,19 @@ class NormMonitor:
         self._handles.clear()
         self.cancel_step()
 
-    def _find(self, model: nn.Module) -> list[_Watched]:
-        found = {id(one.module): one for one in find_norms(model)}
-        watched: list[_Watched] = []
+    def _find(self, model: nn.Module) -> list[TokenObserver]:
+        found = {one.module: one for one in find_norms(model)}
+        watched: list[TokenObserver] = []
         for name, module in modules_by_name(model).items():
-            norm = _watched_name(module, found.get(id(module)))
-            if norm is not None:
-                kind = BatchObserver if isinstance(module, BatchStatisticsNorm) else TokenObserver
-                dim = _feature_dim_of(module, found.get(id(module)))
-                observer = kind(len(watched), module, self._take, dim)
-                watched.append(_Watched(name, norm, observer))
+            one = found.get(module)
+            if isinstance(module, BatchStatisticsNorm):
+                kind, norm, dim = BatchObserver, short_name(module), module.feature_dim
+            # torch's own BatchNorm, GroupNorm and similar norms are not observed.
+            elif one and one.reading and one.reading.kind not in ("batch", "channel"):
+                kind, norm, dim = TokenObserver, name_of_norm(one), one.reading.feature_dim
+            else:
+                continue
+            watched.append(kind(len(watched), name, norm, module, self._take, dim))
         if found and not watched:
             _warn_of(list(found.values()))
         return watched
@@ -189,34 +161,26 @@ class NormMonitor:
             self._records.append(record)
 
     def _report(self, step: int, records: list[CallRecord]) -> list[NormRow]:
-        called = sorted({one.layer for one in records})
-        records = merge(records, {i: self._watched[i].group_name for i in called})
-        more = [tensor for i in called for tensor in _now(self._watched[i].batch_norm)]
+        called = [self._watched[i] for i in sorted({one.layer for one in records})]
+        records = _merged(records, {one.layer: one.group_name for one in called})
         scale = torch.as_tensor(self._scale, dtype=torch.float64, device=records[0].sums.device)
-        host, (loss_scale, *now) = fetch_records(records, [scale, *more])
+        more = [scale, *(one.state() for one in called)]
+        host, (loss_scale, *states) = _fetched(records, more)
         broken = next((one.layer for one in host if not one.is_finite), None)
         self.first_nonfinite = None if broken is None else self._watched[broken].name
-        state = iter(now)
         rows: list[NormRow] = []
-        for i in called:
-            one = self._watched[i]
-            mine = [record for record in host if record.layer == i]
-            cells: dict[str, str | int | float | None] = dict.fromkeys(NORMS_COLUMNS)
-            cells |= {"step": step, "layer": one.name, "norm": one.norm}
-            if one.batch_norm is None:
-                cells |= _token_cells(mine, float(loss_scale), one.observer.module)
-            else:
-                current = [next(state) for _ in range(_num_now(one.batch_norm))]
-                cells |= _batch_cells(one.batch_norm, mine, current, float(loss_scale))
-            cells |= _finiteness(mine)
-            cells["first_nonfinite"] = int(i == broken)
-            rows.append(cells)
+        for one, state in zip(called, states, strict=True):
+            mine = [record for record in host if record.layer == one.layer]
+            row: dict[str, str | int | float | None] = dict.fromkeys(NORMS_COLUMNS)
+            row |= {"step": step, "layer": one.name, "norm": one.norm}
+            row |= one.cells(mine, state, float(loss_scale))
+            rows.append(row | {"first_nonfinite": int(one.layer == broken)})
         return rows
 
     def _warn_once(self, step: int) -> None:
         # Frozen layers do not train, so a model in which all are frozen needs no warning.
-        norms = [one.batch_norm for one in self._watched]
-        trains = any(norm is None or not norm.is_frozen for norm in norms)
+        norms = [one.module for one in self._watched]
+        trains = any(not isinstance(x, BatchStatisticsNorm) or not x.is_frozen for x in norms)
         if trains and not self._warned:
             self._warned = True
             warnings.warn(
@@ -244,65 +208,37 @@ def _warn_of(found: list[FoundNorm]) -> None:
     )
 
 
-def _watched_name(module: nn.Module, found: FoundNorm | None) -> str | None:
-    """Return the short name of a norm that can be observed, else None."""
-    if isinstance(module, BatchStatisticsNorm):
-        return short_name(module)
-    if found is None or found.reading is None:
-        return None
-    # torch's own BatchNorm, GroupNorm and similar norms are not observed.
-    foreign = found.reading.kind in ("batch", "channel")
-    return None if foreign else name_of_norm(found)
+def _merged(records: Sequence[CallRecord], groups: Mapping[int, str]) -> list[CallRecord]:
+    """Return the records summed over the processes of each group, with one collective per group.
+
+    Args:
+        records: records of this process; every process of a group has the same calls.
+        groups: name of the process group of each layer, `""` for none.
+    """
+    merged = list(records)
+    for group in sorted(set(groups.values()) - {""}):
+        # Autograd's order may differ between processes; that of one layer's calls is fixed.
+        members = [i for i, one in enumerate(records) if groups[one.layer] == group]
+        members.sort(key=lambda i: (records[i].layer, records[i].kind, i))
+        flat = torch.cat([records[i].sums.flatten() for i in members])
+        parts = all_reduce_sum(flat, group).split([records[i].sums.numel() for i in members])
+        for i, part in zip(members, parts, strict=True):
+            merged[i] = replace(records[i], sums=part.view_as(records[i].sums))
+    return merged
 
 
-def _feature_dim_of(module: nn.Module, found: FoundNorm | None) -> int:
-    """Return the dimension of the features in a norm's input."""
-    if isinstance(module, Norm):
-        return module.feature_dim
-    return LAST if found is None or found.reading is None else found.reading.feature_dim
-
-
-def _num_now(layer: BatchStatisticsNorm | None) -> int:
-    return 0 if layer is None else 2 + layer.centered
-
-
-def _now(layer: BatchStatisticsNorm | None) -> list[Tensor]:
-    """Return the number of non-finite batches and the running statistics after the step."""
-    if layer is None:
-        return []
-    running = Statistics.running(layer)
-    mean = [] if running.mean is None else [running.mean]
-    return [layer.num_nonfinite_batches, running.square, *mean]
-
-
-def _batch_cells(
-    layer: BatchStatisticsNorm, records: list[CallRecord], now: list[Tensor], scale: float
-) -> Cells:
-    nonfinite, square, *mean = now
-    running = Statistics(mean[0] if mean else None, square)
-    seen = BatchStep(layer, records, running, scale)
-    cells = seen.cells() | gradient_cells(records, seen.num_tokens, scale)
-    return cells | {"num_nonfinite_batches": int(nonfinite)}
-
-
-def _token_cells(records: list[CallRecord], scale: float, module: nn.Module) -> Cells:
-    inputs = [one.sums for one in records if one.kind == "input"]
-    if not inputs:
-        return gradient_cells(records, 0.0, scale)
-    count, _, square, above, values = torch.stack(inputs).sum(0).tolist()
-    share = above / values if values else None
-    found = gradient_cells(records, count, scale)
-    found |= {"input_scale": math.sqrt(square / count) if count else None}
-    if not isinstance(module, SaturatingNorm):
-        return found | {"outlier_share": share}
-    slope = float(next(one.own for one in records if one.kind == "input"))
-    return found | {"saturated_share": share, "slope": slope}
-
-
-def _finiteness(records: list[CallRecord]) -> Cells:
-    inputs = [one for one in records if one.kind == "input"]
-    gradients = [one for one in records if one.kind == "input gradient"]
-    return {
-        "nonfinite_input": sum(not one.is_finite for one in inputs),
-        "nonfinite_gradient": sum(not one.is_finite for one in gradients),
-    }
+def _fetched(
+    records: Sequence[CallRecord], more: Sequence[Tensor]
+) -> tuple[list[CallRecord], list[Tensor]]:
+    """Return records and other tensors on the host in float64, copied in one transfer."""
+    number, device = len(records), records[0].sums.device
+    tensors = [*(one.sums for one in records), *(one.own for one in records), *more]
+    flat = torch.cat([tensor.reshape(-1).to(device, torch.float64) for tensor in tensors]).cpu()
+    parts = flat.split([tensor.numel() for tensor in tensors])
+    host = [part.view(tensor.shape) for part, tensor in zip(parts, tensors, strict=True)]
+    fetched = [
+        # A float64 sum of such sums does not overflow, and NaN and infinity stay.
+        replace(one, sums=sums, own=own, is_finite=math.isfinite(float(sums.sum())))
+        for one, sums, own in zip(records, host, host[number : 2 * number], strict=False)
+    ]
+    return fetched, host[2 * number :]
