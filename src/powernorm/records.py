@@ -3,6 +3,7 @@
 The module needs no torch: reports read these files on machines without it.
 """
 
+from dataclasses import dataclass, field, fields
 from typing import Any, Final, Literal, NotRequired
 
 from typing_extensions import TypedDict  # pydantic reads it in Python 3.11, too
@@ -169,8 +170,8 @@ class DiagnosisRecord(TypedDict):
     padding: float
     """Share of padded positions."""
     layers: list[dict[str, Any]]
-    """A `LayerRow` and further columns of a layer; empty if the model could not be diagnosed
-    during its training, for the reason in `notes`."""
+    """`DIAGNOSIS_COLUMNS` and further columns of each layer; empty if the model could not be
+    diagnosed during its training, for the reason in `notes`."""
     verdict: VerdictRecord
     batch_sizes: list[BatchSizeRow]
     spectra: list[SpectrumRecord]
@@ -183,42 +184,63 @@ class DiagnosisRecord(TypedDict):
     """A paper's printed statistics of the run's norm, if the run has its recipe or a part of it."""
 
 
-class LayerRow(TypedDict):
-    """A layer of a diagnosis, which may have more columns.
+PERCENT: Final = {"percent": True}
+"""Metadata of a field that is a fraction and printed in percent."""
 
-    Two-pass TID of SPEC 5 as fractions for BatchNorm (`mean_tid`, `var_tid`), PowerNormV
-    (`pnv_tid`) and PowerNorm behind GroupScaling (`pn_tid`), the first two again with padding
-    counted as tokens (empty without padding), features whose root mean square is far above the
-    median feature's, the position in the sequence with the largest mean square, and the
-    conditioning of the layer's input: the largest eigenvalue of its covariance and
-    κ_p = λ_1/λ_⌈p d⌉ (Wang et al. 2022, Fig. 6, 7). Later columns: values beyond the linear range
-    of DyT and its kin, their slope, and the feature that is most often more than 100 times the
-    token's median magnitude (a residual sink), with the share of tokens.
+
+@dataclass(frozen=True, kw_only=True)
+class LayerMeasures:
+    """Quantities of one norm that `powernorm.diagnose` measures, by their names in files.
+
+    A field with a default is missing in the files of earlier versions. TID is a fraction.
+
+    Attributes:
+        mean_tid: `E_B mean_c |μ_B - μ|/σ_B` (Wang et al. 2022, Definition 1) of the norm's input;
+            None for a norm with batch statistics that does not center.
+        var_tid: `E_B mean_c |σ_B - σ|/σ_B`, or of ψ for such a norm.
+        pnv_tid: `E_B mean_c |ψ_B - ψ|/ψ_B` of the input, as PowerNormV would see it.
+        pn_tid: the same after a GroupScaling with one group, as PowerNorm would see it.
+        padded_mean_tid: `mean_tid` with padding counted as tokens; None if nothing is padded.
+        padded_var_tid: `var_tid` likewise.
+        num_outliers: number of features whose root mean square is above 6 times the median's.
+        outlier_ratio: root mean square of the largest feature, divided by the median feature's.
+        outlier_feature: index of the largest feature.
+        top_position: position with the largest mean square, from the first valid token; None
+            if the input is not a batch of sequences.
+        top_position_ratio: its mean square divided by the median position's.
+        lambda_1: largest eigenvalue of the input's covariance (Wang et al. 2022, Fig. 7).
+        kappa_20: λ_1/λ_⌈0.2 d⌉ (Fig. 6); infinite for a degenerate covariance.
+        kappa_50: λ_1/λ_⌈0.5 d⌉.
+        kappa_80: λ_1/λ_⌈0.8 d⌉.
+        saturated_share: share of the values beyond the linear range of DyT, Derf or DyISRU
+            (`|z| > 1` in `y = γ f(z) + β`); None for other norms.
+        slope: their dz/dx, α or 1/√B.
+        sink_feature: index of the feature that is more than 100 times the token's median magnitude
+            in most tokens (a residual sink); None if there is none.
+        sink_share: its share of tokens.
     """
 
-    layer: str
-    norm: str
-    mean_tid: float | None
-    var_tid: float | None
-    pnv_tid: float | None
-    pn_tid: float | None
-    padded_mean_tid: float | None
-    padded_var_tid: float | None
-    num_outliers: float | None
-    outlier_ratio: float | None
-    outlier_feature: float | None
-    top_position: float | None
+    mean_tid: float | None = field(metadata=PERCENT)
+    var_tid: float = field(metadata=PERCENT)
+    pnv_tid: float | None = field(metadata=PERCENT)
+    pn_tid: float | None = field(metadata=PERCENT)
+    padded_mean_tid: float | None = field(metadata=PERCENT)
+    padded_var_tid: float | None = field(metadata=PERCENT)
+    num_outliers: int
+    outlier_ratio: float
+    outlier_feature: int
+    top_position: int | None
     top_position_ratio: float | None
     lambda_1: float | None
     kappa_20: float | None
     kappa_50: float | None
     kappa_80: float | None
-    verdict: str | None
-    reason: str | None
-    saturated_share: NotRequired[float | None]
-    slope: NotRequired[float | None]
-    sink_feature: NotRequired[float | None]
-    sink_share: NotRequired[float | None]
+    saturated_share: float | None = field(default=None, metadata=PERCENT)
+    slope: float | None = None
+    sink_feature: int | None = None
+    sink_share: float | None = field(default=None, metadata=PERCENT)
 
 
-DIAGNOSIS_COLUMNS: Final = tuple(LayerRow.__annotations__)
+DIAGNOSED: Final = tuple(one.name for one in fields(LayerMeasures))
+DIAGNOSIS_COLUMNS: Final = ("layer", "norm", *DIAGNOSED, "verdict", "reason")
+"""Columns of a diagnosis's table of layers."""

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import nullcontext
-from typing import Any, Final
+from typing import Any, Final, cast
 
 from torch import nn
 
-from powernorm.diagnosis.outliers import loud_features
 from powernorm.diagnosis.regrouping import check_sizes
 from powernorm.diagnosis.reports import Diagnosis, DiagnosisRow
 from powernorm.diagnosis.spectra import embedding_spectra
@@ -23,7 +22,7 @@ from powernorm.norms import BatchStatisticsNorm
 from powernorm.norms.arguments import check_flag, check_function
 from powernorm.norms.feature_dims import LAST
 from powernorm.norms.preserved_state import preserved_state
-from powernorm.records import BatchSizeRow, ScaleRecord
+from powernorm.records import DIAGNOSED, BatchSizeRow, ScaleRecord
 
 BATCH_SIZES: Final = (512, 1024, 2048, 4096, 8192, 16384)
 """Batch sizes, in tokens, into which the same tokens are regrouped."""
@@ -133,7 +132,7 @@ def _report(
     spectra: bool,
 ) -> Diagnosis:
     seen = survey.observed
-    layers = {target: _judged(_layer(item), limits) for target, item in seen.items()}
+    layers = {target: _layer(item, limits) for target, item in seen.items()}
     in_scope = [layer for target, layer in layers.items() if target.in_scope]
     unseen = [target.name for target in targets if target not in seen]
     notes = dict(survey.notes)
@@ -159,21 +158,9 @@ def _report(
     )
 
 
-def _judged(layer: DiagnosisRow, limits: Limits) -> DiagnosisRow:
-    return layer.judged(*judge_layer(layer, limits))
-
-
-def _layer(item: Observed) -> DiagnosisRow:
+def _layer(item: Observed, limits: Limits) -> DiagnosisRow:
     target = item.target
-    mean, var, pnv, pn = item.discrepancy.values
-    padded_mean, padded_var, _, _ = item.padded.values
-    _, raw = item.moments()
-    loud = loud_features(raw)
-    top = item.energy.loudest()
-    found = None if item.covariance is None else item.covariance.conditioning()
-    kappas = (None, None, None) if found is None else found.kappas
-    assert var is not None
-    return DiagnosisRow(
+    layer = DiagnosisRow(
         name=target.name,
         kind=target.site.norm.kind,
         action="keep",
@@ -182,41 +169,19 @@ def _layer(item: Observed) -> DiagnosisRow:
         side=target.site.side,
         uses_batch_statistics=target.uses_batch_statistics,
         centered=target.centered,
-        mean_tid=mean,
-        var_tid=var,
-        pnv_tid=pnv,
-        pn_tid=pn,
-        padded_mean_tid=padded_mean,
-        padded_var_tid=padded_var,
-        num_outliers=loud.num_outliers,
-        outlier_ratio=loud.ratio,
-        outlier_feature=loud.feature,
-        top_position=None if top is None else top[0],
-        top_position_ratio=None if top is None else top[1],
-        lambda_1=None if found is None else found.lambda_1,
-        kappa_20=kappas[0],
-        kappa_50=kappas[1],
-        kappa_80=kappas[2],
-        **item.shares.values(),  # type: ignore[arg-type]
+        **dict.fromkeys(DIAGNOSED) | item.measures(),  # type: ignore[arg-type]
     )
+    return layer.judged(*judge_layer(layer, limits))
 
 
 def _size_rows(item: Observed) -> list[BatchSizeRow]:
-    rows = []
-    for size, expectation in item.sizes().items():
-        mean, var, pnv, pn = expectation.values
-        rows.append(
-            BatchSizeRow(
-                layer=item.target.name,
-                tokens=size,
-                num_batches=expectation.count,
-                mean_tid=mean,
-                var_tid=var,
-                pnv_tid=pnv,
-                pn_tid=pn,
-            )
+    return [
+        cast(
+            BatchSizeRow,
+            {"layer": item.target.name, "tokens": size, "num_batches": found.count} | found.cells(),
         )
-    return rows
+        for size, found in item.sizes().items()
+    ]
 
 
 def _scales(seen: Mapping[Target, Observed]) -> list[ScaleRecord]:

@@ -13,13 +13,13 @@ from powernorm.errors import InputError
 from powernorm.inspection.batches import Forward, call_model, check_repeatable
 from powernorm.inspection.modules import batch_layers
 from powernorm.inspection.observer import NormCall, observe
-from powernorm.inspection.rows import PERCENT, NormRow, NormTable
+from powernorm.inspection.rows import NormRow, NormTable
 from powernorm.norms import BatchStatisticsNorm
 from powernorm.norms.arguments import check_model
 from powernorm.norms.preserved_state import preserved_state
 from powernorm.norms.registry import short_name
 from powernorm.ops.moments import Moments
-from powernorm.records import TID
+from powernorm.records import PERCENT, TID
 from powernorm.surgery.stand_ins import torch_batch_norms_replaced
 
 

@@ -28,8 +28,8 @@ NUM_SUMS: Final = 4
 """Rows of the sums: Σu and Σu² of the values to normalize (u = x except with GroupScaling), Σx²,
 and Σ of the squares after a GroupScaling with one group."""
 
-NUM_DISCREPANCIES: Final = 4
-"""mean_tid, var_tid, pnv_tid, pn_tid."""
+TIDS: Final = ("mean_tid", "var_tid", "pnv_tid", "pn_tid")
+"""Columns of the discrepancies of a batch."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,7 +137,7 @@ class Population:
 def batch_discrepancies(
     target: Target, population: Population, count: Tensor, sums: Tensor
 ) -> Tensor:
-    """Return one batch's TID for each norm that could be used: (NUM_DISCREPANCIES,) float64.
+    """Return one batch's TID for each norm that could be used: (len(TIDS),) float64.
 
     Wang et al. 2022, Definition 1, before its expectation; NaN for the mean of a norm that does
     not center.

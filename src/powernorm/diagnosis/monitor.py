@@ -141,6 +141,7 @@ class NormMonitor:
     def _find(self, model: nn.Module) -> list[TokenObserver]:
         found = {one.module: one for one in find_norms(model)}
         watched: list[TokenObserver] = []
+        kind: type[TokenObserver]
         for name, module in modules_by_name(model).items():
             one = found.get(module)
             if isinstance(module, BatchStatisticsNorm):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -15,23 +14,21 @@ LOUD: Final = 6.0
 choice of this library, after the magnitude 6 of Dettmers et al. 2022."""
 
 
-@dataclass(frozen=True, slots=True)
-class LoudFeatures:
-    """Features whose root mean square is far above the median feature's."""
+def loud_features(second_moment: Tensor) -> dict[str, float]:
+    """Return number of outliers, and index and ratio of the largest feature, as columns.
 
-    num_outliers: int
-    ratio: float
-    """Ratio of the largest to the median; infinite if more than half of the features are 0."""
-    feature: int
-    """Index of the largest."""
-
-
-def loud_features(second_moment: Tensor) -> LoudFeatures:
-    """Count the outliers and find the largest feature, given mean squares, (C,)."""
+    Args:
+        second_moment: mean squares, (C,). The ratio of the largest root to the median one is
+            infinite if more than half of the features are 0.
+    """
     root = second_moment.sqrt()
     ratios = torch.nan_to_num(root / root.median(), nan=1.0, posinf=torch.inf)
     ratio, feature = ratios.max(dim=0)
-    return LoudFeatures(int((ratios > LOUD).sum()), ratio.item(), int(feature))
+    return {
+        "num_outliers": int((ratios > LOUD).sum()),
+        "outlier_ratio": ratio.item(),
+        "outlier_feature": int(feature),
+    }
 
 
 SINK: Final = 100.0
@@ -60,19 +57,19 @@ class TokenShares:
         if self._norm is not None:
             self._num_saturated += int((self._norm.argument(tokens).abs() > 1).sum())
 
-    def values(self) -> dict[str, float | None]:
-        """Return the columns of `DiagnosisRow`; None for those without a value."""
+    def cells(self) -> dict[str, float]:
+        """Return the columns that have a value."""
         if self._sinks is None or not self._num_tokens:
-            return dict.fromkeys(("sink_feature", "sink_share", "saturated_share", "slope"))
+            return {}
         count, feature = self._sinks.max(0)
-        norm = self._norm
-        total = self._num_tokens * len(self._sinks)
-        return {
-            "sink_feature": int(feature) if count else None,
-            "sink_share": int(count) / self._num_tokens,
-            "saturated_share": None if norm is None else self._num_saturated / total,
-            "slope": None if norm is None else float(norm.slope.detach()),
-        }
+        cells: dict[str, float] = {"sink_share": int(count) / self._num_tokens}
+        if count:
+            cells["sink_feature"] = int(feature)
+        if self._norm is not None:
+            values = self._num_tokens * len(self._sinks)
+            cells["saturated_share"] = self._num_saturated / values
+            cells["slope"] = float(self._norm.slope.detach())
+        return cells
 
 
 class PositionEnergy:
@@ -106,18 +103,17 @@ class PositionEnergy:
         sums[1].index_add_(0, positions, torch.ones_like(energies))
         self._sums = sums
 
-    def loudest(self) -> tuple[int, float] | None:
+    def cells(self) -> dict[str, float]:
         """Return the position with the largest mean square, and its ratio to the median position's.
 
-        Returns:
-            None if there are fewer than two positions.
+        Both columns are missing if there are fewer than two positions.
         """
         total, count = self._sums
         known = count > 0
         if int(known.sum()) < 2:
-            return None
+            return {}
         mean = total[known] / count[known]
         position = int(mean.argmax())
         median = mean.median()
         ratio = (mean[position] / median).item() if median > 0 else float("inf")
-        return position, ratio
+        return {"top_position": position, "top_position_ratio": ratio}

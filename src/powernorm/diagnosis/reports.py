@@ -7,14 +7,14 @@ import io
 import json
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from statistics import fmean
 from typing import Final
 
 from powernorm.errors import InputError
 from powernorm.files import write
-from powernorm.inspection.rows import PERCENT, NormRow, NormTable
+from powernorm.inspection.rows import NormRow, NormTable
 from powernorm.inspection.selection import Side
 from powernorm.records import (
     DIAGNOSIS_COLUMNS,
@@ -22,6 +22,7 @@ from powernorm.records import (
     BatchSizeRow,
     DiagnosisRecord,
     EvaluationRow,
+    LayerMeasures,
     PaperStatistic,
     ScaleRecord,
     SpectrumRecord,
@@ -40,8 +41,8 @@ Cell = str | int | float | None
 
 
 @dataclass(frozen=True, kw_only=True)
-class DiagnosisRow(NormRow):
-    """One norm: two-pass TID (fractions), outliers, conditioning, verdict.
+class DiagnosisRow(LayerMeasures, NormRow):
+    """One norm: what was measured (see `powernorm.records.LayerMeasures`), and the verdict.
 
     The verdict is the action: `keep`, or `swap` into the recommended norm. The reason gives its
     numbers.
@@ -53,29 +54,6 @@ class DiagnosisRow(NormRow):
         side: `encoder` or `decoder`, in a model that has both.
         uses_batch_statistics: whether it normalizes by batch statistics now.
         centered: whether it, or the first candidate to replace it (bn), subtracts a mean.
-        mean_tid: `E_B mean_c |μ_B - μ|/σ_B` (Wang et al. 2022, Definition 1) of the norm's input;
-            None for a norm with batch statistics that does not center.
-        var_tid: `E_B mean_c |σ_B - σ|/σ_B`, or of ψ for such a norm.
-        pnv_tid: `E_B mean_c |ψ_B - ψ|/ψ_B` of the input, as PowerNormV would see it.
-        pn_tid: the same after a GroupScaling with one group, as PowerNorm would see it.
-        padded_mean_tid: `mean_tid` with padding counted as tokens; None if nothing is padded.
-        padded_var_tid: `var_tid` likewise.
-        num_outliers: number of features whose root mean square is above 6 times the median's.
-        outlier_ratio: root mean square of the largest feature, divided by the median feature's.
-        outlier_feature: index of the largest feature.
-        top_position: position with the largest mean square, from the first valid token; None
-            if the input is not a batch of sequences.
-        top_position_ratio: its mean square divided by the median position's.
-        lambda_1: largest eigenvalue of the input's covariance (Wang et al. 2022, Fig. 7).
-        kappa_20: λ_1/λ_⌈0.2 d⌉ (Fig. 6); infinite for a degenerate covariance.
-        kappa_50: λ_1/λ_⌈0.5 d⌉.
-        kappa_80: λ_1/λ_⌈0.8 d⌉.
-        saturated_share: share of the values beyond the linear range of DyT, Derf or DyISRU
-            (`|z| > 1` in `y = γ f(z) + β`); None for other norms.
-        slope: their dz/dx, α or 1/√B.
-        sink_feature: index of the feature that is more than 100 times the token's median magnitude
-            in most tokens (a residual sink); None if there is none.
-        sink_share: its share of tokens.
     """
 
     norm: str
@@ -83,25 +61,6 @@ class DiagnosisRow(NormRow):
     side: Side | None
     uses_batch_statistics: bool
     centered: bool
-    mean_tid: float | None = field(metadata=PERCENT)
-    var_tid: float = field(metadata=PERCENT)
-    pnv_tid: float | None = field(metadata=PERCENT)
-    pn_tid: float | None = field(metadata=PERCENT)
-    padded_mean_tid: float | None = field(metadata=PERCENT)
-    padded_var_tid: float | None = field(metadata=PERCENT)
-    num_outliers: int
-    outlier_ratio: float
-    outlier_feature: int
-    top_position: int | None
-    top_position_ratio: float | None
-    lambda_1: float | None
-    kappa_20: float | None
-    kappa_50: float | None
-    kappa_80: float | None
-    saturated_share: float | None = field(default=None, metadata=PERCENT)
-    slope: float | None = None
-    sink_feature: int | None = None
-    sink_share: float | None = field(default=None, metadata=PERCENT)
 
     @property
     def verdict(self) -> str:

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Final
 
 import torch
@@ -12,8 +10,8 @@ from torch import Tensor, nn
 
 from powernorm.records import SpectrumRecord
 
-SHARES: Final = (0.2, 0.5, 0.8)
-"""p of κ_p in Wang et al. 2022, Fig. 6."""
+SHARES: Final = {"kappa_20": 0.2, "kappa_50": 0.5, "kappa_80": 0.8}
+"""p of κ_p in Wang et al. 2022, Fig. 6, by column."""
 
 MAX_TOKENS: Final = 16384
 """Largest number of tokens in a covariance: more cost time and change little."""
@@ -23,36 +21,22 @@ _ROWS: Final = 4096
 """Number of rows of a table that are converted to float64 at a time."""
 
 
-@dataclass(frozen=True, slots=True)
-class Conditioning:
-    """Largest eigenvalue λ_1 of a covariance, and κ_p = λ_1 / λ_⌈p d⌉ for p = 0.2, 0.5, 0.8.
-
-    κ is infinite if the eigenvalue in the denominator is 0.
-    """
-
-    lambda_1: float
-    kappas: tuple[float, ...]
-
-
-def conditioning(
-    covariance: Tensor, shares: Sequence[float] = SHARES, *, rounding: float = 1e-14
-) -> Conditioning:
-    """Return λ_1 and κ_p (Wang et al. 2022, section 4.3) of a covariance, (C, C).
+def conditioning(covariance: Tensor, *, rounding: float = 1e-14) -> dict[str, float]:
+    """Return λ_1 and κ_p = λ_1/λ_⌈p d⌉ (Wang et al. 2022, section 4.3) of a covariance, as columns.
 
     Args:
-        covariance: a symmetric matrix.
-        shares: p of κ_p, in (0, 1].
-        rounding: eigenvalues below this share of the largest count as 0.
+        covariance: a symmetric matrix, (C, C).
+        rounding: eigenvalues below this share of the largest count as 0; a κ with such a
+            denominator is infinite.
     """
     values = torch.linalg.eigvalsh(covariance.double()).flip(0)
     largest = max(values[0].item(), 0.0)
-    kappas = []
-    for share in shares:
+    cells = {"lambda_1": largest}
+    for name, share in SHARES.items():
         # Without the small number, products such as 0.2 · 5 would round up to the next index.
-        index = max(math.ceil(share * values.shape[0] - 1e-9), 1) - 1
-        value = values[index]
-        kappas.append(largest / value.item() if value > rounding * largest else math.inf)
-    return Conditioning(largest, tuple(kappas))
+        value = values[max(math.ceil(share * values.shape[0] - 1e-9), 1) - 1]
+        cells[name] = largest / value.item() if value > rounding * largest else math.inf
+    return cells
 
 
 class CovarianceSums:
@@ -85,14 +69,15 @@ class CovarianceSums:
             self._products, self._total = self._products + products, self._total + total
         self._count += tokens.shape[0]
 
-    def conditioning(self) -> Conditioning | None:
+    def cells(self) -> dict[str, float]:
         """Return the conditioning of the tokens so far.
 
-        None for fewer than two tokens, or if a product of two features was beyond float32.
+        The columns are missing for fewer than two tokens, or if a product of two features was
+        beyond float32.
         """
         covariance = self.covariance()
         if covariance is None or self._shift is None or not covariance.isfinite().all():
-            return None
+            return {}
         return conditioning(covariance, rounding=10 * torch.finfo(self._shift.dtype).eps)
 
     def covariance(self) -> Tensor | None:

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import isnan
 from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
 
 from powernorm.diagnosis.distances import (
-    NUM_DISCREPANCIES,
     NUM_SUMS,
     RAW_SQUARES,
     SQUARES,
+    TIDS,
     TOTAL,
     Population,
     batch_discrepancies,
     sums_per_token,
 )
-from powernorm.diagnosis.outliers import PositionEnergy, TokenShares
+from powernorm.diagnosis.outliers import PositionEnergy, TokenShares, loud_features
 from powernorm.diagnosis.regrouping import Regrouping
 from powernorm.diagnosis.spectra import CovarianceSums
 from powernorm.diagnosis.targets import Target, observing
@@ -53,19 +54,17 @@ class Expectation:
     @classmethod
     def empty(cls) -> Expectation:
         """Return the expectation of no batch."""
-        return cls(torch.zeros(NUM_DISCREPANCIES, dtype=torch.float64, device="cpu"))
+        return cls(torch.zeros(len(TIDS), dtype=torch.float64, device="cpu"))
 
     def add(self, values: Tensor) -> None:
         """Add the discrepancies of a batch."""
         self.total += values.cpu()
         self.count += 1
 
-    @property
-    def values(self) -> list[float | None]:
-        """Means of mean_tid, var_tid, pnv_tid and pn_tid; None where one does not exist."""
-        if not self.count:
-            return [None] * NUM_DISCREPANCIES
-        return [value if value == value else None for value in (self.total / self.count).tolist()]
+    def cells(self) -> dict[str, float | None]:
+        """Return the means by column; None for one that does not exist."""
+        means = (self.total / self.count).tolist()  # NaN without a batch
+        return {name: None if isnan(mean) else mean for name, mean in zip(TIDS, means, strict=True)}
 
 
 class Observed:
@@ -105,7 +104,7 @@ class Observed:
     @property
     def is_constant(self) -> bool:
         """Whether no call differed from the population by more than rounding."""
-        return all((value or 0.0) < _ROUNDING for value in self.discrepancy.values)
+        return all((tid or 0.0) < _ROUNDING for tid in self.discrepancy.cells().values())
 
     def pool(self, x: Tensor, padding_mask: Tensor | None) -> bool:
         """Add a call to the population (first pass); return whether all its values are finite."""
@@ -160,6 +159,19 @@ class Observed:
         if self.target.centered:
             square = (square - mean.square()).clamp(min=0)
         return square, self.sums[RAW_SQUARES] / self.count
+
+    def measures(self) -> dict[str, float | None]:
+        """Return the columns of `powernorm.records.LayerMeasures` that have a value."""
+        padded = self.padded.cells()
+        return {
+            **self.discrepancy.cells(),
+            "padded_mean_tid": padded["mean_tid"],
+            "padded_var_tid": padded["var_tid"],
+            **loud_features(self.moments()[1]),
+            **self.energy.cells(),
+            **self.shares.cells(),
+            **({} if self.covariance is None else self.covariance.cells()),
+        }
 
     def sizes(self) -> Mapping[int, Expectation]:
         """Return the expectations of the sizes with enough batches."""

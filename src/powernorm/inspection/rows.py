@@ -21,9 +21,6 @@ _BELOW: Final = ("into", "reason")
 _BESIDE_NAME: Final = 26
 """Characters of other columns that a name leaves before it is broken into lines."""
 
-PERCENT: Final = {"percent": True}
-"""Metadata of a field that is a fraction and printed in percent."""
-
 _SHOWN: Final = 2
 """Number of names in a printed cell; `to_dict` returns all."""
 

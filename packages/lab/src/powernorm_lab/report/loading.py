@@ -3,7 +3,7 @@
 import csv
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import MISSING, fields, replace
 from math import inf, isfinite, isinf, isnan, nan
 from pathlib import Path
 from typing import Any, Final, NotRequired, cast
@@ -14,7 +14,14 @@ from typing_extensions import TypedDict
 from powernorm.errors import InputError
 from powernorm.files import read_text
 from powernorm.json_reading import parse_json, read_json_object
-from powernorm.records import CONFIG_FILE, NORMS_COLUMNS, DiagnosisRecord, LayerRow, Placement
+from powernorm.records import (
+    CONFIG_FILE,
+    DIAGNOSIS_COLUMNS,
+    NORMS_COLUMNS,
+    DiagnosisRecord,
+    LayerMeasures,
+    Placement,
+)
 from powernorm_lab.report.measures import MAIN, PERPLEXITY, goal_of
 from powernorm_lab.report.records import Comparison, ReportedRun
 from powernorm_lab.runs import (
@@ -289,11 +296,20 @@ def read_diagnoses(path: Path) -> list[DiagnosisRecord]:
     ]
 
 
+_TEXTS: Final = {"layer": str, "norm": str, "verdict": str | None, "reason": str | None}
+_LATER: Final = [one.name for one in fields(LayerMeasures) if one.default is not MISSING]
+_NUMBER: Any = float | None
+_KINDS: Any = {name: _TEXTS.get(name, _NUMBER) for name in DIAGNOSIS_COLUMNS}
+_LayerRow: Any = TypedDict(  # type: ignore[misc]
+    "_LayerRow", _KINDS | dict.fromkeys(_LATER, NotRequired[_NUMBER])
+)
+
+
 def _diagnosis(values: object, place: str, hint: str) -> DiagnosisRecord:
     diagnosis = record_of(DiagnosisRecord, values, place, hint)
     for index, row in enumerate(diagnosis["layers"]):
         # Add missing columns, and keep additional ones.
-        row |= record_of(LayerRow, row, place, hint, ("layers", index))
+        row |= record_of(_LayerRow, row, place, hint, ("layers", index))
         row |= {column: row[column] or "" for column in ("verdict", "reason")}
     for index, scale in enumerate(diagnosis["scales"]):
         weights, deviations = len(scale["weight"]), len(scale["deviation"])
