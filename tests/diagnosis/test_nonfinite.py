@@ -101,3 +101,19 @@ def test_bad_arguments() -> None:
         first_nonfinite(3, torch.ones(1))  # type: ignore[arg-type]
     with pytest.raises(InputError, match="forward is 3"):
         first_nonfinite(Model(), torch.ones(1, 4), 3)  # type: ignore[arg-type]
+
+
+def test_values_inside_objects_are_seen() -> None:
+    """An output of a class of its own, which even holds itself."""
+
+    class Output:
+        def __init__(self, value: Tensor) -> None:
+            self.value, self.itself = value, self
+
+    class Wrapping(nn.Module):
+        def forward(self, x: Tensor) -> Output:
+            return Output(x.log())
+
+    model = nn.Sequential(nn.Identity(), Wrapping())
+    assert first_nonfinite(model, torch.zeros(2, 3)) == "1"
+    assert first_nonfinite(model, torch.ones(2, 3)) is None

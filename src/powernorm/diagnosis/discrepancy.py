@@ -1,5 +1,7 @@
 """Two-pass Training Inference Discrepancy (TID) of Wang et al. 2022."""
 
+from __future__ import annotations
+
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
@@ -19,8 +21,19 @@ from powernorm.norms.arguments import check_model
 from powernorm.norms.preserved_state import preserved_state
 from powernorm.norms.registry import short_name
 from powernorm.ops.moments import Moments
-from powernorm.records import PERCENT, TID
+from powernorm.records import PERCENT, TID, LayerMeasures
 from powernorm.surgery.stand_ins import torch_batch_norms_replaced
+
+
+def tid_of(layers: Sequence[DiscrepancyRow] | Sequence[LayerMeasures]) -> TID:
+    """Return the last layer's TID and the mean over layers (W22, Tables 1, 4, 6)."""
+    means = [layer.mean_tid for layer in layers if layer.mean_tid is not None]
+    return TID(
+        mean_last=layers[-1].mean_tid,
+        var_last=layers[-1].var_tid,
+        mean_avg=fmean(means) if means else None,
+        var_avg=fmean(layer.var_tid for layer in layers),
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,16 +58,7 @@ class DiscrepancyReport(NormTable):
 
     def summary(self) -> TID | None:
         """Return the last layer's TID and the mean over layers (W22, Tables 1, 4, 6), if any."""
-        if not self.rows:
-            return None
-        last = self.rows[-1]
-        means = [layer.mean_tid for layer in self.rows if layer.mean_tid is not None]
-        return TID(
-            mean_last=last.mean_tid,
-            var_last=last.var_tid,
-            mean_avg=fmean(means) if means else None,
-            var_avg=fmean(layer.var_tid for layer in self.rows),
-        )
+        return tid_of(self.rows) if self.rows else None
 
 
 class _Expectation:

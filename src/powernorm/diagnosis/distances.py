@@ -6,6 +6,7 @@ norm.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -115,44 +116,33 @@ def sums_per_token(target: Target, x: Tensor) -> Tensor:
     return torch.stack([own, own.square(), squares, scaled], dim=1)
 
 
-@dataclass(frozen=True, eq=False)
-class Population:
-    """Reference statistics for a batch, for each norm that could replace the target."""
+def statistics_of(target: Target, count: int, sums: Tensor) -> list[Statistics]:
+    """Return the statistics of tokens for the target, PowerNormV and PowerNorm in its place.
 
-    own: Statistics
-    raw: Statistics
-    scaled: Statistics
-
-    @classmethod
-    def of(cls, target: Target, count: Tensor, sums: Tensor) -> Population:
-        """Return the population from sums over its tokens, (NUM_SUMS, C)."""
-        own, raw, scaled = _moments(count, sums)
-        return cls(
-            Statistics.of(own, centered=target.centered),
-            Statistics.of(raw, centered=False),
-            Statistics.of(scaled, centered=False),
-        )
+    Args:
+        target: norm with these tokens as input.
+        count: their number.
+        sums: the sums over them, (NUM_SUMS, C).
+    """
+    centered = (target.centered, False, False)
+    found = zip(_moments(count, sums), centered, strict=True)
+    return [Statistics.of(moments, centered=each) for moments, each in found]
 
 
 def batch_discrepancies(
-    target: Target, population: Population, count: Tensor, sums: Tensor
+    target: Target, population: Sequence[Statistics], count: int, sums: Tensor
 ) -> Tensor:
     """Return one batch's TID for each norm that could be used: (len(TIDS),) float64.
 
     Wang et al. 2022, Definition 1, before its expectation; NaN for the mean of a norm that does
-    not center.
+    not center. The arguments are those of `statistics_of`, and its result for the population.
     """
-    own, raw, scaled = _moments(count, sums)
-    mean, var = discrepancies(own, population.own, target.eps)
-    _, pnv = discrepancies(raw, population.raw, target.eps)
-    _, pn = discrepancies(scaled, population.scaled, target.eps)
-    return torch.stack([mean, var, pnv, pn])
+    pairs = zip(_moments(count, sums), population, strict=True)
+    own, raw, scaled = (discrepancies(batch, whole, target.eps) for batch, whole in pairs)
+    return torch.stack([*own, raw[1], scaled[1]])
 
 
-def _moments(count: Tensor, sums: Tensor) -> tuple[Moments, Moments, Moments]:
-    nothing = torch.zeros_like(sums[TOTAL])
-    return (
-        Moments.from_sums(count, sums[TOTAL], sums[SQUARES]),
-        Moments.from_sums(count, nothing, sums[RAW_SQUARES]),
-        Moments.from_sums(count, nothing, sums[SCALED_SQUARES]),
-    )
+def _moments(count: int, sums: Tensor) -> list[Moments]:
+    number, zeros = sums.new_full((), float(count)), torch.zeros_like(sums[TOTAL])
+    totals = ((sums[TOTAL], SQUARES), (zeros, RAW_SQUARES), (zeros, SCALED_SQUARES))
+    return [Moments.from_sums(number, total, sums[row]) for total, row in totals]

@@ -28,6 +28,12 @@ REESTIMATED_AT_ONCE: Final = "re-estimated in one pass"
 BATCH: Final = "batch"
 
 
+def _check_loss(loss: object) -> None:
+    check_function("loss", loss)
+    if loss is None:
+        raise InputError("loss is None, expected a function of (model, batch)")
+
+
 def mean_loss(model: nn.Module, batches: Iterable[Any], loss: Loss) -> float:
     """Return the mean loss over all batches, weighted by their tokens if `loss` returns them.
 
@@ -80,9 +86,7 @@ def evaluate_statistics(
         InputError: no layer with batch statistics, data that can be read only once, or as in
             `powernorm.calibrate`.
     """
-    check_function("loss", loss)
-    if loss is None:
-        raise InputError("loss is None, expected a function of (model, batch)")
+    _check_loss(loss)
     check_repeatable(evaluation, "several")
     sizes: Mapping[int | None, Iterable[Any]] = (
         {None: evaluation} if by_batch is None else _checked(by_batch)
@@ -124,40 +128,24 @@ def evaluate_each(
     """
     check_model(model)
     with torch_batch_norms_replaced(model):
-        return _evaluate_each(model, evaluate, population, sizes, forward, is_evaluated_by_batch)
-
-
-def _evaluate_each(
-    model: nn.Module,
-    evaluate: Callable[[str, int | None], EvaluationRow],
-    population: Iterable[Any],
-    sizes: Iterable[int | None],
-    forward: Forward | None,
-    is_evaluated_by_batch: Callable[[str], bool] | None,
-) -> tuple[EvaluationRow, ...]:
-    layers = batch_layers(model)
-    if not layers:
-        raise InputError(
-            f"{type(model).__name__} has no layer with batch statistics, so there are none to "
-            "re-estimate; powernorm.diagnose measures those that other norms would have"
-        )
-    check_repeatable(population, "several")
-    rows = []
-    with preserved_state(model, ()):
-        rows.append(evaluate(RUNNING, None))
-        # All layers, because the cost of re-estimation is measured.
-        calibrate(model, population, forward, names="*")
-        rows.append(evaluate(REESTIMATED, None))
-        calibrate(model, population, forward, names="*", way="one_pass")
-        rows.append(evaluate(REESTIMATED_AT_ONCE, None))
-    chosen = {
-        name: layer
-        for name, layer in layers.items()
-        if is_evaluated_by_batch is None or is_evaluated_by_batch(name)
-    }
-    with preserved_state(model, chosen.values()), evaluating_by_batches(chosen):
-        rows += [evaluate(BATCH, size) for size in sizes]
-    return tuple(rows)
+        layers = batch_layers(model)
+        if not layers:
+            raise InputError(
+                f"{type(model).__name__} has no layer with batch statistics, so there are none to "
+                "re-estimate; powernorm.diagnose measures those that other norms would have"
+            )
+        check_repeatable(population, "several")
+        with preserved_state(model, ()):
+            rows = [evaluate(RUNNING, None)]
+            # All layers, because the cost of re-estimation is measured.
+            calibrate(model, population, forward, names="*")
+            rows.append(evaluate(REESTIMATED, None))
+            calibrate(model, population, forward, names="*", way="one_pass")
+            rows.append(evaluate(REESTIMATED_AT_ONCE, None))
+        by_batch = is_evaluated_by_batch or bool
+        chosen = {name: layer for name, layer in layers.items() if by_batch(name)}
+        with preserved_state(model, chosen.values()), evaluating_by_batches(chosen):
+            return (*rows, *(evaluate(BATCH, size) for size in sizes))
 
 
 @dataclass(frozen=True)
@@ -202,9 +190,7 @@ def evaluation_gap(model: nn.Module, batches: Iterable[Any], loss: Loss) -> Eval
         The statistics are those of this process's batches; nothing is exchanged.
     """
     check_model(model)
-    check_function("loss", loss)
-    if loss is None:
-        raise InputError("loss is None, expected a function of (model, batch)")
+    _check_loss(loss)
     with torch_batch_norms_replaced(model):
         layers = batch_layers(model)
         if not layers:

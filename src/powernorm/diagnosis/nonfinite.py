@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from powernorm.inspection.batches import Forward, call_model
+from powernorm.inspection.examples import tensors_in
 from powernorm.inspection.modules import modules_by_name
 from powernorm.norms.arguments import check_function, check_model
 from powernorm.norms.preserved_state import preserved_state
@@ -59,20 +59,9 @@ def first_nonfinite(model: nn.Module, batch: Any, forward: Forward | None = None
 
 def _is_broken(value: Any, *, masks: bool = False) -> bool:
     """Return whether any number in a value is not finite; with `masks`, -∞ is accepted."""
-    for tensor in _tensors(value):
-        bad = tensor.isnan() | tensor.isposinf() if masks else ~tensor.isfinite()
-        if bool(bad.any()):
-            return True
+    for tensor in tensors_in(value):
+        if tensor.is_floating_point() and tensor.layout is torch.strided and not tensor.is_nested:
+            bad = tensor.isnan() | tensor.isposinf() if masks else ~tensor.isfinite()
+            if bool(bad.any()):
+                return True
     return False
-
-
-def _tensors(value: Any) -> Iterator[Tensor]:
-    if isinstance(value, Tensor):
-        if value.is_floating_point() and value.layout is torch.strided and not value.is_nested:
-            yield value
-    elif isinstance(value, Mapping):
-        for part in value.values():
-            yield from _tensors(part)
-    elif isinstance(value, tuple | list):
-        for part in value:
-            yield from _tensors(part)

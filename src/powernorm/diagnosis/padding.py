@@ -12,7 +12,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor, nn
@@ -149,20 +149,34 @@ def padding_check(
         found = RowComparison(recorder, rows, whole)
         for row in rows.padded():
             found.add(row, recorder.run_alone(rows.alone(call, row), row))
-    report = _report(found, list(dict.fromkeys(key.name for key in whole)), recorder.modules)
-    inputs = [(key.name, call.args[0]) for key, call in whole.items() if call.args]
-    counting = [name for name, x in inputs if _counts_padding(recorder.modules[name], x, rows)]
-    return replace(report, counting=tuple(dict.fromkeys(counting)))
+    modules = {key.name: recorder.modules[key.name] for key in whole}
+    counting = {
+        key.name: None
+        for key, call in whole.items()
+        if call.args and _counts_padding(modules[key.name], call.args[0], rows)
+    }
+    return PaddingReport(
+        found.difference if found.difference > TOLERANCE else 0.0,
+        found.num_changed,
+        found.num_rows,
+        next((name for name in modules if name in found.differing), None),
+        tuple(
+            PaddingLeak(name, type(module).__name__, leak.relative, leak.reach, _advice(module))
+            for name, module in modules.items()
+            if (leak := found.leaks.get(name)) is not None
+        ),
+        found.not_compared,
+        tuple(counting),
+    )
 
 
 def _counts_padding(module: nn.Module, x: object, rows: BatchRows) -> bool:
     """Return whether a BatchNorm of torch got the whole batch, not valid positions alone."""
-    kinds = (nn.BatchNorm1d, nn.BatchNorm2d, nn.BatchNorm3d, nn.SyncBatchNorm)
-    if not isinstance(module, kinds) or module.running_mean is None:
+    is_batch_norm = isinstance(module, nn.modules.batchnorm._BatchNorm)
+    if not is_batch_norm or module.running_mean is None or not isinstance(x, Tensor):
         return False
     num_rows = len(rows.lengths)
-    expected = num_rows if isinstance(x, Tensor) and x.ndim > 2 else num_rows * rows.longest
-    return isinstance(x, Tensor) and len(x) == expected
+    return len(x) == (num_rows if x.ndim > 2 else num_rows * rows.longest)
 
 
 def _in_float64(model: nn.Module) -> nn.Module:
@@ -173,30 +187,6 @@ def _in_float64(model: nn.Module) -> nn.Module:
             f"{type(model).__name__} cannot be copied to float64, in which its padding is checked "
             f"({error}): give the model before it is compiled, quantized or sharded"
         ) from error
-
-
-def _report(
-    found: RowComparison, order: Sequence[str], modules: Mapping[str, nn.Module]
-) -> PaddingReport:
-    """Return the report, with modules in the order in which they ended."""
-    return PaddingReport(
-        found.difference if found.difference > TOLERANCE else 0.0,
-        found.num_changed,
-        found.num_rows,
-        next((name for name in order if name in found.differing), None),
-        tuple(
-            PaddingLeak(
-                name,
-                type(modules[name]).__name__,
-                found.leaks[name].relative,
-                found.leaks[name].reach,
-                _advice(modules[name]),
-            )
-            for name in order
-            if name in found.leaks
-        ),
-        found.not_compared,
-    )
 
 
 def _advice(module: nn.Module) -> str:

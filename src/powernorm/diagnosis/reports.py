@@ -9,9 +9,9 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from statistics import fmean
 from typing import Final
 
+from powernorm.diagnosis.discrepancy import tid_of
 from powernorm.errors import InputError
 from powernorm.files import write
 from powernorm.inspection.rows import NormRow, NormTable
@@ -138,14 +138,7 @@ class Diagnosis(NormTable):
 
     def summary(self) -> TID:
         """Return the TID of the last norm and the mean over norms (W22, Tables 1, 4, 6)."""
-        last = self.rows[-1]
-        means = [layer.mean_tid for layer in self.rows if layer.mean_tid is not None]
-        return TID(
-            mean_last=last.mean_tid,
-            var_last=last.var_tid,
-            mean_avg=fmean(means) if means else None,
-            var_avg=fmean(layer.var_tid for layer in self.rows),
-        )
+        return tid_of(self.rows)
 
     def to_json(self) -> DiagnosisRecord:
         """Return the contents of a `diagnosis.json`."""

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import isnan
 from typing import Any, Final
 
@@ -16,8 +17,9 @@ from powernorm.diagnosis.distances import (
     SQUARES,
     TIDS,
     TOTAL,
-    Population,
+    Statistics,
     batch_discrepancies,
+    statistics_of,
     sums_per_token,
 )
 from powernorm.diagnosis.outliers import PositionEnergy, TokenShares, loud_features
@@ -84,8 +86,8 @@ class Observed:
         self.num_calls = 0
         self.num_left_out = 0
         """Number of calls with too few tokens to be compared."""
-        self.sums = torch.zeros(0, dtype=torch.float32, device="cpu")
-        self.padded_sums = torch.zeros(0, dtype=torch.float32, device="cpu")
+        self.sums = torch.zeros(0, dtype=torch.float64, device="cpu")
+        """Sums over the valid tokens, and over all positions, (2, NUM_SUMS, C)."""
         self.energy = PositionEnergy()
         self.shares = TokenShares(target.site.norm.module)
         self.covariance = CovarianceSums() if conditioning else None
@@ -93,7 +95,6 @@ class Observed:
         self.padded = Expectation.empty()
         self.by_size = {size: Expectation.empty() for size in sizes}
         self._length_first = length_first
-        self._populations: tuple[Population, Population] | None = None
         self._regrouping = Regrouping(sizes, self._take_group) if sizes else None
 
     @property
@@ -109,56 +110,42 @@ class Observed:
     def pool(self, x: Tensor, padding_mask: Tensor | None) -> bool:
         """Add a call to the population (first pass); return whether all its values are finite."""
         x, padding_mask = self._sequence_by_sequence(x, padding_mask)
-        if not self.num_calls:
-            zeros = torch.zeros(NUM_SUMS, x.shape[-1], dtype=torch.float64, device=x.device)
-            self.sums, self.padded_sums = zeros, zeros.clone()
-        before = self.sums.clone()
-        for terms, valid in self._chunks(x, padding_mask):
-            kept = terms if valid is None else terms[valid]
-            added = kept.sum(0)
-            self.sums += added
-            self.padded_sums += added if valid is None else terms.sum(0)
-            self.count += kept.shape[0]
-            self.num_positions += terms.shape[0]
+        count, num_positions, sums = self._add_up(x, padding_mask)
+        self.sums = self.sums + sums if self.num_calls else sums
+        self.count += count
+        self.num_positions += num_positions
         self.num_calls += 1
+        tokens = _tokens(x, padding_mask)
         self.energy.add(x, padding_mask)
-        self.shares.add(_tokens(x, padding_mask))
+        self.shares.add(tokens)
         if self.covariance is not None:
-            self.covariance.add(_tokens(x, padding_mask))
-        return bool((self.sums - before).isfinite().all())
+            self.covariance.add(tokens)
+        return bool(sums[0].isfinite().all())
 
     def compare(self, x: Tensor, padding_mask: Tensor | None) -> None:
         """Add the distance of a call from the population (second pass)."""
         x, padding_mask = self._sequence_by_sequence(x, padding_mask)
-        population, padded_population = self._population()
-        count, num_positions = 0, 0
-        sums, padded_sums = torch.zeros_like(self.sums), torch.zeros_like(self.sums)
-        for terms, valid in self._chunks(x, padding_mask):
-            kept = terms if valid is None else terms[valid]
-            added = kept.sum(0)
-            sums += added
-            padded_sums += added if valid is None else terms.sum(0)
-            count += kept.shape[0]
-            num_positions += terms.shape[0]
-            if self._regrouping is not None:
-                self._regrouping.add(kept)
+        add = None if self._regrouping is None else self._regrouping.add
+        count, num_positions, sums = self._add_up(x, padding_mask, add)
         if count < _LEAST * self.count / self.num_calls:
             self.num_left_out += bool(count)
             return
-        self.discrepancy.add(self._distance(population, count, sums))
+        population, padded_population = self._populations
+        self.discrepancy.add(batch_discrepancies(self.target, population, count, sums[0]))
         if self.has_padding:
-            self.padded.add(self._distance(padded_population, num_positions, padded_sums))
+            padded = batch_discrepancies(self.target, padded_population, num_positions, sums[1])
+            self.padded.add(padded)
 
     def moments(self) -> tuple[Tensor, Tensor]:
         """Return the variance of the norm's input, and the mean of x², (C,) each.
 
         Without centering the first is the quadratic mean.
         """
-        mean = self.sums[TOTAL] / self.count
-        square = self.sums[SQUARES] / self.count
+        means = self.sums[0] / self.count
+        square = means[SQUARES]
         if self.target.centered:
-            square = (square - mean.square()).clamp(min=0)
-        return square, self.sums[RAW_SQUARES] / self.count
+            square = (square - means[TOTAL].square()).clamp(min=0)
+        return square, means[RAW_SQUARES]
 
     def measures(self) -> dict[str, float | None]:
         """Return the columns of `powernorm.records.LayerMeasures` that have a value."""
@@ -185,34 +172,48 @@ class Observed:
             return x, padding_mask
         return x.transpose(0, 1), None if padding_mask is None else padding_mask.T
 
-    def _chunks(
-        self, x: Tensor, padding_mask: Tensor | None
-    ) -> Iterator[tuple[Tensor, Tensor | None]]:
-        """Yield the terms of the sums and which tokens are valid, some tokens at a time."""
+    def _add_up(
+        self,
+        x: Tensor,
+        padding_mask: Tensor | None,
+        receive: Callable[[Tensor], None] | None = None,
+    ) -> tuple[int, int, Tensor]:
+        """Return the numbers of valid tokens and of positions, and the sums over both.
+
+        Args:
+            x: (..., C), of which some tokens are processed at a time.
+            padding_mask: `x.shape[:-1]`.
+            receive: gets the terms of the valid tokens.
+
+        Returns:
+            (tokens, positions, sums): sums is (2, NUM_SUMS, C).
+        """
         tokens = x.reshape(-1, x.shape[-1])
+        sums = x.new_zeros(2, NUM_SUMS, x.shape[-1], dtype=torch.float64)
         valid = None if padding_mask is None else ~padding_mask.reshape(-1)
         size = max(1, _CHUNK // x.shape[-1])
         for start in range(0, tokens.shape[0], size):
             part = slice(start, start + size)
             terms = sums_per_token(self.target, tokens[part])
-            yield terms, None if valid is None else valid[part]
+            kept = terms if valid is None else terms[valid[part]]
+            added = kept.sum(0)
+            sums[0] += added
+            sums[1] += added if valid is None else terms.sum(0)
+            if receive is not None:
+                receive(kept)
+        count = tokens.shape[0] if valid is None else int(valid.sum())
+        return count, tokens.shape[0], sums
 
-    def _population(self) -> tuple[Population, Population]:
-        if self._populations is None:
-            self._populations = (
-                Population.of(self.target, _number(self.count, self.sums), self.sums),
-                Population.of(
-                    self.target, _number(self.num_positions, self.sums), self.padded_sums
-                ),
-            )
-        return self._populations
-
-    def _distance(self, population: Population, count: int, sums: Tensor) -> Tensor:
-        return batch_discrepancies(self.target, population, _number(count, sums), sums)
+    @cached_property
+    def _populations(self) -> list[list[Statistics]]:
+        """Statistics of the valid tokens and of all positions, after the first pass."""
+        counts = (self.count, self.num_positions)
+        pairs = zip(counts, self.sums, strict=True)
+        return [statistics_of(self.target, count, sums) for count, sums in pairs]
 
     def _take_group(self, size: int, sums: Tensor) -> None:
-        population, _ = self._population()
-        self.by_size[size].add(self._distance(population, size, sums))
+        found = batch_discrepancies(self.target, self._populations[0], size, sums)
+        self.by_size[size].add(found)
 
 
 class Survey:
@@ -354,7 +355,3 @@ def _measured(call: NormCall) -> tuple[Tensor, Tensor | None]:
 def _tokens(x: Tensor, padding_mask: Tensor | None) -> Tensor:
     """Return the valid tokens, (tokens, C)."""
     return x.reshape(-1, x.shape[-1]) if padding_mask is None else x[~padding_mask]
-
-
-def _number(count: int, like: Tensor) -> Tensor:
-    return like.new_full((), float(count))

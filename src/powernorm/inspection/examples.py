@@ -145,19 +145,25 @@ def mapped(value: Any, change: Callable[[Any], Any], kinds: type | UnionType = T
     return value
 
 
-def tensors_in(value: object) -> Iterator[Tensor]:
-    """Yield the tensors in nested mappings, sequences and dataclasses, in order."""
+def tensors_in(value: object, outer: tuple[object, ...] = ()) -> Iterator[Tensor]:
+    """Yield the tensors in nested mappings, sequences and other objects, in order.
+
+    Args:
+        value: any value.
+        outer: the objects that it is in, which are not searched again.
+    """
+    items: Iterable[object] = ()
     if isinstance(value, Tensor):
         yield value
     elif isinstance(value, Mapping):
-        for item in value.values():
-            yield from tensors_in(item)
+        items = value.values()
     elif isinstance(value, tuple | list):
-        for item in value:
-            yield from tensors_in(item)
+        items = value
     elif not isinstance(value, type | nn.Module) and not callable(value):
-        for item in _attributes(value):
-            yield from tensors_in(item)
+        items = _attributes(value)
+    if not any(value is one for one in outer):
+        for item in items:
+            yield from tensors_in(item, (*outer, value))
 
 
 def _attributes(value: object) -> list[object]:
