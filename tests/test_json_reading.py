@@ -60,6 +60,8 @@ def test_all_readers_say_so(reader: str, hostile: tuple[bytes, str], tmp_path: P
     content, message = hostile
     path = tmp_path / "config.json"
     path.write_bytes(content)
+    if reader == "pretrained" and message.endswith("which is not JSON"):
+        message = "has no model_type"  # transformers writes such numbers
     with pytest.raises(InputError, match=rf"^{path}.*({message})"):
         READERS[reader](path)
     assert not is_pretrained(tmp_path)

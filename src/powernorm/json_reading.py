@@ -23,12 +23,13 @@ SEAL: Final = "sha256"
 """Key of the checksum."""
 
 
-def read_json(path: Path, fix: str) -> Any:
+def read_json(path: Path, fix: str, *, infinite: bool = False) -> Any:
     """Return the value of a JSON file; of duplicate keys the last one counts.
 
     Args:
         path: path of the file.
         fix: advice about an unusable file, appended to every error.
+        infinite: accept NaN and Infinity, which other programs write.
 
     Raises:
         InputError: the file cannot be read, is not JSON in UTF-8, or is larger or deeper than any
@@ -40,7 +41,7 @@ def read_json(path: Path, fix: str) -> Any:
             content = file.read(MAX_BYTES + 1)
     except OSError as error:
         raise InputError(f"{path}: cannot be read ({error.strerror}); {fix}") from error
-    return parse_json(content, str(path), fix)
+    return parse_json(content, str(path), fix, infinite=infinite)
 
 
 def read_json_object(path: Path, fix: str) -> dict[str, Any]:
@@ -94,7 +95,9 @@ def _digest(rest: dict[str, Any]) -> str:
     return hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
 
 
-def parse_json(content: bytes | str, source: str, fix: str, *, line: int | None = None) -> Any:
+def parse_json(
+    content: bytes | str, source: str, fix: str, *, line: int | None = None, infinite: bool = False
+) -> Any:
     """Return the value of a JSON text.
 
     Args:
@@ -102,6 +105,7 @@ def parse_json(content: bytes | str, source: str, fix: str, *, line: int | None 
         source: name of the source in errors, such as its file.
         fix: as in `read_json`.
         line: line of the source, if the text is one of its lines.
+        infinite: as in `read_json`.
 
     Raises:
         InputError: as in `read_json`.
@@ -111,7 +115,7 @@ def parse_json(content: bytes | str, source: str, fix: str, *, line: int | None 
         raise InputError(f"{place}: more than {MAX_BYTES} bytes of JSON; {fix}")
     try:
         text = content if isinstance(content, str) else content.decode("utf-8")
-        value = json.loads(text, parse_constant=_refuse)
+        value = json.loads(text, parse_constant=None if infinite else _refuse)
     except UnicodeDecodeError as error:
         raise InputError(
             f"{place}: byte {error.start} is not UTF-8, so this is not JSON; {fix}"

@@ -91,7 +91,7 @@ def test_swap_of_a_hugging_face_configuration(tmp_path: Path) -> None:
         (["build"], "neither module:name"),
         (["my_models:nothing"], "cannot be loaded"),
         (["no_such_module:build"], "no_such_module"),
-        (["my_models:number"], "is a int, expected a model or a function"),
+        (["my_models:number"], "is a int, expected a torch.nn.Module"),
         (["my_models:fail"], "ValueError: no such size"),
         (["my_models:build", "--to", "bnn"], "did you mean 'bn'"),
         (["my_models:build", "--set", "momentum"], "write key=value"),

@@ -1,4 +1,5 @@
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,14 @@ def train(model: nn.Module, batch: Batch) -> None:
         for parameter in model.parameters():
             parameter -= 1e-3 * parameter.grad
             parameter.grad = None
+
+
+def observed(model: nn.Module, call: Callable[[], object], step: int = 0) -> list[NormRow]:
+    """The rows of one step."""
+    monitor = NormMonitor(model, every=1)
+    monitor.start_step(step)
+    call()
+    return monitor.finish_step(step)
 
 
 def expected(layer: BatchStatisticsNorm, tokens: Tensor) -> dict[str, float | None]:
@@ -93,45 +102,30 @@ def test_online_tid_of_the_released_code(golden: str, norm: str) -> None:
 
 def test_several_calls_in_a_step_are_averaged() -> None:
     model = Masked("bn")
-    monitor = NormMonitor(model, every=1)
-    monitor.start_step(0)
-    data = batches(2)
     with inputs_of([model.lower]) as seen:
-        for batch in data:
-            model(*batch)
-    row = monitor.finish_step(0)[0]
+        row = observed(model, lambda: [model(*batch) for batch in batches(2)])[0]
     parts = [expected(model.lower, tokens) for tokens in seen[model.lower]]
     close(row, {name: (parts[0][name] + parts[1][name]) / 2 for name in parts[0]})
 
 
 def test_evaluation_in_the_middle_of_a_step_is_not_seen() -> None:
     model = Masked("bn")
-    monitor = NormMonitor(model, every=1)
-    monitor.start_step(0)
     data = batches(2)
     with inputs_of([model.lower]) as seen:
-        model(*data[0])
-    model.eval()
-    model(*data[1])
-    close(monitor.finish_step(0)[0], expected(model.lower, seen[model.lower][0]))
+        row = observed(model, lambda: (model(*data[0]), model.eval()(*data[1])))[0]
+    close(row, expected(model.lower, seen[model.lower][0]))
 
 
 def test_nonfinite_batches_are_counted_and_shown() -> None:
     model = nn.Sequential(BatchNorm(2))
-    monitor = NormMonitor(model, every=1)
-    monitor.start_step(0)
-    model(torch.tensor([[1.0, 2.0], [float("nan"), 3.0]]))
-    (row,) = monitor.finish_step(0)
+    (row,) = observed(model, lambda: model(torch.tensor([[1.0, 2.0], [float("nan"), 3.0]])))
     assert row["num_nonfinite_batches"] == 1
     assert row["mean_tid"] != row["mean_tid"]
 
 
 def test_batch_without_tokens_has_empty_cells() -> None:
     model = nn.Sequential(BatchNorm(2))
-    monitor = NormMonitor(model, every=1)
-    monitor.start_step(3)
-    model(torch.zeros(0, 2))
-    (row,) = monitor.finish_step(3)
+    (row,) = observed(model, lambda: model(torch.zeros(0, 2)), step=3)
     assert [row[name] for name in NORMS_COLUMNS[3:7]] == [None] * 4
     assert row["step"] == 3
 
@@ -150,12 +144,9 @@ def test_detached_monitor_leaves_no_hook() -> None:
 
 def test_model_without_norms_has_no_rows() -> None:
     model = nn.Sequential(nn.Linear(4, 4))
-    monitor = NormMonitor(model, every=1)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        monitor.start_step(0)
-        model(torch.randn(2, 4))
-        assert monitor.finish_step(0) == []
+        assert observed(model, lambda: model(torch.randn(2, 4))) == []
 
 
 def test_warns_once_where_hooks_do_not_fire() -> None:
@@ -224,10 +215,7 @@ def test_share_above_the_bound(norm: str, variant: str) -> None:
     mask = torch.zeros(3, 4, dtype=torch.bool)
     mask[1, 2:] = True
     x[mask] = float("nan")
-    monitor = NormMonitor(nn.Sequential(layer), every=1)
-    monitor.start_step(0)
-    layer(x, mask)
-    (row,) = monitor.finish_step(0)
+    (row,) = observed(nn.Sequential(layer), lambda: layer(x, mask))
     valid = x[~mask]
     released = variant == "released"
     std = valid.std(-1, correction=int(released), keepdim=True)
@@ -246,16 +234,10 @@ def test_scale_of_the_input(norm: str) -> None:
     mask = torch.zeros(3, 4, dtype=torch.bool)
     mask[:, 3] = True
     x[mask] = float("nan")
-    monitor = NormMonitor(nn.Sequential(layer), every=1)
-    monitor.start_step(0)
-    layer(x, mask)
-    layer(more)
-    (row,) = monitor.finish_step(0)
+    (row,) = observed(nn.Sequential(layer), lambda: (layer(x, mask), layer(more)))
     expected = torch.cat([x[~mask], more[0]]).double().square().mean().sqrt().item()
     assert row["input_scale"] == pytest.approx(expected, rel=1e-9)
-    monitor.start_step(1)
-    layer(x, torch.ones_like(mask))
-    (row,) = monitor.finish_step(1)
+    (row,) = observed(nn.Sequential(layer), lambda: layer(x, torch.ones_like(mask)))
     assert row["input_scale"] is None
 
 
@@ -277,10 +259,7 @@ def test_share_beyond_the_linear_range(
     mask = torch.zeros(3, 4, dtype=torch.bool)
     mask[:, 3] = True
     x[mask] = float("nan")
-    monitor = NormMonitor(nn.Sequential(layer), every=1)
-    monitor.start_step(0)
-    layer(x, mask)
-    (row,) = monitor.finish_step(0)
+    (row,) = observed(nn.Sequential(layer), lambda: layer(x, mask))
     assert 0.1 < expected < 0.9
     assert row["saturated_share"] == pytest.approx(expected, rel=1e-9)
     assert row["slope"] == pytest.approx(slope, rel=1e-6)
@@ -298,10 +277,8 @@ def test_share_beyond_the_linear_range(
 
 
 def test_other_norms_have_no_bound() -> None:
-    monitor = NormMonitor(model := token_norm_model("ln"), every=1)
-    monitor.start_step(0)
-    model(torch.randn(2, 6, dtype=torch.float64))
-    (row,) = monitor.finish_step(0)
+    model = token_norm_model("ln")
+    (row,) = observed(model, lambda: model(torch.randn(2, 6, dtype=torch.float64)))
     assert row["outlier_share"] is None
     assert row["gradient_norm"] is None  # there was no backward
 

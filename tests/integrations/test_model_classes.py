@@ -16,7 +16,9 @@ from powernorm.integrations.architectures import model_class
 )
 def test_models_of_transformers_are_found(name: str, model_type: str) -> None:
     transformers = pytest.importorskip("transformers")
-    assert model_class(name, model_type) is getattr(transformers, name)
+    assert model_class({"architectures": [name], "model_type": model_type}) is getattr(
+        transformers, name
+    )
 
 
 @pytest.mark.parametrize(
@@ -24,7 +26,7 @@ def test_models_of_transformers_are_found(name: str, model_type: str) -> None:
 )
 def test_nothing_else_is(name: object) -> None:
     pytest.importorskip("transformers")
-    assert model_class(name, "bert") is None
+    assert model_class({"architectures": [name], "model_type": "bert"}) is None
 
 
 def test_what_is_on_no_list_is_not_even_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,4 +35,4 @@ def test_what_is_on_no_list_is_not_even_looked_at(monkeypatch: pytest.MonkeyPatc
     planted = type("Planted", (transformers.PreTrainedModel,), {})
     monkeypatch.setattr(transformers, "Planted", planted, raising=False)
     for model_type in ("bert", "planted", None):
-        assert model_class("Planted", model_type) is None
+        assert model_class({"architectures": ["Planted"], "model_type": model_type}) is None

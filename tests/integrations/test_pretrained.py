@@ -10,7 +10,7 @@ from tiny_encoder import TEXTS, write_encoder
 
 import powernorm
 from powernorm.errors import InputError
-from powernorm.integrations.folded_pretrained import copy_companions, load_whole
+from powernorm.integrations.folded_pretrained import copy_companions
 from powernorm.integrations.pretrained import (
     build_from_config,
     diagnose_pretrained,
@@ -59,8 +59,8 @@ def test_a_swapped_model_is_read_as_it_was_written(
     assert {row.kind for row in report.rows} == {"bn"}
     batch = load_pretrained(folder).batches(TEXTS, 4, 6)[0]
     expected = model.eval()(**batch).last_hidden_state
-    for loaded in (load_pretrained(folder).model, load_whole(folder)):
-        assert torch.equal(loaded(**batch).last_hidden_state, expected)
+    for found in (load_pretrained(folder), load_pretrained(folder, with_head=True, complete=True)):
+        assert torch.equal(found.model(**batch).last_hidden_state, expected)
     built = build_from_config(folder)
     assert {row.kind for row in powernorm.plan_swap(built, to="rbn").rows} == {"bn"}
 
@@ -89,7 +89,7 @@ def test_a_model_of_sounds_is_asked_for_batches(tmp_path: Path) -> None:
     transformers.Wav2Vec2Model(config).save_pretrained(tmp_path)
     said = "holds a Wav2Vec2Model, which takes input_values, not text: give module:name"
     with pytest.raises(InputError, match=said):
-        load_pretrained(tmp_path)
+        load_pretrained(tmp_path).batches(["a text"], 1, 8)
 
 
 def test_loading_prints_nothing(encoder: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -104,7 +104,7 @@ def test_a_damaged_tokenizer(encoder: Path, tmp_path: Path) -> None:
     shutil.copytree(encoder, tmp_path / "model")
     (tmp_path / "model" / "tokenizer.json").write_text("{")
     with pytest.raises(InputError, match="holds no tokenizer that can be loaded"):
-        load_pretrained(tmp_path / "model")
+        _ = load_pretrained(tmp_path / "model").tokenizer
 
 
 def test_rows_end_where_the_models_positions_do(encoder: Path) -> None:
@@ -124,3 +124,12 @@ def test_configurations_that_give_no_model(tmp_path: Path, text: str, words: str
     file.write_text(text)
     with pytest.raises(InputError, match=words):
         build_from_config(file)
+
+
+def test_a_configuration_with_infinity(encoder: Path, tmp_path: Path) -> None:
+    """Transformers has written it into configurations, though it is not JSON."""
+    text = (encoder / "config.json").read_text()
+    file = tmp_path / "config.json"
+    file.write_text(text.replace("{", '{"limits": [0.0, Infinity],', 1))
+    assert is_pretrained(tmp_path)
+    assert build_from_config(file).config.limits == [0.0, float("inf")]

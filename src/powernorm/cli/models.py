@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, cast
+from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
 
@@ -87,8 +87,8 @@ def _built_model(source: str) -> "nn.Module":
     """Build a model to inspect; its weights do not matter."""
     from torch import nn
 
+    from powernorm.integrations.model_sources import result_of
     from powernorm.integrations.pretrained import build_from_config, is_configuration
-    from powernorm.norms.named_layers import imported
 
     if is_configuration(Path(source)):
         return build_from_config(Path(source))
@@ -97,23 +97,13 @@ def _built_model(source: str) -> "nn.Module":
             f"{source!r} is neither module:name (a model, or a function that builds one) nor a "
             "Hugging Face config.json"
         )
-    found = imported(source)
-    model = found if isinstance(found, nn.Module) else _called(found, source)
+    model = result_of(source)
     if not isinstance(model, nn.Module):
-        raise InputError(f"{source!r} is a {type(model).__name__}, expected a torch.nn.Module")
-    return model
-
-
-def _called(build: Any, source: str) -> object:
-    if not callable(build):
-        raise InputError(f"{source!r} is a {type(build).__name__}, expected a model or a function")
-    try:
-        return build()
-    except Exception as error:
         raise InputError(
-            f"{source}() failed ({type(error).__name__}: {error}): name a function without "
-            "arguments that builds the model"
-        ) from error
+            f"{source!r} is a {type(model).__name__}, expected a torch.nn.Module, or a function "
+            "that builds one"
+        )
+    return model
 
 
 def fold(

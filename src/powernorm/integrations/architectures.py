@@ -1,40 +1,117 @@
-"""Classes of transformers by their names in an untrusted `config.json`."""
+"""Models of transformers: their classes, and building and loading them from untrusted folders."""
+
+from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib import import_module
-from typing import Any, cast
+from pathlib import Path
+from typing import Any, Final, cast
 
+import torch
 from torch import nn
 
+from powernorm.errors import InputError
 from powernorm.integrations.extras import needed_for
+from powernorm.records import CONFIG_FILE
 from powernorm.surgery.saving.records import KEY
 
+MODEL_TYPE: Final = "model_type"
+"""Key of a Hugging Face configuration; the one of a run has none."""
+_WHAT: Final = "a Hugging Face model"
 
-def model_class(name: object, model_type: object) -> Any:
-    """Return the model class of transformers with a name; None for any other name.
+
+def model_class(config: Mapping[str, Any]) -> Any:
+    """Return the model class of transformers that a configuration names first; None for others.
 
     Only attributes of transformers on its own lists are looked up: the classes that its Auto
-    classes choose from, and those of the family of models that `model_type` names.
+    classes choose from, and those of the family of models that the model type names.
 
     Args:
-        name: name of the class, as in `architectures` of a configuration.
-        model_type: model type of the same configuration.
+        config: contents of a `config.json`.
 
     Raises:
         ModuleNotFoundError: transformers is missing.
     """
-    with needed_for("a Hugging Face model"):
-        import transformers
+    names = config.get("architectures")
+    name = names[0] if isinstance(names, list) and names else None
     if not isinstance(name, str):
         return None
-    home = _family(model_type)
+    with needed_for(_WHAT):
+        import transformers
+    home = _family(config.get(MODEL_TYPE))
     if home is None or name not in dir(home):
         home = transformers if name in _auto_names() else None
     kind = None if home is None else getattr(home, name, None)
     is_model = isinstance(kind, type) and issubclass(kind, transformers.PreTrainedModel)
     return kind if is_model else None
+
+
+def build(folder: Path, kind: Any, *, generation: Any = None, **options: Any) -> nn.Module:
+    """Build a model of a folder's configuration on torch's current device, without its weights.
+
+    Args:
+        folder: folder of the `config.json`.
+        kind: class of transformers; None for the model below the head.
+        generation: contents of a `generation_config.json`, if there is one.
+        options: arguments beside the configuration.
+
+    Raises:
+        InputError: the configuration gives no model.
+        ModuleNotFoundError: transformers is missing.
+    """
+    with needed_for(_WHAT):
+        import transformers
+    try:
+        config = transformers.AutoConfig.from_pretrained(
+            str(folder), local_files_only=True, trust_remote_code=False
+        )
+        make: Any = transformers.AutoModel.from_config if kind is None else kind._from_config
+        with torch.random.fork_rng(devices=[]):
+            built = make(config, dtype=torch.float32, **options)
+        built.tie_weights()
+        if generation is not None:
+            built.generation_config = transformers.GenerationConfig.from_dict(generation)
+    except Exception as error:  # a damaged configuration may raise anything
+        raise InputError(
+            f"{folder / CONFIG_FILE} gives no model: {type(error).__name__}: {error}"
+        ) from error
+    return cast(nn.Module, built)
+
+
+def load_from(folder: Path, kind: Any = None, **options: Any) -> tuple[Any, tuple[str, ...]]:
+    """Load a model of transformers from a folder; nothing is downloaded or printed.
+
+    Args:
+        folder: folder with configuration and weights.
+        kind: class of transformers; None for the model below the head.
+        options: arguments of `from_pretrained`.
+
+    Returns:
+        The model in evaluation mode on the CPU, its weights in their stored type, and the names of
+        the missing weights, which are random.
+
+    Raises:
+        InputError: it cannot be loaded.
+        ModuleNotFoundError: transformers is missing.
+    """
+    with needed_for(_WHAT):
+        from transformers import AutoModel
+    try:
+        with _quietly(), torch.device("cpu"):
+            model, info = (kind or AutoModel).from_pretrained(
+                str(folder),
+                local_files_only=True,
+                trust_remote_code=False,
+                output_loading_info=True,
+                **options,
+            )
+    except Exception as error:  # a damaged folder may raise anything
+        raise InputError(
+            f"{folder} holds no model that can be loaded: {type(error).__name__}: {error}"
+        ) from error
+    return model.eval(), tuple(sorted(info["missing_keys"]))
 
 
 def config_of(model: nn.Module) -> dict[str, Any]:
@@ -44,8 +121,9 @@ def config_of(model: nn.Module) -> dict[str, Any]:
     described.pop(KEY, None)
     described.pop("architectures", None)
     # A user-defined class may have the name of one of transformers.
-    if model_class(type(model).__name__, config.model_type) is type(model):
-        described["architectures"] = [type(model).__name__]
+    named = {"architectures": [type(model).__name__]}
+    if model_class({**named, MODEL_TYPE: config.model_type}) is type(model):
+        described |= named
     described["dtype"] = str(cast(Any, model).dtype).removeprefix("torch.")
     return described
 
@@ -72,7 +150,7 @@ def _family(model_type: object) -> Any:
 
 
 @contextmanager
-def loading_quietly() -> Iterator[None]:
+def _quietly() -> Iterator[None]:
     """Hide bars and reports of transformers in the block: powernorm reports missing weights."""
     from transformers.utils import logging as untyped
 

@@ -1,17 +1,16 @@
-"""Folding of models in Hugging Face folders: loading with the head, examples, writing."""
+"""Writing of folded models into Hugging Face folders."""
 
 from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any, Final, cast
+from typing import Final
 
-import torch
 from torch import Tensor, nn
 
 from powernorm.errors import InputError
 from powernorm.files import check_own
-from powernorm.integrations.pretrained import load_model, named_first
+from powernorm.inspection.modules import listed
 from powernorm.integrations.saved_models import save
 from powernorm.json_reading import read_json
 from powernorm.surgery import FoldReport
@@ -21,57 +20,6 @@ _WEIGHTS: Final = (*_OF_TORCH, ".h5", ".msgpack", ".onnx", ".gguf", ".ot", ".tfl
 _PARTS: Final = "modules.json"
 """List of sentence-transformers' modules after the model, such as a pooling, one folder each."""
 _CONFIGS: Final = ("config.json", "generation_config.json")
-_LENGTH: Final = 8
-_IMAGE_SIZE: Final = 224
-
-
-def load_whole(path: Path) -> nn.Module:
-    """Load the model of a folder with its head; nothing is downloaded.
-
-    Args:
-        path: folder that `save_pretrained` or `powernorm.save` wrote.
-
-    Returns:
-        The model in evaluation mode, its weights in their stored type.
-
-    Raises:
-        InputError: it cannot be loaded, or some weights are missing.
-        ModuleNotFoundError: transformers is missing.
-    """
-    model, missing = load_model(path, with_head=True)
-    if missing:
-        raise InputError(
-            f"{path} has no weights for {named_first(missing)}: they would be random in the result"
-        )
-    return cast(nn.Module, model)
-
-
-def example_inputs(model: nn.Module) -> dict[str, Tensor]:
-    """Return random inputs that a model of texts or of images takes.
-
-    Args:
-        model: a model of transformers.
-
-    Raises:
-        InputError: the model takes other inputs.
-    """
-    config: Any = model.config
-    generator = torch.Generator().manual_seed(0)
-    name = getattr(model, "main_input_name", "")
-    if name == "input_ids":
-        size = config.get_text_config().vocab_size
-        ids = torch.randint(size, (2, _LENGTH), generator=generator, device="cpu")
-        more = {"decoder_input_ids": ids} if config.is_encoder_decoder else {}
-        return {"input_ids": ids, **more}
-    if name == "pixel_values":
-        given = getattr(config, "image_size", None) or _IMAGE_SIZE
-        height, width = (given, given) if isinstance(given, int) else given
-        shape = (2, getattr(config, "num_channels", 3), height, width)
-        return {name: torch.randn(shape, generator=generator, dtype=torch.float32, device="cpu")}
-    raise InputError(
-        f"{type(model).__name__} takes {name or 'other inputs'}, and examples can be made of "
-        "texts and images only: fold it in Python, powernorm.fold(model, example_inputs)"
-    )
 
 
 def write_folded(report: FoldReport, source: Path, out: Path, *, flash_norm: bool = False) -> str:
@@ -122,7 +70,7 @@ def flash_norm_keys(model: nn.Module) -> list[str]:
     left = [name for name, weight in norms.items() if not bool((weight == 1).all())]
     in_layers = [name for name in left if ".layers." in f".{name}"]
     if not norms or in_layers:
-        why = f"{named_first(in_layers)} has weights other than 1" if norms else "no norm is one"
+        why = f"{listed(in_layers, 3)} has weights other than 1" if norms else "no norm is one"
         raise InputError(
             f"flash_norm is for models whose RMSNorms have weights of 1, and {why}: leave it "
             'out, or fold with keep="statistics"'

@@ -14,8 +14,7 @@ from powernorm.errors import InputError
 from powernorm.inspection.batches import Progress
 from powernorm.inspection.devices import Device
 from powernorm.integrations.extras import LABORATORY, MODELS, install_command, plugins
-from powernorm.integrations.folded_pretrained import example_inputs, load_whole
-from powernorm.integrations.pretrained import is_pretrained
+from powernorm.integrations.pretrained import is_pretrained, load_pretrained
 from powernorm.norms.named_layers import imported
 from powernorm.records import CONFIG_FILE, MODEL_FILE
 from powernorm.surgery.saving.storage import read_config
@@ -73,8 +72,8 @@ def open_source(source: str) -> ModelSource:
         return own_source(source, model_by_name(source))
     path = Path(source)
     if path.is_dir() and is_pretrained(path):
-        model = load_whole(path)
-        return ModelSource("pretrained", source, model, example_inputs(model))
+        found = load_pretrained(path, with_head=True, complete=True)
+        return ModelSource("pretrained", source, found.model, found.example_inputs())
     check_folder(path)
     for opener in plugins(MODELS):
         return cast(ModelSource, opener.load()(source))
@@ -109,21 +108,33 @@ def check_folder(path: Path) -> None:
         )
 
 
-def model_by_name(name: str) -> ModelWithBatches:
-    """Return the model of `module:name`, or the result of the function with that name.
+def result_of(name: str) -> object:
+    """Return the object of `module:name`, or the result of the function with that name.
 
     Raises:
-        InputError: it cannot be imported, fails, or has another type.
+        InputError: it cannot be imported, or the function fails.
     """
     found = imported(name)
-    if callable(found) and not isinstance(found, nn.Module):
-        try:
-            found = found()
-        except InputError:
-            raise
-        except Exception as error:  # a user's function may raise anything
-            raise InputError(f"{name}() failed ({type(error).__name__}: {error})") from error
-    return checked_pair(found, name)
+    if not callable(found) or isinstance(found, nn.Module):
+        return found
+    try:
+        return found()
+    except InputError:
+        raise
+    except Exception as error:  # a user's function may raise anything
+        raise InputError(
+            f"{name}() failed ({type(error).__name__}: {error}): name a function without arguments "
+            "that builds the model"
+        ) from error
+
+
+def model_by_name(name: str) -> ModelWithBatches:
+    """Return the model and batches of `module:name`.
+
+    Raises:
+        InputError: as in `result_of`, or it is something else.
+    """
+    return checked_pair(result_of(name), name)
 
 
 def diagnose_own(
@@ -139,23 +150,6 @@ def diagnose_own(
         found.model, found.batches[:num_batches], device=device, on_progress=on_progress
     )
     return replace(report, model=name)
-
-
-def check_own(source: str, given: Mapping[str, object]) -> None:
-    """Raise an InputError for options that a user's model with batches does not take.
-
-    Args:
-        source: the model, as it was given.
-        given: values by option; None if an option is not given.
-
-    Raises:
-        InputError: one is given.
-    """
-    for option, value in given.items():
-        if value is not None:
-            raise InputError(
-                f"{source} has its own batches, and no score is known: leave out {option}"
-            )
 
 
 def checked_pair(found: Any, name: str) -> ModelWithBatches:

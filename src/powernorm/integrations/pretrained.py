@@ -1,9 +1,10 @@
-"""Pretrained models in Hugging Face folders: build, load and diagnose them on texts."""
+"""Models in Hugging Face folders: build, load, and diagnose them on texts."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any, Final
 
@@ -13,29 +14,47 @@ from torch import Tensor, nn
 from powernorm.diagnosis import Diagnosis, diagnose
 from powernorm.errors import InputError
 from powernorm.inspection.devices import Device
-from powernorm.integrations.architectures import loading_quietly, model_class
-from powernorm.integrations.extras import needed_for
+from powernorm.inspection.modules import listed
+from powernorm.integrations.architectures import MODEL_TYPE, build, load_from, model_class
 from powernorm.integrations.saved_models import load, place_modules
-from powernorm.json_reading import read_json
-from powernorm.records import MODEL_FILE
+from powernorm.records import CONFIG_FILE, MODEL_FILE
 from powernorm.surgery.saving.records import KEY
 from powernorm.surgery.saving.storage import read_config
 
-_CONFIG: Final = "config.json"
-_TYPE: Final = "model_type"
-_WHAT: Final = "a Hugging Face model"
+_FIX: Final = "give a folder with a Hugging Face model"
+_LENGTH: Final = 8
+_IMAGE_SIZE: Final = 224
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True)
 class Pretrained:
-    """Model and tokenizer of a folder."""
+    """Model of a folder.
 
+    Attributes:
+        path: the folder.
+        model: a `transformers.PreTrainedModel`, in evaluation mode.
+        missing: names of weights that the folder does not have; they are random.
+    """
+
+    path: Path
     model: Any
-    """Model: a `transformers.PreTrainedModel`, in evaluation mode."""
-    tokenizer: Any
-    """Tokenizer with a padding token."""
-    missing: tuple[str, ...]
-    """Names of weights that the folder does not have; they are random."""
+    missing: tuple[str, ...] = ()
+
+    @cached_property
+    def tokenizer(self) -> Any:
+        """Tokenizer of the folder, with a padding token.
+
+        Raises:
+            InputError: the model takes sounds, images or series, or there is no tokenizer that can
+                be loaded.
+        """
+        takes = getattr(self.model, "main_input_name", "input_ids")
+        if takes != "input_ids":
+            raise InputError(
+                f"{self.path} holds a {type(self.model).__name__}, which takes {takes}, not text: "
+                "give module:name of (model, batches), with batches like those of its training"
+            )
+        return load_tokenizer(self.path)
 
     def batches(
         self, texts: Sequence[str], batch_size: int, length: int
@@ -72,29 +91,42 @@ class Pretrained:
             limits.append(positions - offset)
         return int(min(limits))
 
+    def example_inputs(self) -> dict[str, Tensor]:
+        """Return random inputs that a model of texts or of images takes.
+
+        Raises:
+            InputError: the model takes other inputs.
+        """
+        config, name = self.model.config, getattr(self.model, "main_input_name", "")
+        generator = torch.Generator().manual_seed(0)
+        if name == "input_ids":
+            size = config.get_text_config().vocab_size
+            ids = torch.randint(size, (2, _LENGTH), generator=generator, device="cpu")
+            more = {"decoder_input_ids": ids} if config.is_encoder_decoder else {}
+            return {"input_ids": ids, **more}
+        if name == "pixel_values":
+            given = getattr(config, "image_size", None) or _IMAGE_SIZE
+            height, width = (given, given) if isinstance(given, int) else given
+            shape = (2, getattr(config, "num_channels", 3), height, width)
+            dtype = torch.float32
+            return {name: torch.randn(shape, generator=generator, dtype=dtype, device="cpu")}
+        raise InputError(
+            f"{type(self.model).__name__} takes {name or 'other inputs'}, and examples can be made "
+            "of texts and images only: fold it in Python, powernorm.fold(model, example_inputs)"
+        )
+
 
 def is_pretrained(path: Path) -> bool:
-    """Return whether a folder has a Hugging Face configuration (a run's has no model type)."""
+    """Return whether a folder has a Hugging Face configuration."""
     try:
-        found = read_json(path / _CONFIG, "")
+        return MODEL_TYPE in read_config(path)
     except InputError:
-        return False
-    return isinstance(found, dict) and _TYPE in found
-
-
-def _is_changed(path: Path) -> bool:
-    """Return whether a folder holds a model whose norms powernorm has changed."""
-    if (path / MODEL_FILE).is_file():
-        return True
-    try:
-        return bool(read_config(path).get(KEY))
-    except InputError:  # transformers reports what is wrong with it
         return False
 
 
 def is_configuration(path: Path) -> bool:
     """Return whether a path is a Hugging Face configuration, or a folder with one."""
-    return path.name == _CONFIG or (path / _CONFIG).is_file()
+    return path.name == CONFIG_FILE or (path / CONFIG_FILE).is_file()
 
 
 def build_from_config(path: Path) -> nn.Module:
@@ -109,94 +141,55 @@ def build_from_config(path: Path) -> nn.Module:
         InputError: the configuration cannot be read or gives no model.
         ModuleNotFoundError: transformers is missing.
     """
-    folder = path.parent if path.name == _CONFIG else path
-    file = folder / _CONFIG
-    described = read_json(file, "give the config.json of a Hugging Face model")
-    if not isinstance(described, dict) or _TYPE not in described:
+    folder = path.parent if path.name == CONFIG_FILE else path
+    config = read_config(folder, "give the config.json of a Hugging Face model")
+    if MODEL_TYPE not in config:
         raise InputError(
-            f"{file} has no model_type, so it is not a Hugging Face configuration: give "
-            "module:name of the model"
+            f"{folder / CONFIG_FILE} has no model_type, so it is not a Hugging Face configuration: "
+            "give module:name of the model"
         )
-    with needed_for(_WHAT):
-        import transformers
-    try:
-        config = transformers.AutoConfig.from_pretrained(str(folder), trust_remote_code=False)
-        kind = model_class((config.architectures or [""])[0], config.model_type)
-        with torch.device("meta"):
-            build: Any = kind or transformers.AutoModel.from_config
-            built = build(config)
-    except Exception as error:  # a damaged configuration may raise anything
-        raise InputError(f"{file} gives no model: {type(error).__name__}: {error}") from error
-    assert isinstance(built, nn.Module)
-    place_modules(built, folder, described)
+    with torch.device("meta"):
+        built = build(folder, model_class(config))
+    place_modules(built, folder, config)
     return built
 
 
-def load_pretrained(path: Path, *, with_head: bool = False) -> Pretrained:
-    """Load model and tokenizer; nothing is downloaded.
+def load_pretrained(path: Path, *, with_head: bool = False, complete: bool = False) -> Pretrained:
+    """Load the model of a folder; nothing is downloaded.
+
+    If the folder's configuration has the key `powernorm`, this is the swapped or folded model,
+    always with its head, through which the padding mask may reach the norms.
 
     Args:
-        path: a folder with config.json, weights and tokenizer.
+        path: folder that `save_pretrained` or `powernorm.save` wrote.
         with_head: build the class that the configuration names, with its head; else the model below
             it.
+        complete: require all weights.
 
     Raises:
-        InputError: model or tokenizer cannot be loaded.
+        InputError: it cannot be loaded, or is not complete.
         ModuleNotFoundError: transformers is missing.
     """
-    model, missing = load_model(path, with_head=with_head)
-    check_reads_text(model, path)
-    return Pretrained(model, load_tokenizer(path), missing)
-
-
-def load_model(path: Path, *, with_head: bool) -> tuple[Any, tuple[str, ...]]:
-    """Load a model as in `load_pretrained`, without a tokenizer.
-
-    If the folder's configuration has the key `powernorm`, this is the swapped or
-    folded model, always with its head, through which the padding mask may reach the norms.
-
-    Returns:
-        The model in evaluation mode, its weights in their stored type, and the names of
-        the missing weights.
-
-    Raises:
-        InputError: it cannot be loaded.
-        ModuleNotFoundError: transformers is missing.
-    """
-    with needed_for(_WHAT):
-        from transformers import AutoModel
     if _is_changed(path):
-        return load(path), ()
-    kind: Any = (_class_with_head(path) if with_head else None) or AutoModel
-    try:
-        with loading_quietly():
-            model, info = kind.from_pretrained(
-                str(path), local_files_only=True, trust_remote_code=False, output_loading_info=True
-            )
-    except Exception as error:  # a damaged folder may raise anything
+        return Pretrained(path, load(path))
+    kind = model_class(read_config(path, _FIX)) if with_head else None
+    found = Pretrained(path, *load_from(path, kind))
+    if complete and found.missing:
         raise InputError(
-            f"{path} holds no model that can be loaded: {type(error).__name__}: {error}"
-        ) from error
-    return model.eval(), tuple(sorted(info["missing_keys"]))
-
-
-def check_reads_text(model: Any, path: Path) -> None:
-    """Raise an InputError unless a model takes text.
-
-    Raises:
-        InputError: it takes sounds, images or series.
-    """
-    takes = getattr(model, "main_input_name", "input_ids")
-    if takes != "input_ids":
-        raise InputError(
-            f"{path} holds a {type(model).__name__}, which takes {takes}, not text: give "
-            "module:name of (model, batches), with batches like those of its training"
+            f"{path} has no weights for {listed(found.missing, 3)}: they would be random in the "
+            "result"
         )
+    return found
 
 
-def named_first(missing: Sequence[str]) -> str:
-    """Return the first names of missing weights as text."""
-    return f"{', '.join(missing[:3])}{' and others' if len(missing) > 3 else ''}"
+def _is_changed(path: Path) -> bool:
+    """Return whether a folder holds a model whose norms powernorm has changed."""
+    if (path / MODEL_FILE).is_file():
+        return True
+    try:
+        return bool(read_config(path).get(KEY))
+    except InputError:  # transformers reports what is wrong with it
+        return False
 
 
 def load_tokenizer(path: Path) -> Any:
@@ -204,10 +197,9 @@ def load_tokenizer(path: Path) -> Any:
 
     Raises:
         InputError: there is none, or it cannot be loaded.
-        ModuleNotFoundError: transformers is missing.
     """
-    with needed_for(_WHAT):
-        from transformers import AutoTokenizer
+    from transformers import AutoTokenizer
+
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
         # Without its files transformers creates one that knows only special tokens.
@@ -227,17 +219,6 @@ def load_tokenizer(path: Path) -> Any:
         anything = tokenizer.eos_token or tokenizer.unk_token
         tokenizer.pad_token = anything or tokenizer.convert_ids_to_tokens(0)
     return tokenizer
-
-
-def _class_with_head(path: Path) -> Any:
-    """Return the known class that a folder's configuration names, else None."""
-    described = read_json(path / _CONFIG, "give a folder with a Hugging Face model")
-    if not isinstance(described, dict):
-        return None
-    names = described.get("architectures")
-    if not isinstance(names, list) or not names:
-        return None
-    return model_class(names[0], described.get(_TYPE))
 
 
 def diagnose_pretrained(
@@ -279,7 +260,7 @@ def diagnose_pretrained(
     notes = list(report.notes)
     if found.missing:
         notes.append(
-            f"the folder has no weights for {named_first(found.missing)}: random ones replace them"
+            f"the folder has no weights for {listed(found.missing, 3)}: random ones replace them"
         )
     name = f"{type(found.model).__name__} in {path.resolve().name}"
     return replace(report, model=name, notes=tuple(notes))

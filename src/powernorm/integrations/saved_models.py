@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from powernorm.errors import InputError
 from powernorm.files import write
-from powernorm.integrations.architectures import config_of, model_class
+from powernorm.integrations.architectures import MODEL_TYPE, build, config_of, model_class
 from powernorm.integrations.stock_models import save_stock
 from powernorm.json_reading import read_json
 from powernorm.norms.arguments import check_model
@@ -256,7 +256,7 @@ def _check_parts(model: nn.Module) -> None:
 
 def _check_configuration(model: nn.Module, config: Mapping[str, Any], path: Path) -> None:
     """Raise an InputError if a given Hugging Face model has another configuration."""
-    if not is_pretrained(model) or "model_type" not in config:
+    if not is_pretrained(model) or MODEL_TYPE not in config:
         return
     here, there = (
         {key: value for key, value in one.items() if key not in _OF_THE_WAY}
@@ -273,39 +273,19 @@ def _check_configuration(model: nn.Module, config: Mapping[str, Any], path: Path
 def _built(path: Path, config: Mapping[str, Any], generation: Any = None) -> nn.Module:
     """Build a Hugging Face model for loaded values; only a class of transformers itself."""
     names = config.get("architectures")
-    if "model_type" not in config or not isinstance(names, list) or len(names) != 1:
-        raise InputError(
-            f"{path / 'config.json'} does not describe a Hugging Face model: build the model as it "
-            f"was before it was saved, and powernorm.load({str(path)!r}, model)"
-        )
-    kind = model_class(names[0], config["model_type"])
+    fix = f"build the model as it was before it was saved, and powernorm.load({str(path)!r}, model)"
+    if MODEL_TYPE not in config or not isinstance(names, list) or len(names) != 1:
+        raise InputError(f"{path / CONFIG_FILE} does not describe a Hugging Face model: {fix}")
+    kind = model_class(config)
     if kind is None:
-        raise InputError(
-            f"{names[0]!r} in {path / 'config.json'} is no model of transformers: build the model "
-            f"as it was before it was saved, and powernorm.load({str(path)!r}, model)"
-        )
-    import transformers
+        raise InputError(f"{names[0]!r} in {path / CONFIG_FILE} is no model of transformers: {fix}")
     from transformers.initialization import no_init_weights
 
+    attention = _attention_of(config)
+    options = {} if attention is None else {"attn_implementation": attention}
     filled = no_init_weights() if (path / MODEL_FILE).is_file() else nullcontext()
-    try:
-        read = transformers.AutoConfig.from_pretrained(
-            str(path), local_files_only=True, trust_remote_code=False
-        )
-        options: dict[str, Any] = {"dtype": torch.float32}
-        attention = _attention_of(config)
-        if attention is not None:
-            options["attn_implementation"] = attention
-        with torch.random.fork_rng(devices=[]), torch.device("cpu"), filled:
-            built = kind._from_config(read, **options)
-        built.tie_weights()
-        if generation is not None:
-            built.generation_config = transformers.GenerationConfig.from_dict(generation)
-    except Exception as error:  # a damaged configuration may raise anything
-        raise InputError(
-            f"{path / 'config.json'} gives no model: {type(error).__name__}: {error}"
-        ) from error
-    return cast(nn.Module, built)
+    with torch.device("cpu"), filled:
+        return build(path, kind, generation=generation, **options)
 
 
 def _attention_of(config: Mapping[str, Any]) -> Any:

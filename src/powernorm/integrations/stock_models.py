@@ -11,7 +11,7 @@ from torch import nn
 
 from powernorm.errors import InputError
 from powernorm.inspection.examples import as_call
-from powernorm.integrations.architectures import config_of, loading_quietly
+from powernorm.integrations.architectures import config_of, load_from
 from powernorm.surgery.folding.verify import Errors, differences
 from powernorm.surgery.saving.records import KEY, is_pretrained
 from powernorm.surgery.saving.stock import constant_eps, stock_state, verify_stock
@@ -54,9 +54,7 @@ def save_stock(model: nn.Module, path: Path) -> None:
         stock.save_pretrained(str(path))
     except OSError as error:
         raise InputError(f"{path} cannot be written: {error.strerror}") from error
-    with loading_quietly(), torch.device("cpu"):
-        loaded = cast(Any, type(model)).from_pretrained(str(path), local_files_only=True)
-    verify_stock(model, loaded, original)
+    verify_stock(model, load_from(path, type(model))[0], original)
 
 
 def compare_stock(model: nn.Module, path: Path, example_inputs: object) -> tuple[Errors, ...]:
@@ -70,13 +68,10 @@ def compare_stock(model: nn.Module, path: Path, example_inputs: object) -> tuple
     Raises:
         InputError: the errors are larger than rounding explains.
     """
-    kind = cast(Any, type(model))
 
     def loaded(like: nn.Module) -> nn.Module:
-        dtype = cast(Any, like).dtype
-        with loading_quietly(), torch.device("cpu"):
-            stock = kind.from_pretrained(str(path), local_files_only=True, dtype=dtype)
-        return cast(nn.Module, stock.eval())
+        stock: nn.Module = load_from(path, type(model), dtype=cast(Any, like).dtype)[0]
+        return stock
 
     errors = differences(model, loaded, [as_call(example_inputs, model)])
     rounded = _ROUNDED.get(cast(Any, model).dtype, _ROUNDED_NARROW)

@@ -347,7 +347,7 @@ def test_an_edited_configuration_is_noticed(tmp_path: Path) -> None:
         ):
             powernorm.load(tmp_path, small())
     (tmp_path / CONFIG).write_text("{")
-    with pytest.raises(InputError, match="is not JSON"):
+    with pytest.raises(InputError, match="line 1: not JSON"):
         powernorm.load(tmp_path, small())
     (tmp_path / CONFIG).unlink()
     with pytest.raises(InputError, match="cannot be read"):

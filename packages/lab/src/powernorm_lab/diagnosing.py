@@ -10,17 +10,13 @@ from powernorm.diagnosis import Diagnosis
 from powernorm.errors import InputError
 from powernorm.inspection.batches import Progress
 from powernorm.inspection.devices import Device
-from powernorm.integrations.model_sources import (
-    check_folder,
-    check_own,
-    diagnose_own,
-)
+from powernorm.integrations.model_sources import check_folder, diagnose_own
 from powernorm.integrations.pretrained import diagnose_pretrained, is_pretrained
 from powernorm.records import DiagnosisRecord
 from powernorm_lab.data.corpus import EvaluatedSplit
 from powernorm_lab.data.readers import load_corpus
 from powernorm_lab.diagnosed_runs import with_paper
-from powernorm_lab.own_models import is_own_run, load_own_run, own_model
+from powernorm_lab.own_models import check_no_options, is_own_run, load_own_run, own_model
 from powernorm_lab.report.loading import read_comparison, read_diagnosis
 from powernorm_lab.report.overlays import OverlayLine, lines_of
 from powernorm_lab.report.page import read_selection
@@ -96,7 +92,7 @@ def diagnose_source(
     path = Path(source)
     own = own_model(source)
     if own is not None:
-        check_own(source, look.given())
+        check_no_options(source, look.given())
         return diagnose_own(
             own, path.name, look.num_batches, device=look.device, on_progress=on_progress
         )

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from powernorm.errors import InputError
 from powernorm.integrations.model_sources import ModelSource, own_source
-from powernorm.integrations.pretrained import Pretrained, check_reads_text, load_tokenizer
+from powernorm.integrations.pretrained import Pretrained
 from powernorm_lab.data.batch import MASK
 from powernorm_lab.data.readers import load_corpus
 from powernorm_lab.engine.folders import read_json
@@ -75,17 +75,15 @@ def batches_of(source: ModelSource, number: int, data: str | None = None) -> lis
 
 
 def _texts(source: ModelSource, number: int, data: str | None) -> list[Any]:
-    check_reads_text(source.model, Path(source.name))
     if data is None:
         raise InputError(f"{source.name} comes without a text: give one, --data TEXT")
-    tokenizer = load_tokenizer(Path(source.name))
     texts = load_corpus(data).documents["train"][: number * _ROWS]
-    batches = Pretrained(source.model, tokenizer, ()).batches(texts, _ROWS, _LENGTH)
+    batches = Pretrained(Path(source.name), source.model).batches(texts, _ROWS, _LENGTH)
     if not batches:
         raise InputError(
             f"{data} has {len(texts)} documents, fewer than the {_ROWS} of a batch: give more text"
         )
-    return list(batches)
+    return batches
 
 
 def _with_all_masks(batches: Sequence[dict[str, Tensor]]) -> list[dict[str, Tensor]]:

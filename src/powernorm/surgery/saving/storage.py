@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from powernorm.checksums import check_seal, save_sealed_tensors
 from powernorm.errors import InputError
-from powernorm.files import check_regular, replacing
-from powernorm.json_reading import parse_json
+from powernorm.files import replacing
+from powernorm.json_reading import parse_json, read_json
 from powernorm.norms import Norm
 from powernorm.records import CONFIG_FILE, MODEL_FILE
 from powernorm.surgery.folding.structure import FeatureAffine, FoldedNorm
@@ -187,23 +187,20 @@ def first_difference(found: Mapping[str, Any], written: Mapping[str, Any]) -> st
     return None
 
 
-def read_config(folder: Path) -> dict[str, Any]:
-    """Return `config.json`.
+def read_config(folder: Path, fix: str = _FIX) -> dict[str, Any]:
+    """Return `config.json`, in which transformers may have written an Infinity.
+
+    Args:
+        folder: folder of the file.
+        fix: advice about an unusable file.
 
     Raises:
         InputError: the file cannot be read, or holds no object.
     """
     file = folder / CONFIG_FILE
-    try:
-        check_regular(file)
-        # As transformers writes it, which may contain an Infinity and so is not quite JSON.
-        found = json.loads(file.read_bytes())
-    except OSError as error:
-        raise InputError(f"{file} cannot be read ({error.strerror}): {_FIX}") from error
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{file} is not JSON ({error}): {_FIX}") from error
+    found = read_json(file, fix, infinite=True)
     if not isinstance(found, dict):
-        raise InputError(f"{file} holds a {type(found).__name__}, expected an object: {_FIX}")
+        raise InputError(f"{file} holds a {type(found).__name__}, expected an object: {fix}")
     return found
 
 

@@ -98,17 +98,20 @@ def diagnose(
     In Python, for any model: powernorm.diagnose(model, batches).
     """
     from powernorm.inspection.devices import checked_device
-    from powernorm.integrations.model_sources import check_folder, check_own, is_named
+    from powernorm.integrations.model_sources import check_folder, is_named
     from powernorm.norms import named_layers
+    from powernorm_lab.diagnosing import Look, is_run
+    from powernorm_lab.own_models import check_no_options
     from powernorm_lab.runs import DIAGNOSIS_PAGE
 
     named_layers.trust_code(trust_code)
     if batches < PASSES:
         raise InputError(f"num_batches is {batches}, expected at least 2: TID compares batches")
     place = checked_device(device)
+    split = cast("EvaluatedSplit | None", check_split(scores))
+    look = Look(batches, data, sequences, length, place, split)
     if len(sources) == 1 and is_named(sources[0]) and not overlay:
-        given = {"--data": data, "--sequences": sequences, "--length": length, "--scores": scores}
-        check_own(sources[0], given)
+        check_no_options(sources[0], look.given())
         of_one = partial(diagnosed_own, sources[0], batches, place)
         _check_page(figures, out)
         with saving_figures(figures, formats):
@@ -122,10 +125,6 @@ def diagnose(
     for source in sources:
         if not is_named(source):
             check_folder(Path(source))
-    from powernorm_lab.diagnosing import Look, is_run
-
-    split = cast("EvaluatedSplit | None", check_split(scores))
-    look = Look(batches, data, sequences, length, place, split)
     if overlay:
         with saving_figures(figures, formats):
             _diagnose_together(sources, look, out or _overlay_page(sources), csv, wide=wide)

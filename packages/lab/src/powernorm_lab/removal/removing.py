@@ -19,7 +19,8 @@ from powernorm.files import remove as remove_files
 from powernorm.files import write
 from powernorm.inspection.devices import Device, checked_device
 from powernorm.inspection.examples import as_call
-from powernorm.integrations.folded_pretrained import copy_companions, load_whole
+from powernorm.integrations.folded_pretrained import copy_companions
+from powernorm.integrations.pretrained import load_pretrained
 from powernorm.integrations.stock_models import compare_stock
 from powernorm.surgery.folding.api import plan_fold
 from powernorm.surgery.folding.verify import Errors
@@ -270,7 +271,7 @@ class _Job:
             powernorm.save(trained, folder, stock=True)
             self._copy_others(folder)
         errors = compare_stock(trained, folder, self._original.example_inputs())
-        return load_whole(folder), errors
+        return load_pretrained(folder, with_head=True, complete=True).model, errors
 
     @torch.no_grad()
     def _measured(self, training: RemovalTraining, folded: nn.Module) -> Values:
