@@ -386,7 +386,7 @@ def damage(folder: Path) -> None:
             lambda folder: (folder / WEIGHTS).unlink(),
             f"holds no {WEIGHTS} and no model.safetensors",
         ),
-        (lambda folder: (folder / CONFIG).unlink(), f"{CONFIG} cannot be read .*: save the model"),
+        (lambda folder: (folder / CONFIG).unlink(), f"{CONFIG}: cannot be read .*; save the model"),
         (
             lambda folder: (folder / "model.safetensors").write_bytes(b"another model"),
             "holds model.safetensors, which other libraries would load instead of this model",
