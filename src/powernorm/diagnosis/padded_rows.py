@@ -11,8 +11,9 @@ from torch import Tensor, nn
 
 from powernorm.errors import InputError
 from powernorm.inspection.examples import Examples
-from powernorm.inspection.mask_arguments import Meaning, meanings_of, named_values
+from powernorm.inspection.mask_arguments import meanings_of, named_values
 from powernorm.inspection.mask_reading import padding_of
+from powernorm.integrations.library_masks import Meaning
 
 MOST_ROWS: Final = 8
 """Maximum number of rows of a batch that run alone: the shortest, the longest and some between."""

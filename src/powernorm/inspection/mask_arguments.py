@@ -11,7 +11,7 @@ import inspect
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, NamedTuple, get_args
+from typing import Any, Final, NamedTuple, get_args
 
 from torch import Tensor, nn
 
@@ -19,23 +19,15 @@ from powernorm.errors import InputError
 from powernorm.inspection.modules import parameters_of
 from powernorm.inspection.selection import Side
 from powernorm.integrations.library_masks import (
-    HANDS_ON,
-    IMAGE_LIBRARIES,
+    MEANINGS,
+    Meaning,
     hands_on,
+    is_of_images,
+    is_of_known_library,
+    known_meanings,
     lengthens,
-    library_of,
 )
 
-Meaning = Literal["keep", "padding", "lengths"]
-"""Positions that a mask marks with 1 or True; or `lengths`, the number of valid ones per row."""
-
-_MEANINGS: Final[Mapping[str, Meaning]] = {
-    "attention_mask": "keep",
-    "src_key_padding_mask": "padding",
-    "tgt_key_padding_mask": "padding",
-    "key_padding_mask": "padding",
-    "padding_mask": "padding",
-}
 _MORE_MEANINGS: Final[Mapping[str, Meaning | None]] = {
     **dict.fromkeys(("src_padding_mask", "src_pad_mask", "key_pad_mask", "pad_mask"), "padding"),
     **dict.fromkeys(("input_mask", "valid_mask", "valid"), "keep"),
@@ -166,17 +158,14 @@ def _mask_argument(module: nn.Module, side: Side | None = None) -> MaskArgument 
     positional = parameters[name].kind is not inspect.Parameter.KEYWORD_ONLY
     position = names.index(name) if positional else None
     # The first argument of another library's submodule may be other data.
-    first = "" if library_of(module) in HANDS_ON else names[0]
+    first = "" if is_of_known_library(module) else names[0]
     return MaskArgument(name, position, meanings[name], first)
 
 
 def meanings_of(module: nn.Module, names: Sequence[str]) -> dict[str, Meaning | None]:
     """Return the arguments that may be the mask, the most likely first, with their meanings."""
-    library = library_of(module)
-    known: dict[str, Meaning | None] = dict(_MEANINGS)
-    if library == "x_transformers":
-        known["mask"] = "keep"
-    elif library not in HANDS_ON:
+    known: dict[str, Meaning | None] = dict(known_meanings(module))
+    if not is_of_known_library(module):
         known.update(_MORE_MEANINGS)
         known.update({name: "lengths" for name in names if _LENGTHS.fullmatch(name)})
     said = {name: declared_meaning(module, name) for name in names}
@@ -186,7 +175,7 @@ def meanings_of(module: nn.Module, names: Sequence[str]) -> dict[str, Meaning | 
 
 def mask_by_name(name: object) -> bool:
     """Return whether a key of a batch is one of the names of masks and lengths."""
-    known = {**_MEANINGS, **_MORE_MEANINGS}
+    known = {**MEANINGS, **_MORE_MEANINGS}
     return isinstance(name, str) and (name in known or bool(_LENGTHS.fullmatch(name)))
 
 
@@ -213,7 +202,7 @@ def named_values(
 
 def is_tower(module: nn.Module, owner: nn.Module) -> bool:
     """Return whether a module takes images or audio inside an owner of a mask for text."""
-    if library_of(module) in IMAGE_LIBRARIES and library_of(owner) not in IMAGE_LIBRARIES:
+    if is_of_images(module) and not is_of_images(owner):
         return True
     inner, outer = set(parameters_of(module)), set(parameters_of(owner))
     return bool(inner & _OTHER_DATA) and _TOKENS not in inner and _TOKENS in outer
@@ -268,9 +257,7 @@ def _above(norm_name: str) -> list[str]:
 def _takes_images(modules: Mapping[str, nn.Module], norm_name: str) -> bool:
     """Return whether a module around a norm takes images."""
     around = [modules[name] for name in _above(norm_name)]
-    return any(
-        _IMAGES in parameters_of(one) or library_of(one) in IMAGE_LIBRARIES for one in around
-    )
+    return any(_IMAGES in parameters_of(one) or is_of_images(one) for one in around)
 
 
 def _owners(

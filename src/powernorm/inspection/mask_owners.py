@@ -31,9 +31,8 @@ from powernorm.inspection.mask_reading import MaskCall, MaskReader, UndecidedErr
 from powernorm.inspection.modules import parameters_of
 from powernorm.inspection.selection import Side
 from powernorm.integrations.library_masks import (
-    HANDS_ON,
     LENDERS,
-    library_of,
+    is_of_known_library,
     parts_with_rules,
     takes_length_first,
     turns_round,
@@ -95,7 +94,7 @@ class MaskOwner:
         self.length_first = takes_length_first(module)
         self.turns_round = turns_round(module)
         # A user's model may transpose its vectors anywhere.
-        self.is_own = library_of(module) not in HANDS_ON
+        self.is_own = not is_of_known_library(module)
         self.parts = parts_with_rules(reach)
         self.is_exact = not (self.is_own or self.parts)
         self.label = reader.label

@@ -17,13 +17,12 @@ from torch import Tensor, nn
 from powernorm.errors import InputError
 from powernorm.inspection.mask_arguments import (
     MaskArgument,
-    Meaning,
     declared_meaning,
     mask_by_name,
 )
 from powernorm.inspection.mask_checks import LOOKS, MaskChecks
 from powernorm.inspection.selection import Side
-from powernorm.integrations.library_masks import HANDS_ON, library_of
+from powernorm.integrations.library_masks import Meaning, is_of_known_library
 from powernorm.norms.masks import padding_after
 from powernorm.ops.graphs import is_traced, same_sizes, shape_of
 
@@ -123,7 +122,7 @@ class MaskReader:
         """Whether the last value may be an attention mask, if it is no padding mask."""
         self.label = f"{argument.name} of {type(module).__name__}"
         """Description of the argument for messages."""
-        self._by_library = library_of(module) in HANDS_ON
+        self._by_library = is_of_known_library(module)
         self._is_mask = False  # whether a value had the shape of the data and no other
         self._looks = 0
         self._is_borne_out = False

@@ -16,7 +16,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 import torch
 from torch import Tensor, nn
@@ -26,11 +26,23 @@ from powernorm.errors import InputError
 from powernorm.norms.masks import padding_after
 from powernorm.ops.graphs import is_known, is_traced
 
-HANDS_ON: Final = frozenset({"torch", "transformers", "x_transformers", "timm", "powernorm"})
-"""Libraries whose models pass their mask on to the modules inside, unchanged. The meaning of their
-arguments and the layout of their vectors are known."""
+Meaning = Literal["keep", "padding", "lengths"]
+"""Positions that a mask marks with 1 or True; or `lengths`, the number of valid ones per row."""
 
-IMAGE_LIBRARIES: Final = frozenset({"timm", "torchvision"})
+MEANINGS: Final[Mapping[str, Meaning]] = {
+    "attention_mask": "keep",
+    "src_key_padding_mask": "padding",
+    "tgt_key_padding_mask": "padding",
+    "key_padding_mask": "padding",
+    "padding_mask": "padding",
+}
+"""Names with the same meaning in all libraries."""
+
+_MEANINGS_IN: Final[Mapping[str, Mapping[str, Meaning]]] = {"x_transformers": {"mask": "keep"}}
+"""Further names in a library."""
+
+_HANDS_ON: Final = frozenset({"torch", "transformers", "x_transformers", "timm", "powernorm"})
+_OF_IMAGES: Final = frozenset({"timm", "torchvision"})
 
 _LENGTH_FIRST: Final = frozenset({"XLNetModel", "FSMTEncoder"})
 """Classes that take (batch, length) and transpose it for the layers inside."""
@@ -47,9 +59,27 @@ InputError if no mask can reach the norms of the part. Rules are pickled with th
 they are functions of this module, some with their first argument bound."""
 
 
-def library_of(module: nn.Module) -> str:
+def _library_of(module: nn.Module) -> str:
     """Return the top-level package that a module's class is from."""
     return type(module).__module__.partition(".")[0]
+
+
+def is_of_known_library(module: nn.Module) -> bool:
+    """Return whether a library passes masks on to the modules inside, unchanged.
+
+    The meaning of its arguments and the layout of its vectors are known.
+    """
+    return _library_of(module) in _HANDS_ON
+
+
+def is_of_images(module: nn.Module) -> bool:
+    """Return whether a module is of a library for images."""
+    return _library_of(module) in _OF_IMAGES
+
+
+def known_meanings(module: nn.Module) -> dict[str, Meaning]:
+    """Return the meanings of the masks that modules of this one's library take, by their names."""
+    return {**MEANINGS, **_MEANINGS_IN.get(_library_of(module), {})}
 
 
 def takes_length_first(module: nn.Module) -> bool:
@@ -72,7 +102,7 @@ def hands_on(owner: nn.Module, module: nn.Module) -> bool:
     is_ruled = hasattr(module, _REDUCES) or type(owner).__name__ in _RULES
     if hasattr(owner, _REDUCES) and not is_ruled:
         return False  # the modules inside get one over positions
-    return library_of(module) in HANDS_ON and library_of(module) == library_of(owner)
+    return is_of_known_library(module) and _library_of(module) == _library_of(owner)
 
 
 def lengthens(module: nn.Module) -> bool:
@@ -81,7 +111,7 @@ def lengthens(module: nn.Module) -> bool:
     x-transformers' stacks get such a mask. Their attention modules take a mask too, but hold norms
     of other shapes.
     """
-    return library_of(module) == "x_transformers" and type(module).__name__ != "Attention"
+    return _library_of(module) == "x_transformers" and type(module).__name__ != "Attention"
 
 
 def parts_with_rules(module: nn.Module) -> list[tuple[nn.Module, MaskRule]]:

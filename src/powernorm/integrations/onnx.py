@@ -16,6 +16,7 @@ from powernorm.errors import InputError
 from powernorm.inspection.examples import as_call
 from powernorm.integrations.extras import needed_for
 from powernorm.surgery.folding.trace import quiet_export, reason_of
+from powernorm.surgery.folding.verify import largest_gap
 
 _LOGGERS: Final = ("torch.onnx", "onnxscript", "torch.fx.experimental.symbolic_shapes")
 
@@ -115,18 +116,11 @@ def largest_difference(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> flo
         wanted: expected tensors.
     """
     errors = [
-        _relative_error(one, other)
+        largest_gap(one.cpu(), other.cpu())[1]
         for one, other in zip(found, wanted, strict=True)
         if other.is_floating_point() and other.numel()
     ]
     return max(errors, default=0.0)
-
-
-def _relative_error(found: Tensor, wanted: Tensor) -> float:
-    wide, other = wanted.cpu().double(), found.double()
-    same = (wide == other) | (wide.isnan() & other.isnan())
-    gap = torch.where(same, 0.0, (wide - other).abs()).nan_to_num(nan=float("inf"))
-    return float(gap.max() / wide.nan_to_num(0.0, 0.0, 0.0).abs().max().clamp(min=1e-30))
 
 
 def _check_operators(traced: torch.export.ExportedProgram) -> None:

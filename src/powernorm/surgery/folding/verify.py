@@ -199,13 +199,21 @@ def _errors(
     for old, new in zip(before, after, strict=True):
         if not old.is_floating_point() or not old.numel():
             continue
-        wide, other = old.double(), new.double()
-        alike = (wide == other) | (wide.isnan() & other.isnan())
-        gap = torch.where(alike, 0.0, (wide - other).abs()).nan_to_num(nan=float("inf"))
-        scale = wide.nan_to_num(0.0, 0.0, 0.0).abs().max().clamp(min=1e-30)
-        absolute = max(absolute, float(gap.max()))
-        relative = max(relative, float(gap.max() / scale))
+        gaps = largest_gap(new, old)
+        absolute, relative = max(absolute, gaps[0]), max(relative, gaps[1])
     return Errors(dtype, absolute, relative, tolerance)
+
+
+def largest_gap(found: Tensor, wanted: Tensor) -> tuple[float, float]:
+    """Return the largest difference of two tensors, and that over the largest of the second.
+
+    Both are infinite if only one of the tensors holds a NaN or infinity at some place.
+    """
+    wide, other = wanted.double(), found.double()
+    alike = (wide == other) | (wide.isnan() & other.isnan())
+    gap = torch.where(alike, 0.0, (wide - other).abs()).nan_to_num(nan=float("inf")).max()
+    scale = wide.nan_to_num(0.0, 0.0, 0.0).abs().max().clamp(min=1e-30)
+    return float(gap), float(gap / scale)
 
 
 def check(errors: tuple[Errors, ...]) -> None:
