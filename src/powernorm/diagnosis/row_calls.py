@@ -219,7 +219,7 @@ class RowComparison:
             there = whole.inner[inner]
             for one, other in ((there.args, call.args), (there.kwargs, call.kwargs)):
                 found.append(self._compared(one, other, row))
-            return self._forced(there.output, output, row)
+            return self._cut_all(there.output, output, row)
 
         try:
             output = self._recorder.own_output(key.name, args, kwargs, forced)
@@ -255,29 +255,24 @@ class RowComparison:
         return False
 
     def _cut_all(self, whole: Any, alone: Any, row: int) -> Any:
-        """Return the arguments of a row, with the values of the batch and the row's own sizes."""
+        """Return a value of a row, with the numbers of the batch in the form that it has alone."""
         if isinstance(whole, Tensor) and isinstance(alone, Tensor):
             return self._cut(whole, alone, row).clone()
-        if isinstance(whole, dict) and isinstance(alone, dict) and whole.keys() == alone.keys():
-            return {key: self._cut_all(whole[key], alone[key], row) for key in whole}
-        if type(whole) in (tuple, list) and type(whole) is type(alone) and len(whole) == len(alone):
-            pairs = zip(whole, alone, strict=True)
-            return type(whole)(self._cut_all(one, other, row) for one, other in pairs)
-        return _kept(alone)  # sizes, values other than tensors, and masks that are missing alone
-
-    def _forced(self, whole: Any, alone: Any, row: int) -> Any:
-        """Return an output with the values of the batch in the form that it has alone."""
-        if isinstance(whole, Tensor) and isinstance(alone, Tensor):
-            return self._cut(whole, alone, row).clone()
-        if isinstance(alone, tuple | list) and len(alone) == len(whole):
-            parts = [self._forced(*pair, row) for pair in zip(whole, alone, strict=True)]
-            return type(alone)(*parts) if hasattr(alone, "_fields") else type(alone)(parts)
-        if isinstance(alone, Mapping):
+        if (
+            isinstance(whole, Mapping)
+            and isinstance(alone, Mapping)
+            and whole.keys() == alone.keys()
+        ):
             made: Any = copy.copy(alone)
             for key in alone:
-                made[key] = self._forced(whole[key], alone[key], row)
+                made[key] = self._cut_all(whole[key], alone[key], row)
             return made
-        return alone
+        is_sequence = isinstance(whole, tuple | list) and isinstance(alone, tuple | list)
+        is_packed = isinstance(alone, nn.utils.rnn.PackedSequence)  # its order is another one
+        if is_sequence and not is_packed and len(whole) == len(alone):
+            parts = [self._cut_all(*pair, row) for pair in zip(whole, alone, strict=True)]
+            return type(alone)(*parts) if hasattr(alone, "_fields") else type(alone)(parts)
+        return alone  # sizes, values other than tensors, and masks that are missing alone
 
     def _cut(self, whole: Tensor, alone: Tensor, row: int) -> Tensor:
         """Return the part of a tensor of the batch that belongs to a row.

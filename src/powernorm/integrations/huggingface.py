@@ -252,7 +252,6 @@ class NormCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Attach to the model unless that has been done; follow the scaler."""
-        del state, control, kwargs
         strategy = IntervalStrategy(args.logging_strategy)
         if strategy != IntervalStrategy.STEPS and self._schedule is None:
             raise InputError(
@@ -275,7 +274,6 @@ class NormCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Start the observation of a step that will be logged."""
-        del control, kwargs
         step = state.global_step + 1
         if self._schedule is not None:
             is_due = self._schedule.is_due(step)
@@ -289,7 +287,6 @@ class NormCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Measure after the optimizer's step."""
-        del args, kwargs
         if self._monitor is None:
             return
         entries = log_entries(self._monitor.finish_step(state.global_step))
@@ -302,7 +299,6 @@ class NormCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Log after the Trainer's own entry, which would be skipped if ours came first."""
-        del args, state, control, kwargs
         entries, self._entries = self._entries, {}
         if entries:
             self._trainer.log(entries)
@@ -311,7 +307,6 @@ class NormCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Record the model's norms in the checkpoint, if the Trainer's files do not."""
-        del control, kwargs
         folder = Path(args.output_dir or "") / f"checkpoint-{state.global_step}"
         if state.is_world_process_zero and isinstance(self._trainer.model, nn.Module):
             note_modules(self._trainer.model, folder)
@@ -320,7 +315,6 @@ class NormCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Remove the hooks from a model that was created for this training."""
-        del args, state, control, kwargs
         if self._stays:
             self._stop()
         else:
@@ -392,7 +386,6 @@ class CalibrateCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Check the model."""
-        del args, control, kwargs
         check_calibratable(self._model)
         self._done_at = state.global_step
 
@@ -400,7 +393,6 @@ class CalibrateCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Calibrate if the Trainer is about to evaluate or save."""
-        del args, kwargs
         if control.should_evaluate or control.should_save:
             self._calibrate(state)
 
@@ -414,7 +406,6 @@ class CalibrateCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Calibrate, unless the model is now that of a checkpoint."""
-        del control, kwargs
         if not (args.load_best_model_at_end and state.best_model_checkpoint):
             self._calibrate(state)
 
@@ -523,7 +514,6 @@ class RunCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Save and stop if the run asks for it."""
-        del args, state, kwargs
         if self._run.should_stop:
             control.should_save = control.should_training_stop = True
 
@@ -531,7 +521,6 @@ class RunCallback(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Record that there is a checkpoint of this step."""
-        del args, control, kwargs
         self._step = state.global_step
         self._run.checkpoint(state.global_step)
 
@@ -544,7 +533,6 @@ class RunCallback(TrainerCallback):
         **kwargs: Any,
     ) -> None:
         """Pass the Trainer's log on to the run."""
-        del args, control, kwargs
         values = {_COLUMNS.get(name, name.removeprefix("eval_")): v for name, v in _told(logs)}
         if values:
             self._run.log(state.global_step, **values)

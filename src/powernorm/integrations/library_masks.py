@@ -148,24 +148,20 @@ def _convolution(kernel: int, stride: int, padded: int = 0) -> _Step:
 
 
 def _after_convolutions(part: Any, padding: Tensor, length: int, norm: object) -> Tensor | None:
-    del norm
     sizes = zip(part.config.conv_kernel, part.config.conv_stride, strict=True)
     return _after((_convolution(kernel, stride) for kernel, stride in sizes), padding, length)
 
 
 def _after_halving(part: Any, padding: Tensor, length: int, norm: object) -> Tensor | None:
-    del norm
     return _after([_convolution(1, 2)] * part.config.num_conv_layers, padding, length)
 
 
 def _after_adapter(part: Any, padding: Tensor, length: int, norm: object) -> Tensor | None:
-    del norm
     step = _convolution(part.kernel_size, part.stride, part.kernel_size // 2)
     return _after([step] * len(part.layers), padding, length)
 
 
 def _moonshine(part: Any, padding: Tensor, length: int, norm: object) -> Tensor | None:
-    del norm
     sizes = [(one.kernel_size[0], one.stride[0]) for one in (part.conv1, part.conv2, part.conv3)]
     mask = _after((_convolution(kernel, stride) for kernel, stride in sizes), padding, length)
     positions = part._get_feat_extract_output_lengths(padding.shape[1])
@@ -176,7 +172,6 @@ def _moonshine(part: Any, padding: Tensor, length: int, norm: object) -> Tensor 
 
 
 def _subsampled(part: Any, padding: Tensor, length: int, norm: object) -> Tensor | None:
-    del norm
     if is_traced():  # the part computes with tensors, whose values are unknown
         if is_known(length == padding.shape[1]):
             return None
@@ -189,7 +184,6 @@ def _subsampled(part: Any, padding: Tensor, length: int, norm: object) -> Tensor
 
 
 def _every_other(part: Any, padding: Tensor, length: int, norm: object) -> Tensor | None:
-    del part, norm
     size = padding.shape[1]
     fits = is_known(length == (size + 1) // 2) and not is_known(length == size)
     return padding[:, ::2] if fits else None
@@ -197,7 +191,6 @@ def _every_other(part: Any, padding: Tensor, length: int, norm: object) -> Tenso
 
 def _pooled(factor: str, part: Any, padding: Tensor, length: int, norm: object) -> Tensor | None:
     """Return the mask of windows of a configured size that are valid if one position is."""
-    del norm
     size = getattr(part.config, factor)
     if size == 1 or not is_known(length == padding.shape[1] // size):
         return None
@@ -206,7 +199,6 @@ def _pooled(factor: str, part: Any, padding: Tensor, length: int, norm: object) 
 
 
 def _funnel(part: Any, padding: Tensor, length: int, norm: object) -> Tensor | None:
-    del norm
     keep: Tensor = (~padding).float()
     for _ in part.config.block_sizes[1:]:
         keep = part.attention_structure.pool_tensor(keep, mode="min")
@@ -217,7 +209,6 @@ def _funnel(part: Any, padding: Tensor, length: int, norm: object) -> Tensor | N
 
 def _padded_to(window: str, part: Any, padding: Tensor, length: int, norm: object) -> Tensor | None:
     """Return the mask of inputs that are padded to a multiple of a configured window."""
-    del norm
     size, configured = padding.shape[1], getattr(part.config, window)
     missing = -size % (configured if isinstance(configured, int) else max(configured))
     if is_known(length == size) or not is_known(length == size + missing):
@@ -237,13 +228,11 @@ def _patches_behind(part: Any, padding: Tensor, length: int, norm: object) -> Te
 
 
 def _three_a_step(part: Any, padding: Tensor, length: int, norm: object) -> Tensor | None:
-    del part, norm
     fits = is_known(length == 3 * padding.shape[1])
     return padding.repeat_interleave(3, dim=1) if fits else None
 
 
 def _streams(part: Any, padding: Tensor, length: int, norm: object) -> Tensor | None:
-    del norm
     count = 1 + part.config.ngram
     return padding.repeat(1, count) if is_known(length == count * padding.shape[1]) else None
 
@@ -257,7 +246,6 @@ def _global_tokens(part: Any, padding: Tensor, length: int, norm: object) -> Ten
 
 
 def _reversible(part: Any, padding: Tensor, length: int, norm: object) -> Tensor | None:
-    del norm
     if torch.compiler.is_compiling() or bool(padding.any()) or length != padding.shape[1]:
         raise InputError(
             f"{type(part).__name__} computes its layers again in the backward, where no mask "

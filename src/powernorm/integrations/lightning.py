@@ -93,7 +93,6 @@ class PenaltyCallback(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Raise an InputError for manual optimization."""
-        del trainer
         if not pl_module.automatic_optimization:
             raise InputError(
                 f"{type(pl_module).__name__} optimizes manually, so no callback can know which "
@@ -105,7 +104,6 @@ class PenaltyCallback(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Keep the batch, to count its tokens later; drop the penalty of a skipped batch."""
-        del trainer, batch_idx
         forget_penalties(pl_module)
         self._batch = batch
 
@@ -132,7 +130,6 @@ class PenaltyCallback(pl.Callback):
         batch_idx: int,
     ) -> None:
         """Release the batch."""
-        del trainer, pl_module, outputs, batch, batch_idx
         self._batch = None
 
     def _count(self) -> int | Tensor:
@@ -203,7 +200,6 @@ class NormCallback(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Attach to the module unless a model is attached already."""
-        del trainer
         if self._monitor is None:
             self._monitor = NormMonitor(self._model or pl_module, self._every)
         self._update = None
@@ -212,7 +208,6 @@ class NormCallback(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Start the observation at the first micro-batch of an update."""
-        del batch, batch_idx
         if self._monitor is not None and self._update is None:
             self._update = trainer.global_step + 1
             scale = loss_scale(_scaler_of(trainer), pl_module.device)
@@ -227,7 +222,6 @@ class NormCallback(pl.Callback):
         batch_idx: int,
     ) -> None:
         """Log after the last micro-batch of an update, when Lightning has counted the step."""
-        del pl_module, outputs, batch, batch_idx
         if self._monitor is None or self._update is None or trainer.global_step < self._update:
             return
         rows = self._monitor.finish_step(self._update)
@@ -241,14 +235,12 @@ class NormCallback(pl.Callback):
 
     def on_train_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Detach from a LightningModule; stay attached to a given model."""
-        del trainer, pl_module
         self._stop()
 
     def on_exception(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException
     ) -> None:
         """Detach from a LightningModule; stay attached to a given model."""
-        del trainer, pl_module, exception
         self._stop()
 
     def detach(self) -> None:
@@ -311,7 +303,6 @@ class CalibrateCallback(pl.Callback):
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
     ) -> None:
         """Keep the batch."""
-        del trainer, pl_module, batch_idx
         self._batches.append(batch)
 
     def on_validation_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
@@ -361,7 +352,6 @@ class LossScaleFollower(pl.Callback):
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Follow the scaler, now that the model is on its device."""
-        del pl_module
         set_loss_scale(self._model, trainer.world_size, scaler=self._scaler)
 
 
