@@ -109,6 +109,22 @@ class VerdictRecord(TypedDict):
     thresholds: list[ThresholdRecord]
 
 
+def swap_call(verdict: VerdictRecord) -> str:
+    """Return the call of `powernorm.swap` that follows a verdict; empty if norms are kept.
+
+    >>> swap_call({"action": "swap lowest", "norm": "bn", "lowest": 2, "reasons": [],
+    ...     "thresholds": []})
+    'powernorm.swap(model, "bn", powernorm.Where(lowest=2))'
+    """
+    norm, where = verdict["norm"], ""
+    if verdict["action"] == "keep" or norm is None:
+        return ""
+    if verdict["action"] == "swap lowest":
+        side = f', side="{verdict["side"]}"' if "side" in verdict else ""
+        where = f", powernorm.Where(lowest={verdict['lowest']}{side})"
+    return f'powernorm.swap(model, "{norm}"{where})'
+
+
 class BatchSizeRow(TypedDict):
     """TID of one layer when the same tokens come in batches of another size, as fractions."""
 

@@ -8,9 +8,9 @@ from typing import Any, Final, cast
 
 from torch import nn
 
+from powernorm.diagnosis.measures import embedding_spectra
 from powernorm.diagnosis.regrouping import check_sizes
 from powernorm.diagnosis.reports import Diagnosis, DiagnosisRow
-from powernorm.diagnosis.spectra import embedding_spectra
 from powernorm.diagnosis.survey import Observed, Survey
 from powernorm.diagnosis.targets import Target, find_targets, left_out
 from powernorm.diagnosis.verdicts import Limits, judge_layer, judge_model

@@ -27,6 +27,7 @@ from powernorm.records import (
     ScaleRecord,
     SpectrumRecord,
     VerdictRecord,
+    swap_call,
 )
 
 _SHOWN: Final = ("name", "action", "into", "mean_tid", "var_tid", "pn_tid", "kappa_50", "kind")
@@ -212,17 +213,13 @@ def advice(verdict: VerdictRecord) -> str:
     ...     "thresholds": []})
     'swap only the 2 lowest layers to bn: powernorm.swap(model, "bn", powernorm.Where(lowest=2))'
     """
-    norm, lowest = verdict["norm"], verdict["lowest"]
-    if verdict["action"] == "keep":
+    norm, lowest, call = verdict["norm"], verdict["lowest"], swap_call(verdict)
+    if not call:
         return "keep the norms as they are"
-    if verdict["action"] == "swap":
-        return f'swap to {norm}: powernorm.swap(model, "{norm}")'
+    if lowest is None:
+        return f"swap to {norm}: {call}"
     layers = "layer" if lowest == 1 else "layers"
-    side = f', side="{verdict["side"]}"' if "side" in verdict else ""
-    return (
-        f"swap only the {lowest} lowest {layers} to {norm}: "
-        f'powernorm.swap(model, "{norm}", powernorm.Where(lowest={lowest}{side}))'
-    )
+    return f"swap only the {lowest} lowest {layers} to {norm}: {call}"
 
 
 def _without_infinity(record: dict[str, Cell]) -> dict[str, Cell]:

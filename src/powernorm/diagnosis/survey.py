@@ -22,9 +22,13 @@ from powernorm.diagnosis.distances import (
     statistics_of,
     sums_per_token,
 )
-from powernorm.diagnosis.outliers import PositionEnergy, TokenShares, loud_features
+from powernorm.diagnosis.measures import (
+    CovarianceSums,
+    PositionEnergy,
+    TokenShares,
+    loud_features,
+)
 from powernorm.diagnosis.regrouping import Regrouping
-from powernorm.diagnosis.spectra import CovarianceSums
 from powernorm.diagnosis.targets import Target, observing
 from powernorm.errors import InputError
 from powernorm.inspection.batches import Forward, Progress, numbered, repeated_random_numbers

@@ -1,5 +1,6 @@
 """Overlays of several diagnoses: numbers of the lines, and texts of the page."""
 
+import csv
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from powernorm_lab.report.overlays import (
     lines_of,
     overlay_table,
     render_overlay,
+    write_overlay_csv,
 )
 from powernorm_lab.report.records import Comparison, ReportedRun
 from powernorm_lab.runs import DIAGNOSES_FILE, DIAGNOSIS_FILE
@@ -277,3 +279,15 @@ def test_a_damaged_line_is_named(tmp_path: Path) -> None:
         file.write_text(whole + damaged)
         with pytest.raises(InputError, match=words.replace("[", r"\[")):
             read_diagnoses(file)
+
+
+def test_counts_and_indices_of_the_table_have_no_fraction(tmp_path: Path) -> None:
+    record = diagnosis()
+    counts = {"num_outliers": 2, "outlier_feature": 3, "top_position": 0, "sink_feature": 5}
+    record["layers"][1] |= counts
+    write_overlay_csv([OverlayLine("a", [record])], tmp_path / "layers.csv")
+    with (tmp_path / "layers.csv").open(newline="") as file:
+        first, second, *_ = csv.DictReader(file)
+    assert {name: first[name] for name in counts} == dict.fromkeys(counts, "")
+    assert {name: int(second[name]) for name in counts} == counts
+    assert float(second["mean_tid"]) == 0.02

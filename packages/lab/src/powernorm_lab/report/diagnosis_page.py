@@ -14,6 +14,7 @@ from powernorm.records import (
     EvaluationRow,
     ThresholdRecord,
     VerdictRecord,
+    swap_call,
 )
 from powernorm_lab.report import diagnosis_figures, numerals
 from powernorm_lab.report.columns import TID_MEANING
@@ -63,23 +64,6 @@ def verdict_words(verdict: VerdictRecord) -> str:
         layers = "lowest layer" if lowest == 1 else layers
         return f"Swap the norms of the {layers} to {norm} and keep the others."
     return "Keep the norms as they are."
-
-
-def swap_call(verdict: VerdictRecord) -> str:
-    """Return the call that follows the recommendation; empty if norms are kept.
-
-    >>> swap_call({"action": "swap lowest", "norm": "bn", "lowest": 2, "reasons": [],
-    ...            "thresholds": []})
-    'powernorm.swap(model, "bn", powernorm.Where(lowest=2))'
-    """
-    norm = verdict["norm"]
-    if verdict["action"] == "keep" or norm is None:
-        return ""
-    where = ""
-    if verdict["action"] == "swap lowest":
-        side = f', side="{verdict["side"]}"' if "side" in verdict else ""
-        where = f", powernorm.Where(lowest={verdict['lowest']}{side})"
-    return f'powernorm.swap(model, "{numerals.printable(norm)}"{where})'
 
 
 def padding_words(record: DiagnosisRecord) -> str:
@@ -270,7 +254,7 @@ def verdict_contents(verdict: VerdictRecord) -> list[Markup]:
     contents = [part("verdict", verdict["action"].split()[0], verdict_words(verdict))]
     call = swap_call(verdict)
     if call:
-        contents.append(part("paragraph", "In Python: ", code=call))
+        contents.append(part("paragraph", "In Python: ", code=numerals.printable(call)))
     if verdict["reasons"]:
         contents.append(part("bullets", verdict["reasons"]))
     if verdict["thresholds"]:

@@ -14,14 +14,7 @@ from typing_extensions import TypedDict
 from powernorm.errors import InputError
 from powernorm.files import read_text
 from powernorm.json_reading import parse_json, read_json_object
-from powernorm.records import (
-    CONFIG_FILE,
-    DIAGNOSIS_COLUMNS,
-    NORMS_COLUMNS,
-    DiagnosisRecord,
-    LayerMeasures,
-    Placement,
-)
+from powernorm.records import CONFIG_FILE, NORMS_COLUMNS, DiagnosisRecord, LayerMeasures, Placement
 from powernorm_lab.report.measures import MAIN, PERPLEXITY, goal_of
 from powernorm_lab.report.records import Comparison, ReportedRun
 from powernorm_lab.runs import (
@@ -296,13 +289,13 @@ def read_diagnoses(path: Path) -> list[DiagnosisRecord]:
     ]
 
 
-_TEXTS: Final = {"layer": str, "norm": str, "verdict": str | None, "reason": str | None}
-_LATER: Final = [one.name for one in fields(LayerMeasures) if one.default is not MISSING]
 _NUMBER: Any = float | None
-_KINDS: Any = {name: _TEXTS.get(name, _NUMBER) for name in DIAGNOSIS_COLUMNS}
-_LayerRow: Any = TypedDict(  # type: ignore[misc]
-    "_LayerRow", _KINDS | dict.fromkeys(_LATER, NotRequired[_NUMBER])
-)
+_MEASURES: Any = {
+    one.name: _NUMBER if one.default is MISSING else NotRequired[_NUMBER]
+    for one in fields(LayerMeasures)
+}
+_TEXTS: Any = {"layer": str, "norm": str, "verdict": str | None, "reason": str | None}
+_LayerRow: Any = TypedDict("_LayerRow", _TEXTS | _MEASURES)  # type: ignore[misc]
 
 
 def _diagnosis(values: object, place: str, hint: str) -> DiagnosisRecord:

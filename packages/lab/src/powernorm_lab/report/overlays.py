@@ -1,7 +1,7 @@
 """Page that compares several diagnoses, with a line per norm as mean and range over seeds."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from itertools import accumulate
 from math import ceil, isfinite
@@ -11,7 +11,7 @@ from typing import Any, Final
 from markupsafe import Markup
 from pandas import DataFrame
 
-from powernorm.records import DIAGNOSIS_COLUMNS, DiagnosisRecord, SpectrumRecord
+from powernorm.records import DIAGNOSIS_COLUMNS, DiagnosisRecord, LayerMeasures, SpectrumRecord
 from powernorm_lab.report import figures, numerals
 from powernorm_lab.report.document import Article, SectionParts, document, gallery, part, write_page
 from powernorm_lab.report.drawing import DrawnFigure, short_names
@@ -394,7 +394,7 @@ def _names(lines: Sequence[OverlayLine]) -> str:
 
 # The page ---------------------------------------------------------------------------------------
 
-_COUNTS: Final = ("num_outliers", "outlier_feature", "top_position")
+_COUNTS: Final = [one.name for one in fields(LayerMeasures) if one.type in (int, int | None)]
 
 
 def write_overlay_page(lines: Sequence[OverlayLine], target: Path) -> Path:
