@@ -1,5 +1,6 @@
 import csv
 import json
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ from torch import nn
 import powernorm
 from powernorm.diagnosis import Diagnosis
 from powernorm.errors import InputError
-from powernorm.records import DIAGNOSIS_COLUMNS, DiagnosisRecord
+from powernorm.records import DIAGNOSED, DIAGNOSIS_COLUMNS, MONITORED, DiagnosisRecord
 
 
 @pytest.fixture(scope="module")
@@ -65,3 +66,10 @@ def test_text(report: Diagnosis) -> None:
 def test_a_path_that_cannot_be_written(report: Diagnosis, tmp_path: Path, write: str) -> None:
     with pytest.raises(InputError, match="cannot be written"):
         getattr(report, write)(tmp_path / "missing" / "file")
+
+
+@pytest.mark.parametrize(("table", "names"), [("columns", DIAGNOSED), ("monitor", MONITORED)])
+def test_the_page_explains_every_column(table: str, names: Iterable[str]) -> None:
+    page = Path(__file__).parents[2] / "docs" / "diagnosis" / f"{table}.csv"
+    explained = page.read_text(encoding="utf-8")
+    assert [name for name in names if f"`{name}`" not in explained] == []

@@ -32,7 +32,6 @@ from powernorm.inspection.modules import parameters_of
 from powernorm.inspection.selection import Side
 from powernorm.integrations.library_masks import (
     LENDERS,
-    is_of_known_library,
     parts_with_rules,
     takes_length_first,
     turns_round,
@@ -72,33 +71,35 @@ class MaskUse:
             self.owner.remove()
 
 
-class MaskOwner:
+class MaskOwner(MaskReader):
     """Hooks that open the scope of a module's own mask around each of its calls.
 
     Args:
-        reader: reads the argument by which a module takes the mask; the module gets the hooks. If
-            the argument has no name and `only_warns` is set, there is none, and the hook warns of
-            inputs that look padded.
+        module: the module, which gets the hooks.
+        argument: the argument by which it takes the mask. If that has no name and `only_warns` is
+            set, there is none, and the hook warns of inputs that look padded.
+        checks: as for a `MaskReader`.
         reach: the module, or the part of it whose norms the mask is for.
         only_warns: whether it is unknown for which norms the mask is meant.
     """
 
-    def __init__(self, reader: MaskReader, reach: nn.Module, only_warns: bool) -> None:
-        self.reader = reader
-        self.module = module = reader.module
-        self.argument = reader.argument
-        self.checks = reader.checks
+    def __init__(
+        self,
+        module: nn.Module,
+        argument: MaskArgument,
+        checks: MaskChecks,
+        reach: nn.Module,
+        only_warns: bool,
+    ) -> None:
+        super().__init__(module, argument, checks)
         self.only_warns = only_warns
         self.reach = reach
         self.uses: list[MaskUse] = []
         self.length_first = takes_length_first(module)
         self.turns_round = turns_round(module)
-        # A user's model may transpose its vectors anywhere.
-        self.is_own = not is_of_known_library(module)
         self.parts = parts_with_rules(reach)
         self.is_exact = not (self.is_own or self.parts)
-        self.label = reader.label
-        self.takes_none = only_warns and not reader.argument.name
+        self.takes_none = only_warns and not argument.name
         self._class = type(module).__name__
         self._watches: list[OrderWatch] = []
         self._num_watched = 0
@@ -233,7 +234,7 @@ class MaskOwner:
         batch_dim = int(data is not None and self._is_length_first(data, given))
         call = MaskCall(given, data, batch_dim, [one.mask for one in around], self.side)
         try:
-            mask = self.reader.read(call)
+            mask = self.read(call)
         except UndecidedError as error:
             # The modules inside may be given masks that show it.
             self.undecided = error.args[0]  # code compiled by torch 2.11 supports this, but not str
@@ -356,11 +357,11 @@ class MaskOwner:
             return
         if mask is None and given is not None:
             what = f"{self._class} was given {name}"
-            if data is not None and self.reader.is_attention:
+            if data is not None and self.is_attention:
                 self.checks.look_for_padding(f"{what} for its attention alone", data)
             elif data is not None or self.argument.meaning is not None:
                 shape = f" of shape {tuple(given.shape)}" if isinstance(given, Tensor) else ""
-                because = f", for {self.reader.misfit}" if self.reader.misfit else ""
+                because = f", for {self.misfit}" if self.misfit else ""
                 self.checks.warn(
                     f"unreadable {what}",
                     f"{what} as a {type(given).__name__}{shape}, which cannot be read as a padding "
@@ -514,13 +515,13 @@ def _owner(
 ) -> MaskOwner:
     """Return the owner on a module: an existing one, or a new one."""
     found = (one for one in _owners_on(module) if one.argument == argument and one.reach is reach)
-    return next(found, None) or MaskOwner(MaskReader(module, argument, checks), reach, warns)
+    return next(found, None) or MaskOwner(module, argument, checks, reach, warns)
 
 
 def how_read(model: nn.Module, source: str) -> str:
     """Return how the argument of a `mask_sources` entry is read, as text."""
     path, _, name = source.rpartition(".")
     module = model.get_submodule(path)
-    reader = next((o.reader for o in _owners_on(module) if o.argument.name == name), None)
+    owner = next((o for o in _owners_on(module) if o.argument.name == name), None)
     argument = MaskArgument(name, None, meanings_of(module, [name])[name])
-    return str(reader or MaskReader(module, argument, MaskChecks(module)))
+    return str(owner or MaskReader(module, argument, MaskChecks(module)))

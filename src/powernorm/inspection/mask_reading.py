@@ -122,7 +122,8 @@ class MaskReader:
         """Whether the last value may be an attention mask, if it is no padding mask."""
         self.label = f"{argument.name} of {type(module).__name__}"
         """Description of the argument for messages."""
-        self._by_library = is_of_known_library(module)
+        self.is_own = not is_of_known_library(module)
+        """Whether the module is a user's, which may transpose its vectors anywhere."""
         self._is_mask = False  # whether a value had the shape of the data and no other
         self._looks = 0
         self._is_borne_out = False
@@ -142,9 +143,9 @@ class MaskReader:
         shape: _Shape = "other"
         if isinstance(call.value, Tensor):
             value = _without_heads(call.value)
-            shape = "mask" if self._by_library else self._shape(value, call.data)
+            shape = self._shape(value, call.data) if self.is_own else "mask"
         if not is_traced():
-            self.is_attention = shape != "other" and not self._by_library
+            self.is_attention = shape != "other" and self.is_own
         if shape != "mask":
             return None
         if is_traced():
@@ -210,7 +211,7 @@ class MaskReader:
         """Refuse a value with numbers that are not a mask's."""
         if value.dtype == torch.bool:
             return
-        if self._by_library and (value.ndim == 4 or not value.is_floating_point()):
+        if not self.is_own and (value.ndim == 4 or not value.is_floating_point()):
             return  # biases may accompany masked scores; segments are numbered from 1
         marks = (value == 0) | (value == 1)
         is_mask = marks.all()
@@ -314,7 +315,7 @@ class MaskReader:
     @property
     def _is_trusted(self) -> bool:
         """Whether the meaning is known or declared: only padding tokens can contradict it."""
-        return self._by_library or self._said is not None
+        return not self.is_own or self._said is not None
 
     def _of_lengths(self, call: MaskCall) -> Tensor | None:
         """Return the mask of lengths, or of fractions of the longest, (batch,)."""

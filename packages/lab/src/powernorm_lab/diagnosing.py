@@ -16,7 +16,7 @@ from powernorm.records import DiagnosisRecord
 from powernorm_lab.data.corpus import EvaluatedSplit
 from powernorm_lab.data.readers import load_corpus
 from powernorm_lab.diagnosed_runs import with_paper
-from powernorm_lab.own_models import check_no_options, is_own_run, load_own_run, own_model
+from powernorm_lab.own_models import is_own_run, load_own_run, own_model
 from powernorm_lab.report.loading import read_comparison, read_diagnosis
 from powernorm_lab.report.overlays import OverlayLine, lines_of
 from powernorm_lab.report.page import read_selection
@@ -49,14 +49,26 @@ class Look:
     device: Device = "cpu"
     scores: EvaluatedSplit | None = None
 
-    def given(self) -> dict[str, object]:
-        """Return the options that do not apply to a model with batches, by name."""
-        return {
+    def check_own(self, source: str) -> None:
+        """Check that no option is given that a model with batches does not take.
+
+        Args:
+            source: the model, as it was given.
+
+        Raises:
+            InputError: one is given.
+        """
+        options = {
             "--data": self.data,
             "--sequences": self.sequences,
             "--length": self.length,
             "--scores": self.scores,
         }
+        for option, value in options.items():
+            if value is not None:
+                raise InputError(
+                    f"{source} has its own batches, and no score is known: leave out {option}"
+                )
 
 
 def is_run(path: Path) -> bool:
@@ -92,7 +104,7 @@ def diagnose_source(
     path = Path(source)
     own = own_model(source)
     if own is not None:
-        check_no_options(source, look.given())
+        look.check_own(source)
         return diagnose_own(
             own, path.name, look.num_batches, device=look.device, on_progress=on_progress
         )

@@ -1,9 +1,7 @@
 """Trained models of users' functions, with batches to diagnose them."""
 
-from collections.abc import Mapping
 from pathlib import Path
 
-from powernorm.errors import InputError
 from powernorm.integrations.model_sources import (
     ModelWithBatches,
     checked_pair,
@@ -46,20 +44,3 @@ def load_own_run(folder: Path) -> ModelWithBatches:
     config = read_json(folder / CONFIG_FILE)
     name = str(config["function"]["name"])
     return checked_pair(task_of(name).load(folder), f"{name}, load({folder})")
-
-
-def check_no_options(source: str, given: Mapping[str, object]) -> None:
-    """Raise an InputError for options that a user's model with batches does not take.
-
-    Args:
-        source: the model, as it was given.
-        given: values by option; None if an option is not given.
-
-    Raises:
-        InputError: one is given.
-    """
-    for option, value in given.items():
-        if value is not None:
-            raise InputError(
-                f"{source} has its own batches, and no score is known: leave out {option}"
-            )

@@ -101,7 +101,6 @@ def diagnose(
     from powernorm.integrations.model_sources import check_folder, is_named
     from powernorm.norms import named_layers
     from powernorm_lab.diagnosing import Look, is_run
-    from powernorm_lab.own_models import check_no_options
     from powernorm_lab.runs import DIAGNOSIS_PAGE
 
     named_layers.trust_code(trust_code)
@@ -111,7 +110,7 @@ def diagnose(
     split = cast("EvaluatedSplit | None", check_split(scores))
     look = Look(batches, data, sequences, length, place, split)
     if len(sources) == 1 and is_named(sources[0]) and not overlay:
-        check_no_options(sources[0], look.given())
+        look.check_own(sources[0])
         of_one = partial(diagnosed_own, sources[0], batches, place)
         _check_page(figures, out)
         with saving_figures(figures, formats):
