@@ -220,3 +220,14 @@ def assert_same_state(
         torch.testing.assert_close(
             found.state_dict()[name], tensor, rtol=rtol, atol=atol, msg=lambda m, n=name: f"{n} {m}"
         )
+
+
+def mean_tid_by_hand(layer: nn.Module, micro_batches: list[dict[str, Tensor]]) -> float:
+    """Online TID of the mean at a model's first norm, after an update by these micro-batches."""
+    parts = []
+    for batch in micro_batches:
+        tokens = batch["x"][batch["labels"] != -100]
+        parts.append((tokens.mean(0), tokens.std(0, correction=0)))
+        layer(tokens).sum().backward()
+    found = [((mean - layer.running_mean).abs() / std).mean().item() for mean, std in parts]
+    return sum(found) / len(found)

@@ -18,6 +18,7 @@ from regularized_models import (
     library_by_hand,
     library_model,
     mean_of_means,
+    mean_tid_by_hand,
     over_all_tokens,
     undivided_mean,
 )
@@ -334,13 +335,8 @@ def test_tid_is_in_the_log_history(tmp_path: Path, first: bool) -> None:
     (entry,) = [e for e in history if "norm/lower/mean_tid" in e and e["step"] == 2]
     data = batches(4)
     trained(reference, tmp_path, data=data[:2], gradient_accumulation_steps=2)
-    layer, parts = reference.lower, []
-    for batch in data[2:4]:
-        tokens = batch["x"][batch["labels"] != -100]
-        parts.append((tokens.mean(0), tokens.std(0, correction=0)))
-        layer(tokens).sum().backward()
-    expected = [((mean - layer.running_mean).abs() / std).mean().item() for mean, std in parts]
-    assert entry["norm/lower/mean_tid"] == pytest.approx(sum(expected) / 2)
+    expected = mean_tid_by_hand(reference.lower, data[2:4])
+    assert entry["norm/lower/mean_tid"] == pytest.approx(expected)
     assert entry["norm/upper/num_nonfinite_batches"] == 0
 
 

@@ -18,6 +18,7 @@ from regularized_models import (
     by_hand,
     cross_entropy_sum,
     mean_of_means,
+    mean_tid_by_hand,
     num_labels,
 )
 from torch import Tensor, nn
@@ -300,14 +301,8 @@ def test_tid_is_logged(tmp_path: Path, early: bool) -> None:
     assert not any(layer._forward_pre_hooks for layer in module.modules())
     # The second update by hand: the mean over its micro-batches, against statistics after it.
     fit(reference, [], data[:2], tmp_path, accumulate_grad_batches=2)
-    layer = reference.model.lower
-    parts = []
-    for batch in data[2:4]:
-        tokens = batch["x"][batch["labels"] != -100]
-        parts.append((tokens.mean(0), tokens.std(0, correction=0)))
-        layer(tokens).sum().backward()
-    expected = [((mean - layer.running_mean).abs() / std).mean().item() for mean, std in parts]
-    assert rows[0]["norm/model.lower/mean_tid"] == pytest.approx(sum(expected) / 2)
+    expected = mean_tid_by_hand(reference.model.lower, data[2:4])
+    assert rows[0]["norm/model.lower/mean_tid"] == pytest.approx(expected)
     assert rows[0]["norm/model.upper/num_nonfinite_batches"] == 0
     assert {key.rsplit("/", 1)[1] for key in rows[0] if key.startswith("norm/")} == {
         "mean_tid",
