@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 
 import torch
@@ -137,18 +136,16 @@ def padding_check(
     1
     """
     check_model(model)
-    with ExitStack() as stack:
-        stack.enter_context(by_itself(model))
+    with by_itself(model):
         twin = _in_float64(model)
         call = as_call(batch, twin, name="batch").converted(torch.float64)
         rows = BatchRows.of(twin, call, lengths)
-        stack.enter_context(preserved_state(twin, ()))
-        recorder = CallRecorder(twin)
-        stack.callback(recorder.close)
-        whole = recorder.run(call)
-        found = RowComparison(recorder, rows, whole)
-        for row in rows.padded():
-            found.add(row, recorder.run_alone(rows.alone(call, row), row))
+        with preserved_state(twin, ()):
+            recorder = CallRecorder(twin)
+            whole = recorder.run(call)
+            found = RowComparison(recorder, rows, whole)
+            for row in rows.padded():
+                found.add(row, recorder.run_alone(rows.alone(call, row), row))
     modules = {key.name: recorder.modules[key.name] for key in whole}
     counting = {
         key.name: None

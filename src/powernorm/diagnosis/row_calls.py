@@ -47,7 +47,11 @@ _Forced: TypeAlias = "Callable[[_CallKey, _ModuleCall, Any], Any]"
 
 
 class CallRecorder:
-    """Runs a model and keeps every module's input and output, in the order in which they end."""
+    """Runs a model and keeps every module's input and output, in the order in which they end.
+
+    Args:
+        model: a copy that nothing else needs: the hooks stay.
+    """
 
     def __init__(self, model: nn.Module) -> None:
         self.model = model
@@ -56,14 +60,9 @@ class CallRecorder:
         self._open: list[_ModuleCall] = []
         self._forced: _Forced | None = None
         names = {module: name for name, module in reversed(self.modules.items())}
-        self._handles = [
-            handle
-            for module, name in names.items()
-            for handle in (
-                module.register_forward_pre_hook(self._before, with_kwargs=True),
-                module.register_forward_hook(self._after(name)),
-            )
-        ]
+        for module, name in names.items():
+            module.register_forward_pre_hook(self._before, with_kwargs=True)
+            module.register_forward_hook(self._after(name))
 
     def run(self, call: Examples) -> Calls:
         """Run the model."""
@@ -97,11 +96,6 @@ class CallRecorder:
             return self.modules[name](*args, **kwargs)
         finally:
             self._forced = None
-
-    def close(self) -> None:
-        """Remove the hooks."""
-        for handle in self._handles:
-            handle.remove()
 
     def _before(self, _: nn.Module, args: Any, kwargs: Any) -> None:
         # Copies, because a later module may write into them, and a cache of keys grows.
