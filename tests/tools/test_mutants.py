@@ -87,7 +87,9 @@ def test_left_alone(mutations: ModuleType, code: str) -> None:
 
 def test_samples_are_the_same_and_compile(mutations: ModuleType) -> None:
     folder = ROOT / "src" / "powernorm" / "diagnosis"
-    files = {path.name: path.read_text(encoding="utf-8") for path in folder.glob("*.py")}
+    # Its names have nothing to change, so that other files would get its share.
+    paths = (path for path in folder.glob("*.py") if path.name != "__init__.py")
+    files = {path.name: path.read_text(encoding="utf-8") for path in paths}
     chosen = mutations.sample(files, 60, 0)
     assert chosen == mutations.sample(dict(reversed(files.items())), 60, 0)
     assert chosen != mutations.sample(files, 60, 1)
