@@ -11,17 +11,24 @@ from powernorm_lab.recipes.studies import study_config
 from powernorm_lab.settings.overrides import override
 from powernorm_lab.tasks import TASKS
 
+FETCHED = ("imdb", "conll2003")
+
 
 @pytest.mark.parametrize(
-    ("preset", "twin"),
+    ("task", "preset", "twin"),
     [
-        ("iwslt14-wang2022-pre", "iwslt14-wang2022-post"),
-        ("wmt16-wang2022-post", "wmt16-wang2022-pre"),
+        ("translation", "iwslt14-wang2022-pre", "iwslt14-wang2022-post"),
+        ("translation", "wmt16-wang2022-post", "wmt16-wang2022-pre"),
+        ("classify", "imdb-wang2022-pre", "imdb-wang2022-post"),
+        ("ner", "conll-wang2022-pre", "conll-wang2022-post"),
+        ("lm", "ptb-wang2022-pre", "ptb-wang2022-post"),
     ],
 )
-def test_placement_of_another_preset_is_refused(preset: str, twin: str, tmp_path: Path) -> None:
+def test_placement_of_another_preset_is_refused(
+    task: str, preset: str, twin: str, tmp_path: Path
+) -> None:
     own, other = preset.rpartition("-")[2], twin.rpartition("-")[2]
-    found = named_recipe("translation", preset)
+    found = named_recipe(task, preset)
     message = (
         rf"^model.placement={other}: .* of the preset {preset} are for {own}-norm; use "
         rf"--preset {twin}$"
@@ -48,10 +55,11 @@ def test_placement_is_free_where_no_preset_has_the_other() -> None:
         (task, preset)
         for task in TASKS
         for preset, found in recipes_of(task).items()
-        if found.about.data.startswith(EMBEDDED)
+        # A fetched data set needs no file of the user's.
+        if found.about.data.startswith(EMBEDDED) or found.settings.data.path in FETCHED
     ],
 )
-def test_preset_of_an_embedded_corpus_may_be_chosen(
+def test_preset_without_files_may_be_chosen(
     task: str, preset: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -59,19 +67,26 @@ def test_preset_of_an_embedded_corpus_may_be_chosen(
 
 
 @pytest.mark.parametrize(
-    ("preset", "words"),
+    ("task", "preset", "words"),
     [
-        ("iwslt14-shen2020", "prepare-iwslt14.sh before BPE: --data iwslt14.tokenized.de-en/tmp"),
-        ("wmt14-shen2020", "prepare-wmt14en2de.sh"),
-        ("wmt16-wang2022-pre", "the prepared WMT16 .*: --data FOLDER"),
-        ("iwslt15-xu2019", "tst2013 as test.*: --data FOLDER"),
+        (
+            *("translation", "iwslt14-shen2020"),
+            "prepare-iwslt14.sh before BPE: --data iwslt14.tokenized.de-en/tmp",
+        ),
+        ("translation", "wmt14-shen2020", "prepare-wmt14en2de.sh"),
+        ("translation", "wmt16-wang2022-pre", "the prepared WMT16 .*: --data FOLDER"),
+        ("translation", "iwslt15-xu2019", "tst2013 as test.*: --data FOLDER"),
+        ("classify", "sst5-xu2019", r"train\.txt, dev\.txt"),
+        ("classify", "sogou-wang2022-post", r"train\.csv"),
+        ("ner", "resume-wang2022-pre", r"with train\.char\.bmes"),
+        ("lm", "wikitext103-wang2022-pre", r"files of your own, wiki\.train\.tokens"),
     ],
 )
 def test_files_that_are_not_there_are_described(
-    preset: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    task: str, preset: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    config = recipe("translation", preset)
+    config = recipe(task, preset)
     message = rf"^{config.data.path} does not exist: the preset {preset} takes .*{words}"
     with pytest.raises(InputError, match=message):
         check_choice(config)

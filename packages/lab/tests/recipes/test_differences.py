@@ -99,6 +99,7 @@ def test_other_data_are_named(preset: str, dataset: str) -> None:
         ("classify", "imdb-wang2022-pre", "aclImdb", "whether they are IMDB is not known."),
         ("ner", "conll-reduced", "msra", "The data are msra, not CoNLL-2003."),
         ("ner", "conll-reduced", "conll2003", None),
+        ("ner", "conll-reduced", "mine", "whether they are CoNLL-2003 is not known"),
         ("ner", "conll-reduced", "none", "The data are hironsan, not CoNLL-2003."),
         ("ner", "resume-wang2022-pre", "ResumeNER/", None),
         ("image", "mnist-xu2019", "mnist", None),
@@ -168,9 +169,72 @@ def test_language_model_says_that_it_is_another_one(path: str, words: str) -> No
     assert ("embedded" in note) == ("embedded" in words)
 
 
-def test_size_of_a_batch_matters() -> None:
-    changed = settings_of("full", "data.batch_size=60", task="lm")
-    assert changed["data.batch_size"] == {"here": 60, "preset": 120}
+@pytest.mark.parametrize("preset", ["ptb-wang2022-pre", "ptb-wang2022-post", "ptb-shen2020"])
+def test_note_says_that_the_model_is_masked(preset: str) -> None:
+    note = note_of(preset, task="lm")
+    assert "code of the same model sees the future; here it is masked" in note
+    assert "an embedded one, not the Penn Treebank" in note
+    assert "its perplexity is that of no language model" not in note
+    sees = ("model.sees_future=true", "norms=ln,bn")
+    seeing = note_of(preset, *sees, task="lm")
+    assert seeing.startswith("ln and bn: without the causal mask")
+    assert "its perplexity is that of no language model" in seeing
+    changed = {"model.sees_future": {"here": True, "preset": False}}
+    assert settings_of(preset, *sees, task="lm") == changed
+
+
+@pytest.mark.parametrize(
+    ("task", "preset", "words"),
+    [
+        ("ner", "conll-reduced", "A reduced conll-wang2022-pre. Without data.vectors there are no"),
+        *(
+            ("ner", f"{data}-wang2022-{placement}", "Without data.vectors")
+            for data in ("conll", "resume")
+            for placement in ("pre", "post")
+        ),
+        (
+            *("parse", "petrogold"),
+            "A reduced ptb-xu2019. The paper's numbers are of Penn Treebank, these ",
+        ),
+        ("parse", "demo", "nothing was searched for"),
+    ],
+)
+def test_presets_say_what_they_lack(task: str, preset: str, words: str) -> None:
+    note = note_of(preset, task=task)
+    assert words in note
+    assert note.startswith("A reduced") == words.startswith("A reduced")
+
+
+@pytest.mark.parametrize(
+    ("task", "preset"),
+    [
+        ("classify", "demo"),
+        ("image", "mnist-xu2019"),
+        ("lm-char", "enwik8-xu2019"),
+        ("parse", "ptb-xu2019"),
+    ],
+)
+def test_nothing_is_said_of_the_papers_own_settings(task: str, preset: str) -> None:
+    assert reduced_note(recipe(task, preset)) is None
+
+
+@pytest.mark.parametrize(
+    ("task", "preset", "assignments", "changed"),
+    [
+        ("lm", "full", ["data.batch_size=60"], {"data.batch_size": (60, 120)}),
+        ("classify", "rt-xu2019", ["training.max_steps=50"], {"training.max_steps": (50, 390)}),
+        ("lm-char", "enwik8-xu2019", ["training.max_steps=9"], {"training.max_steps": (9, 400000)}),
+        ("ner", "conll-reduced", [], {"model.num_features": (128, 1792)}),
+        ("parse", "petrogold", [], {"training.max_steps": (3410, 18500)}),
+    ],
+)
+def test_changed_settings_are_named_with_both_values(
+    task: str, preset: str, assignments: list[str], changed: dict[str, tuple[int, int]]
+) -> None:
+    found = settings_of(preset, *assignments, task=task)
+    for key, (here, before) in changed.items():
+        assert found[key] == {"here": here, "preset": before}
+    assert not assignments or found.keys() == changed.keys()
 
 
 def test_settings_of_the_other_placement_are_named() -> None:

@@ -1,4 +1,3 @@
-import math
 from dataclasses import asdict
 from typing import Any
 
@@ -6,7 +5,6 @@ import pytest
 from syrupy.assertion import SnapshotAssertion
 
 from powernorm.errors import InputError
-from powernorm.norms import NORMS
 from powernorm_lab.recipes import named_recipe, paper_records, paths_of, recipe, reduced_note
 from powernorm_lab.settings.comparison import options_of, to_json
 from powernorm_lab.settings.variants import lines_of
@@ -59,27 +57,3 @@ def test_unknown_names_list_the_known_ones() -> None:
         recipe("mt", "demo")
     with pytest.raises(InputError, match="no preset 'big': choose one of smoke, demo, full"):
         recipe("lm", "big")
-
-
-@pytest.mark.parametrize("preset", paths_of("lm"))
-def test_own_warmups_of_norms_end_within_the_run(preset: str) -> None:
-    config = recipe("lm", preset)
-    for norm in ("pn", "pn-only", "pn-static", "brn", "mabn"):
-        warmup = options_of(config, norm)["warmup_steps"]
-        assert isinstance(warmup, int)
-        assert 0 < warmup < 0.6 * config.training.max_steps
-
-
-def test_paper_results_are_known_norms_with_their_sources() -> None:
-    printed = [
-        *named_recipe("lm", "full").results,
-        *named_recipe("lm", "wikitext103-shen2020").results,
-        *named_recipe("lm", "wikitext103-wang2022-pre").results,
-    ]
-    assert {row.norm for row in printed} <= set(NORMS)
-    assert len(printed) == len(set(printed)) == 2 * (4 + 3 + 3 + 4 + 4)
-    by_key = {(r.source, r.placement, r.norm, r.dataset): r.value for r in printed}
-    assert by_key["Shen et al. 2020, Table 2", "pre", "pn", "Penn Treebank"] == 47.6
-    assert by_key["Wang et al. 2022, Table 2", "pre", "rbn", "Penn Treebank"] == 43.2
-    assert by_key["Wang et al. 2022, Table 2", "post", "bn", "WikiText-103"] == 17.2
-    assert by_key["Wang et al. 2022, Table 3", "pre", "mabn", "WikiText-103"] == math.inf
