@@ -13,6 +13,8 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.distributed as dist
+from lab.tests.tasks.lm_char.tiny_characters import tiny_characters, write_stream
+from lab.tests.tasks.ner.tiny_entities import tiny_entities, write_entities
 from tiny_training import compare, of_task, tiny_config
 from tiny_translation import tiny_translation, write_pairs
 
@@ -121,6 +123,24 @@ def language(text: Path, task: str) -> ComparisonSettings:
     return even(replace(config, data=data, training=training))
 
 
+def entities(names: Path, strategy: str) -> ComparisonSettings:
+    """Return settings with 7 sentences a batch; the last validation batch has one."""
+    config = tiny_entities(
+        names,
+        norms=("rbn",),
+        data={"batch_size": 7, "evaluation_batch_size": 13},
+        norm_options={"rbn": {"mean_penalty": 3.0}},
+    )
+    steps = replace(config.training, max_steps=6, validate_every=3, log_every=1)
+    return even(replace(config, training=replace(steps, strategy=strategy, accelerator="cpu")))
+
+
+def characters(stream: Path, norm: str) -> ComparisonSettings:
+    """Return settings with three rows for two processes, each row with its memory."""
+    config = tiny_characters(stream, norms=(norm,), training={"log_every": 1, "max_steps": 8})
+    return even(replace(config, training=replace(config.training, accelerator="cpu")))
+
+
 @pytest.fixture(scope="module")
 def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_pairs(tmp_path_factory.mktemp("processes") / "pairs")
@@ -130,6 +150,8 @@ DEFAULT = ("ln-ddp", "early", "diagnosed", "poison", "overflow-fsdp2", "whole-fs
 """Jobs of the default suite; jobs of slow tests run separately."""
 SAME = ("ln-ddp", "pn-ddp", "rbn-fsdp2")
 EQUAL = (*SAME, "lm", "classify", "average", "average-fsdp2", "diagnosed")
+EQUAL += ("ner-ddp", "ner-fsdp2", "characters-ln", "characters-bn")
+ONE_TO_TWO = ("pn-ddp", "characters-ln")
 MORE = ("bn-ddp", "rbn-ddp", "mabn-ddp", "ln-fsdp2", "bn-fsdp2", "pn-fsdp2")
 
 
@@ -139,9 +161,13 @@ def plain_job(name: str, pairs: Path) -> Job:
 
 
 @pytest.fixture(scope="module")
-def jobs(pairs: Path, text: Path) -> dict[str, Job]:
+def jobs(pairs: Path, text: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Job]:
     made = [plain_job(name, pairs) for name in SAME]
     made += [Job(task, language(text, task)) for task in ("lm", "classify")]
+    folder = tmp_path_factory.mktemp("tasks")
+    names, stream = write_entities(folder / "names"), write_stream(folder / "stream")
+    made += [Job(f"ner-{one}", entities(names, one)) for one in ("ddp", "fsdp2")]
+    made += [Job(f"characters-{norm}", characters(stream, norm)) for norm in ("ln", "bn")]
     average = {"average_checkpoints": 2, "recalibration_batches": 2}
     diagnosed = {"diagnose_every": 3}
     made += [
@@ -213,10 +239,12 @@ def more_of_two(
         # They talk about a translation of LayerNorm.
         every = [job for name, job in jobs.items() if name not in DEFAULT[1:]]
         every += [plain_job(name, pairs) for name in MORE]
-        # Two processes resume a run of one.
-        job = Job("one-to-two", jobs["two-to-one-ddp"].config, stop=STOPPED_AT)
-        assert run_job(job, out)["status"] == "failed"
-        every += [replace(one, stop=None, resumes=True) for one in (job, jobs["parts-ddp"])]
+        # Two processes resume runs of one.
+        begun = [
+            Job(f"one-to-two-{name}", jobs[name].config, stop=STOPPED_AT) for name in ONE_TO_TWO
+        ]
+        assert [run_job(job, out)["status"] for job in begun] == ["failed"] * len(begun)
+        every += [replace(one, stop=None, resumes=True) for one in (*begun, jobs["parts-ddp"])]
         return run_processes(run_jobs, 2, ranks, every, out)
 
     return made_once(tmp_path_factory, "more-of-two", make)
@@ -264,9 +292,14 @@ def assert_close_runs(one: Path, other: Path, *, rtol: float = 1e-4) -> None:
                     if cell:
                         close = pytest.approx(float(twin[column]), rel=rtol, abs=1e-6)
                         assert float(cell) == close, where
-    weights = [
-        load_trained(part / "checkpoints/last.ckpt").model.state_dict() for part in (one, other)
+    last = [part / "checkpoints/last.ckpt" for part in (one, other)]
+    lanes = [
+        torch.load(path, weights_only=True)["states"].get("memory", {}).get("lanes")
+        for path in last
     ]
+    assert (lanes[0] is not None) == ("characters" in one.parent.name)
+    torch.testing.assert_close(lanes[0], lanes[1], rtol=1e-3, atol=1e-4)
+    weights = [load_trained(path).model.state_dict() for path in last]
     for name, tensor in weights[0].items():
         torch.testing.assert_close(
             tensor, weights[1][name], rtol=1e-3, atol=1e-5, msg=lambda m, n=name: f"{n} {m}"
@@ -306,8 +339,9 @@ def assert_equals_one_process(job: Job, two: Ranks, tmp_path: Path) -> None:
     assert measured(got) == pytest.approx(measured(expected), rel=1e-4)
     assert measured(second[f"{name} False"]) == measured(got)
     assert_close_runs(the_run(tmp_path / name), the_run(out / name))
-    if name not in ("lm", "classify"):
-        texts = [the_run(part / name) / "translations.tsv" for part in (out, tmp_path)]
+    texts = [the_run(part / name) / "translations.tsv" for part in (out, tmp_path)]
+    assert texts[0].exists() == texts[1].exists() == (job.config.task == "translation")
+    if texts[0].exists():
         assert texts[0].read_text() == texts[1].read_text()
 
 
@@ -398,8 +432,9 @@ def test_another_number_of_processes_goes_on(
         job = replace(jobs[name], stop=None, resumes=True)
         assert run_job(job, tmp_path)["status"] == "finished"
         assert_close_runs(the_run(tmp_path / name), whole)
-    assert first["one-to-two True"]["status"] == "finished"
-    assert_close_runs(the_run(out / "one-to-two"), whole)
+    for name in ONE_TO_TWO:
+        assert first[f"one-to-two-{name} True"]["status"] == "finished"
+        assert_close_runs(the_run(out / f"one-to-two-{name}"), the_run(out / name))
 
 
 def search(folder: Path) -> dict[str, Any]:
