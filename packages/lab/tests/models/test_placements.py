@@ -2,49 +2,37 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, get_args
 
 import pytest
 import torch
 import torch.nn.functional as F
-from lab.tests.task_models import check_causal
+from lab.tests.tiny_models import (
+    FEATURES,
+    HEADS,
+    LENGTH,
+    VOCABULARY,
+    check_causal,
+    language_model,
+    padding,
+    tokens,
+)
 from torch import Tensor, nn
 
 from powernorm.errors import InputError
-from powernorm.norms import BatchNorm, BatchStatisticsNorm, Norm, build_norm
+from powernorm.norms import BatchNorm, BatchStatisticsNorm, Norm
 from powernorm_lab.models.attention import MultiHeadAttention
 from powernorm_lab.models.choices import Placement, QueryKeyNorm, TransformerShape
 from powernorm_lab.models.language_model import LanguageModel
 from powernorm_lab.models.placements import deepnorm_scales, deepnorm_scales_of_both
 from powernorm_lab.runs import PLACEMENTS
 
-VOCABULARY, LENGTH, FEATURES, HIDDEN, HEADS = 11, 6, 8, 12, 2
 NEW = [placement for placement in PLACEMENTS if placement not in ("pre", "post")]
 QK_NORMS: tuple[QueryKeyNorm, ...] = get_args(QueryKeyNorm)
 
 
-def build(
-    placement: Placement, norm: str = "ln", *, num_layers: int = 2, seed: int = 0, **shape: Any
-) -> LanguageModel:
-    return LanguageModel(
-        VOCABULARY,
-        lambda num_features: build_norm(norm, num_features),
-        TransformerShape(
-            num_features=FEATURES,
-            num_layers=num_layers,
-            num_heads=HEADS,
-            feedforward_features=HIDDEN,
-            placement=placement,
-            **shape,
-        ),
-        max_length=LENGTH,
-        seed=seed,
-    )
-
-
-def tokens(seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randint(VOCABULARY, (3, LENGTH), generator=generator)
+build = partial(language_model, activation="gelu")
 
 
 def shaken(model: LanguageModel) -> LanguageModel:
@@ -122,9 +110,9 @@ def expected(layer: Any, x: Tensor, placement: Placement, number: int) -> Tensor
     return h + f(scale * second.norm(h))
 
 
-@pytest.mark.parametrize("placement", NEW)
+@pytest.mark.parametrize("placement", PLACEMENTS)
 def test_layers_follow_their_equations(placement: Placement) -> None:
-    model = shaken(build(placement))
+    model = shaken(build(placement=placement))
     x = torch.randn(2, LENGTH, FEATURES)
     for number, layer in enumerate(model.layers):
         torch.testing.assert_close(layer(x), expected(layer, x, placement, number))
@@ -148,9 +136,8 @@ NUM_NORMS = {
 
 @pytest.mark.parametrize("placement", PLACEMENTS)
 def test_every_norm_stands_where_it_should_and_sees_the_mask(placement: Placement) -> None:
-    model = build(placement, "bn")
-    mask = torch.zeros(3, LENGTH, dtype=torch.bool)
-    mask[0, 4:] = True
+    model = build("bn", placement=placement)
+    mask = padding(4, LENGTH, LENGTH)
     seen: list[Tensor | None] = []
     norms = [module for module in model.modules() if isinstance(module, BatchStatisticsNorm)]
     for norm in norms:
@@ -164,7 +151,7 @@ def test_every_norm_stands_where_it_should_and_sees_the_mask(placement: Placemen
 
 @pytest.mark.parametrize("placement", NEW)
 def test_no_output_depends_on_a_later_token(placement: Placement) -> None:
-    check_causal(shaken(build(placement, "bn")), tokens(), VOCABULARY)
+    check_causal(shaken(build("bn", placement=placement)), tokens())
 
 
 @pytest.mark.parametrize("placement", [one for one in NEW if one != "deepnorm"])
@@ -174,24 +161,27 @@ def test_norms_share_their_initial_weights_with_pre_norm(placement: Placement) -
     def matrices(model: LanguageModel) -> list[Tensor]:
         return [parameter for parameter in model.parameters() if parameter.ndim == 2]
 
-    reference, ours = matrices(build("pre", seed=4)), matrices(build(placement, seed=4))
+    reference, ours = (
+        matrices(build(placement="pre", seed=4)),
+        matrices(build(placement=placement, seed=4)),
+    )
     assert all(torch.equal(a, b) for a, b in zip(reference, ours, strict=True))
 
 
 def test_mix_is_post_norm_in_the_lowest_layers() -> None:
     def is_post(num_layers: int) -> list[bool]:
-        model = build("mix", num_layers=num_layers)
+        model = build(placement="mix", num_layers=num_layers)
         return [layer.attention_frame.places.at_sum for layer in model.layers]
 
     assert is_post(12) == [True] * 3 + [False] * 9
     assert is_post(11) == [True] * 2 + [False] * 9
     assert is_post(2) == [True, False]
-    assert build("mix").final_norm is not None
+    assert build(placement="mix").final_norm is not None
 
 
 def test_deepnorm_begins_with_smaller_branches() -> None:
     """Values, outputs and feed-forward networks are scaled by β, unlike queries and embeddings."""
-    deep, plain = build("deepnorm", num_layers=3), build("post", num_layers=3)
+    deep, plain = (build(placement=one, num_layers=3) for one in ("deepnorm", "post"))
     alpha, beta = deepnorm_scales(3)
     torch.testing.assert_close(deep.layers[1].attention_frame.scale, torch.full((FEATURES,), alpha))
     for (name, ours), theirs in zip(deep.named_parameters(), plain.parameters(), strict=True):
@@ -214,11 +204,11 @@ def test_deepnorm_scales_an_encoder_by_its_decoder() -> None:
 
 def test_normformer_scales_heads() -> None:
     """It scales each head before the output projection, and the feed-forward network's residual."""
-    model = build("normformer").eval()
+    model = build(placement="normformer").eval()
     x = torch.randn(2, LENGTH, FEATURES)
     layer: Any = model.layers[0]
     attention, frame = layer.attention, layer.attention_frame
-    plain = build("pre").eval().layers[0].attention
+    plain = build().eval().layers[0].attention
     plain.load_state_dict(attention.state_dict(), strict=False)
     torch.nn.init.constant_(attention.head_scale.weight, 3.0)
     branch: list[Tensor] = []
@@ -230,15 +220,15 @@ def test_normformer_scales_heads() -> None:
 
 
 def test_an_embedding_norm_can_be_chosen() -> None:
-    assert build("peri").embedding_norm is not None
-    assert build("peri", embedding_norm=False).embedding_norm is None
-    assert build("pre").embedding_norm is None
-    assert build("pre", embedding_norm=True).embedding_norm is not None
+    assert build(placement="peri").embedding_norm is not None
+    assert build(placement="peri", embedding_norm=False).embedding_norm is None
+    assert build().embedding_norm is None
+    assert build(embedding_norm=True).embedding_norm is not None
 
 
 @pytest.mark.parametrize("kind", QK_NORMS)
 def test_queries_and_keys_are_normalized(kind: QueryKeyNorm) -> None:
-    model = build("pre", "rms", qk_norm=kind).eval()
+    model = build("rms", qk_norm=kind).eval()
     attention: Any = model.layers[0].attention
     width = FEATURES if kind == "whole" else FEATURES // HEADS
     with torch.no_grad():
@@ -265,22 +255,16 @@ def test_queries_and_keys_are_normalized(kind: QueryKeyNorm) -> None:
     torch.testing.assert_close(attention(x), attention.output(mixed.transpose(1, 2).flatten(2)))
 
 
-@pytest.mark.parametrize("kind", QK_NORMS)
-def test_statistics_of_queries_leave_padding_out(kind: QueryKeyNorm) -> None:
-    """`per_head` statistics are over tokens and heads, `whole` ones for each head and feature."""
-    model = build("pre", "bn", qk_norm=kind)
-    short = build("pre", "bn", qk_norm=kind)
-    x = tokens()
-    mask = torch.zeros(3, LENGTH, dtype=torch.bool)
-    mask[:, 4:] = True
-    model(x, mask)
-    short(x[:, :4])
-    norms: Any = model.layers[0].attention
-    assert norms.query_norm.norm.running_mean.shape == (
-        (FEATURES,) if kind == "whole" else (FEATURES // HEADS,)
-    )
-    for ours, theirs in zip(model.buffers(), short.buffers(), strict=True):
-        torch.testing.assert_close(ours, theirs)
+def test_output_is_tied_to_the_embedding() -> None:
+    model = build("none")
+    logits = model(tokens())
+    torch.testing.assert_close(logits, model.features(tokens()) @ model.embedding.weight.T)
+    assert sum(p.shape == (VOCABULARY, FEATURES) for p in model.parameters()) == 1
+
+
+def test_padding_at_the_start_gives_no_nan() -> None:
+    mask = ~padding(3, 3, length=LENGTH)
+    assert build("bn")(tokens(2), mask).isfinite().all()
 
 
 def test_an_attention_of_its_own_has_no_place_for_inner_norms() -> None:

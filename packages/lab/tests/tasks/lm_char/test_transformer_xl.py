@@ -3,16 +3,38 @@ from itertools import product
 
 import pytest
 import torch
-from lab.tests.task_models import check_causal, check_first_weights
+from lab.tests.tiny_models import (
+    MODELS,
+    VOCABULARY,
+    check_causal,
+    tokens,
+    trained,
+    transformer_xl,
+)
 from naive_transformer_xl import naive_logits
-from torch import Tensor, nn
-from transformer_xl_models import TEXT, VOCABULARY, build, in_segments, text, trained
+from torch import Tensor
 
-from powernorm.errors import InputError
-from powernorm.norms import NORMS
-from powernorm_lab.models.choices import Placement, TransformerShape
+from powernorm.norms import NORMS, Norm
+from powernorm.surgery import fold
+from powernorm_lab.models.choices import Placement
 from powernorm_lab.runs import PLACEMENTS
 from powernorm_lab.tasks.lm_char.model import TransformerXL, shifted
+
+TEXT = 12
+READ = MODELS["transformer-xl"].inputs
+
+
+def text(rows: int = 2, seed: int = 0) -> Tensor:
+    return tokens(rows, TEXT, seed)
+
+
+def in_segments(model: TransformerXL, words: Tensor, length: int) -> Tensor:
+    """Return the logits of a text, computed segment by segment."""
+    outputs = []
+    for first in range(0, words.shape[1], length):
+        starts = torch.arange(len(words)) * 1000 + first
+        outputs.append(model(words[:, first : first + length], starts))
+    return torch.cat(outputs, dim=1)
 
 
 @pytest.mark.parametrize("placement", ["pre", "post"])
@@ -26,7 +48,10 @@ def test_against_loops_in_float64(
 ) -> None:
     with torch.enable_grad():
         model = trained(
-            build(norm, placement=placement, memory_length=memory, max_distance=max_distance)
+            transformer_xl(
+                norm, placement=placement, memory_length=memory, max_distance=max_distance
+            ),
+            READ,
         )
     model.double()
     tokens = text()
@@ -52,12 +77,12 @@ def test_shift_is_what_it_says() -> None:
 @torch.no_grad()
 def test_no_output_depends_on_a_later_token(norm: str, placement: Placement) -> None:
     with torch.enable_grad():
-        model = trained(build(norm, placement=placement, dropout=0.1))
+        model = trained(transformer_xl(norm, placement=placement, dropout=0.1), READ)
     tokens = text()
-    check_causal(lambda x: in_segments(model, x, 4), tokens, VOCABULARY)
+    check_causal(lambda x: in_segments(model, x, 4), tokens)
     for position in range(TEXT - 4):
         changed = tokens.clone()
-        changed[:, position] = (changed[:, position] + 1) % VOCABULARY
+        changed[:, position] = changed[:, position] % (VOCABULARY - 1) + 1
         # Also positions of the next segment, which attends to this one in the memory only.
         following = slice(position // 4 * 4 + 4, position // 4 * 4 + 8)
         got, expected = (in_segments(model, x, 4)[:, following] for x in (changed, tokens))
@@ -75,7 +100,9 @@ def test_no_output_depends_on_a_later_token(norm: str, placement: Placement) -> 
 @torch.no_grad()
 def test_segments_with_memory_are_the_whole_text(norm: str, placement: Placement) -> None:
     with torch.enable_grad():
-        model = trained(build(norm, placement=placement, memory_length=TEXT)).double()
+        model = trained(
+            transformer_xl(norm, placement=placement, memory_length=TEXT), READ
+        ).double()
     tokens = text()
     whole = model(tokens)
     for length in (1, 3, 4, TEXT):
@@ -85,16 +112,16 @@ def test_segments_with_memory_are_the_whole_text(norm: str, placement: Placement
 
 @pytest.mark.parametrize("placement", ["pre", "post"])
 def test_in_training_too_where_norms_look_at_one_token(placement: Placement) -> None:
-    model = build("ln", placement=placement, memory_length=TEXT).train()
+    model = transformer_xl("ln", placement=placement, memory_length=TEXT).train()
     whole = model(text())
     torch.testing.assert_close(in_segments(model, text(), 4), whole)
 
 
 def test_the_memory_is_no_longer_than_its_length() -> None:
     """A change out of reach of every layer's memory has no effect."""
-    model = build(memory_length=2).eval()
+    model = transformer_xl(memory_length=2).eval()
     tokens, changed = text(), text()
-    changed[:, 0] = (changed[:, 0] + 1) % VOCABULARY
+    changed[:, 0] = changed[:, 0] % (VOCABULARY - 1) + 1
     with torch.no_grad():
         before, after = in_segments(model, tokens, 2), in_segments(model, changed, 2)
     # Each of the two layers attends to two positions before its segment.
@@ -103,14 +130,14 @@ def test_the_memory_is_no_longer_than_its_length() -> None:
 
 
 def test_no_gradient_goes_into_the_memory() -> None:
-    model = build(memory_length=4).train()
+    model = transformer_xl(memory_length=4).train()
     first, second = text()[:, :4], text()[:, 4:8]
     starts = torch.tensor([0, 100])
     model(first, starts)
     model(second, starts + 4).sum().backward()
     # If the first segment's graph were part of it, this would fail or change the gradients.
     got = {name: p.grad.clone() for name, p in model.named_parameters() if p.grad is not None}
-    frozen = build(memory_length=4).train()
+    frozen = transformer_xl(memory_length=4).train()
     with torch.no_grad():
         frozen(first, starts)
     frozen(second, starts + 4).sum().backward()
@@ -130,14 +157,14 @@ def test_training_and_evaluation_have_memories_of_their_own() -> None:
         output: Tensor = model.train()(text()[:, 4:8], starts + 4)
         return output
 
-    undisturbed = second(build(), validated=False)
-    assert torch.equal(second(build(), validated=True), undisturbed)
-    anew = build().train()(text()[:, 4:8], torch.tensor([4, 104]))
+    undisturbed = second(transformer_xl(), validated=False)
+    assert torch.equal(second(transformer_xl(), validated=True), undisturbed)
+    anew = transformer_xl().train()(text()[:, 4:8], torch.tensor([4, 104]))
     assert not torch.equal(anew, undisturbed)
 
 
 def test_memory_of_another_length_in_evaluation() -> None:
-    short = build(memory_length=2, evaluation_memory_length=TEXT).eval()
+    short = transformer_xl(memory_length=2, evaluation_memory_length=TEXT).eval()
     with torch.no_grad():
         whole = short(text())
         torch.testing.assert_close(in_segments(short, text(), 4), whole)
@@ -147,7 +174,7 @@ def test_memory_of_another_length_in_evaluation() -> None:
 @pytest.mark.parametrize("training", [True, False])
 def test_batches_that_take_turns_keep_their_memories(training: bool) -> None:
     """This holds in evaluation, too, in which TID and others use training batches."""
-    model = build(num_lanes=2, memory_length=TEXT).train(training)
+    model = transformer_xl(num_lanes=2, memory_length=TEXT).train(training)
     starts, segments = torch.tensor([0, 100]), range(0, TEXT, 4)
     alone = [in_segments(model, text(seed=seed), 4) for seed in (0, 1)]
     turns = [
@@ -160,7 +187,7 @@ def test_batches_that_take_turns_keep_their_memories(training: bool) -> None:
 
 
 def test_without_places_nothing_is_remembered() -> None:
-    model = build().eval()
+    model = transformer_xl().eval()
     with torch.no_grad():
         once = model(text())
         assert torch.equal(model(text()), once)
@@ -169,7 +196,7 @@ def test_without_places_nothing_is_remembered() -> None:
 
 
 def test_what_ends_in_padding_is_not_gone_on_from() -> None:
-    model = build().eval()
+    model = transformer_xl().eval()
     mask = torch.zeros(2, 4, dtype=torch.bool)
     mask[1, 2:] = True
     starts = torch.tensor([0, 100])
@@ -182,30 +209,24 @@ def test_what_ends_in_padding_is_not_gone_on_from() -> None:
 
 
 def test_a_row_of_padding_alone_is_finite() -> None:
-    model = build("bn").train()
+    model = transformer_xl("bn").train()
     mask = torch.ones(1, 4, dtype=torch.bool)
     assert model(torch.zeros(1, 4, dtype=torch.long), torch.tensor([-1]), mask).isfinite().all()
 
 
-@pytest.mark.parametrize("norm", NORMS)
-def test_all_norms_start_from_the_same_weights(norm: str) -> None:
-    weights = check_first_weights(build, norm, 22)
-    assert weights["layers.1.attention.content_bias"].any()
-
-
 def test_parts() -> None:
-    model = build("bn", placement="pre")
+    model = transformer_xl("bn", placement="pre")
     names = {name.split(".")[-2] for name, _ in model.named_parameters() if "attention." in name}
     assert names == {"query", "key_value", "distance", "output", "attention"}
     assert not any(name.endswith("bias") for name in names if name != "attention")
     assert model.head.weight is model.embedding.weight
     assert model.final_norm is not None
-    assert build("bn", placement="post").final_norm is None
+    assert transformer_xl("bn", placement="post").final_norm is None
     assert "memory" not in "".join(model.state_dict())
 
 
 def test_a_copy_goes_on_by_itself() -> None:
-    model = build().train()
+    model = transformer_xl().train()
     starts = torch.tensor([0, 100])
     model(text()[:, :4], starts)
     twin = copy.deepcopy(model)
@@ -213,13 +234,13 @@ def test_a_copy_goes_on_by_itself() -> None:
     assert torch.equal(twin(text()[:, 4:8], starts + 4), expected)
 
 
-def test_heads_have_to_divide_the_features() -> None:
-    with pytest.raises(InputError, match="num_heads=3 does not divide num_features=8"):
-        TransformerXL(
-            VOCABULARY,
-            nn.LayerNorm,
-            TransformerShape(
-                num_features=8, num_layers=1, num_heads=3, placement="post", activation="relu"
-            ),
-            memory_length=2,
-        )
+@pytest.mark.parametrize("placement", ["pre", "post"])
+@pytest.mark.parametrize("norm", ["bn", "pn-static"])
+def test_a_folded_model_has_no_norm_and_its_memory(norm: str, placement: Placement) -> None:
+    model = trained(transformer_xl(norm, placement=placement, memory_length=6), READ).double()
+    unfolded = copy.deepcopy(model)
+    fold(model, (text(),))
+    assert not any(isinstance(module, Norm) for module in model.modules())
+    with torch.no_grad():
+        expected = in_segments(unfolded, text(), 4)
+        torch.testing.assert_close(in_segments(model, text(), 4), expected, rtol=1e-6, atol=1e-8)

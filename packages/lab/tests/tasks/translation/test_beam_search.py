@@ -1,13 +1,13 @@
 import itertools
 from collections.abc import Iterable
-from functools import cache
+from functools import cache, partial
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from lab.tests.tiny_models import padding, paired, tokens, trained, translation_model
 from torch import Tensor
-from translation_models import build, padding, tokens, trained
 
 from powernorm.errors import InputError
 from powernorm.norms import BatchStatisticsNorm
@@ -22,8 +22,8 @@ SOURCE[MASK] = 0
 
 @cache
 def toy(seed: int = 0, norm: str = "bn") -> TranslationModel:
-    model = build(norm, norm, vocabulary=VOCABULARY, num_layers=1, seed=seed)
-    return trained(model).double()
+    model = translation_model(norm, norm, vocabulary=VOCABULARY, num_layers=1, seed=seed)
+    return trained(model, partial(paired, vocabulary=VOCABULARY)).double()
 
 
 @torch.no_grad()
@@ -164,7 +164,7 @@ def test_a_beam_of_one_is_greedy(norm: str) -> None:
 
 def endless() -> TranslationModel:
     """Return a model that almost never ends a sentence, so that the search must end hypotheses."""
-    model = build(vocabulary=VOCABULARY, shared_embeddings="none").double()
+    model = translation_model(vocabulary=VOCABULARY, shared_embeddings="none").double()
     with torch.no_grad():
         assert model.decoder.norm is not None
         model.decoder.norm.bias[0] = 20.0
@@ -219,7 +219,7 @@ def test_the_search_stops_when_no_live_hypothesis_can_win() -> None:
 
 
 def test_modes_and_statistics_are_left_as_they_were() -> None:
-    model = build("bn", "pn", dropout=0.5).train()
+    model = translation_model("bn", "pn", dropout=0.5).train()
     norm = model.encoder.norm
     assert isinstance(norm, BatchStatisticsNorm)
     norm.freeze_statistics()
@@ -238,7 +238,7 @@ def test_modes_and_statistics_are_left_as_they_were() -> None:
 
 
 def test_a_diverged_model_gives_empty_translations() -> None:
-    model = build()
+    model = translation_model()
     with torch.no_grad():
         model.head.weight.fill_(torch.nan)
     nothing = [Hypothesis((), -torch.inf, -torch.inf)]
@@ -246,7 +246,7 @@ def test_a_diverged_model_gives_empty_translations() -> None:
 
 
 def test_reduced_precision_finds_nearly_as_good_translations() -> None:
-    model = trained(build("bn"))
+    model = trained(translation_model("bn", seed=1), paired)
     search = BeamSearch(4, "power", 1.0, 1.0, 2)
     source, mask = tokens(5, 4), padding(4, 4, 3, 2, 1)
     expected = beam_search(model, source, mask, search)
@@ -262,7 +262,7 @@ def test_reduced_precision_finds_nearly_as_good_translations() -> None:
 @pytest.mark.gpu
 def test_a_gpu_finds_what_the_cpu_finds() -> None:
     search = BeamSearch(5, num_best=3)
-    model = trained(build("bn", "pn")).double()
+    model = trained(translation_model("bn", "pn"), paired).double()
     source, mask = tokens(6, 7), padding(7, 7, 5, 3, 2, 1)
     expected = beam_search(model, source, mask, search)
     found = beam_search(model.cuda(), source.cuda(), mask.cuda(), search)

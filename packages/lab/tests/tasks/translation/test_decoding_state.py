@@ -1,6 +1,13 @@
 import pytest
 import torch
-from translation_models import VOCABULARY, build, padding, tokens, trained
+from lab.tests.tiny_models import (
+    VOCABULARY,
+    padding,
+    paired,
+    tokens,
+    trained,
+    translation_model,
+)
 
 from powernorm_lab.models.choices import Placement
 
@@ -11,7 +18,7 @@ from powernorm_lab.models.choices import Placement
 def test_a_step_gives_what_the_whole_sequence_gives(norm: str, placement: Placement) -> None:
     """Hypotheses are shuffled, doubled and dropped, sentences end, and the buffer grows."""
     with torch.enable_grad():
-        model = trained(build(norm, norm, placement=placement)).double()
+        model = trained(translation_model(norm, norm, placement=placement), paired).double()
     generator = torch.Generator().manual_seed(3)
     beam, steps = 3, 20
     source, mask = tokens(4, 5), padding(5, 2, 0, 4, length=5)
@@ -36,7 +43,7 @@ def test_a_step_gives_what_the_whole_sequence_gives(norm: str, placement: Placem
 
 @torch.no_grad()
 def test_keys_and_values_of_the_source_are_kept_once_a_sentence() -> None:
-    model = build(num_layers=1)
+    model = translation_model(num_layers=1)
     state = model.begin(model.encode(tokens(2, 5)), None, 7)
     assert state.memory_allowed is None
     assert [part.shape for part in state.layers[0].memory] == [(2, 2, 5, 4)] * 2

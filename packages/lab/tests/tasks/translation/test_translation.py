@@ -6,123 +6,33 @@ from pathlib import Path
 import pytest
 import safetensors.torch
 import torch
-from lab.tests.task_models import check_first_weights
-from torch import Tensor, nn
-from translation_models import (
+from lab.tests.tiny_models import (
     FEATURES,
     VOCABULARY,
-    build,
     factory,
     padding,
+    paired,
     tokens,
     trained,
+    translation_model,
 )
+from torch import Tensor, nn
 
-from cases import uses_batch_statistics
 from powernorm.errors import InputError
-from powernorm.norms import NORMS, BatchNorm, LayerNorm, Norm, PowerNorm, RMSNorm
+from powernorm.norms import BatchNorm, LayerNorm, Norm, PowerNorm, RMSNorm
 from powernorm_lab.models.choices import Placement, TransformerShape
 from powernorm_lab.models.positions import sinusoidal_positions
 from powernorm_lab.tasks.translation.model import NormPlaces, TranslationModel
 from powernorm_lab.tasks.translation.settings import SharedEmbeddings
 
-PER_TOKEN = [name for name in NORMS if not uses_batch_statistics(name)]
-
-
-def assert_causal(model: TranslationModel) -> None:
-    source, target = tokens(3, 6), tokens(3, 5, seed=1)
-    mask = padding(6, 4, 2)
-    expected = model(source, target, mask)
-    for position in range(target.shape[1]):
-        changed = target.clone()
-        changed[:, position] = changed[:, position] % (VOCABULARY - 1) + 1
-        got = model(source, changed, mask)
-        assert torch.equal(got[:, :position], expected[:, :position])
-        assert not torch.allclose(got[:, position:], expected[:, position:])
-
-
-@pytest.mark.parametrize("placement", ["pre", "post"])
-@pytest.mark.parametrize("norm", NORMS)
-def test_no_output_depends_on_a_later_target_token(norm: str, placement: Placement) -> None:
-    model = trained(build(norm, norm, placement=placement, dropout=0.1))
-    with torch.no_grad():
-        assert_causal(model)
-
-
-@pytest.mark.parametrize("norm", PER_TOKEN)
-def test_none_does_in_training_where_norms_see_a_token(norm: str) -> None:
-    model = trained(build(norm, norm)).train()
-    with torch.no_grad():
-        assert_causal(model)
-
 
 def test_outputs_depend_on_every_source_token() -> None:
-    model, target = trained(build("bn")), tokens(2, 3)
+    model, target = trained(translation_model("bn"), paired), tokens(2, 3)
     for position in range(4):
         source = tokens(2, 4)
         expected = model(source, target)
         source[:, position] = source[:, position] % (VOCABULARY - 1) + 1
         assert not torch.isclose(model(source, target), expected).all(-1).any()
-
-
-@pytest.mark.parametrize("placement", ["pre", "post"])
-@pytest.mark.parametrize("norms", [("bn", "ln"), ("pn", "bn"), ("rbn", "rbn"), ("ln", "pn")])
-def test_padding_changes_neither_outputs_nor_statistics(
-    norms: tuple[str, str], placement: Placement
-) -> None:
-    source, target = tokens(3, 6), tokens(3, 5, seed=1)
-    source_mask, target_mask = padding(4, 4, 4, length=6), padding(3, 3, 3, length=5)
-    short = build(*norms, placement=placement).double()
-    padded = copy.deepcopy(short)
-    for step in range(3):  # in training, the last time in evaluation
-        if step == 2:
-            short.eval(), padded.eval()
-        expected = short(source[:, :4], target[:, :3])
-        got = padded(source, target, source_mask, target_mask)
-        torch.testing.assert_close(got[:, :3], expected, rtol=1e-12, atol=1e-12)
-        if step < 2:
-            expected.square().mean().backward()
-            got[:, :3].square().mean().backward()
-    for (name, ours), theirs in zip(padded.named_buffers(), short.buffers(), strict=True):
-        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12, msg=name)
-    for (name, our), their in zip(padded.named_parameters(), short.parameters(), strict=True):
-        assert our.grad is not None
-        torch.testing.assert_close(our.grad, their.grad, rtol=1e-10, atol=1e-12, msg=name)
-
-
-def test_each_sentence_of_a_ragged_batch_is_translated_as_if_alone() -> None:
-    model = trained(build("bn", "pn")).double()
-    source, target = tokens(3, 6), tokens(3, 5, seed=1)
-    lengths = [(6, 2), (3, 5), (1, 1)]
-    ours, theirs = zip(*lengths, strict=True)
-    got = model(source, target, padding(*ours), padding(*theirs))
-    for row, (long, wide) in enumerate(lengths):
-        alone = model(source[row : row + 1, :long], target[row : row + 1, :wide])
-        torch.testing.assert_close(got[row, :wide], alone[0], rtol=1e-12, atol=1e-12)
-
-
-@pytest.mark.parametrize("norm", ["bn", "pn", "ln"])
-@pytest.mark.parametrize("training", [True, False])
-def test_sentences_of_nothing_but_padding_are_finite(norm: str, training: bool) -> None:
-    for lengths in ((3, 0), (0, 0)):
-        model = build(norm, norm).train(training)
-        mask = padding(*lengths, length=3)
-        logits = model(tokens(2, 3), tokens(2, 3), mask, mask)
-        logits.square().mean().backward()
-        assert logits.isfinite().all()
-        for parameter in model.parameters():
-            assert parameter.grad is not None
-            assert parameter.grad.isfinite().all()
-        assert all(buffer.isfinite().all() for buffer in model.buffers())
-
-
-@pytest.mark.parametrize("norm", NORMS)
-def test_all_norms_start_from_the_same_weights(norm: str) -> None:
-    check_first_weights(
-        lambda norm, seed: build(norm, norm, seed=seed, shared_embeddings="none"),
-        norm,
-        3 + 2 * 10 + 2 * 16,
-    )
 
 
 def wide(initialization: str, shared: SharedEmbeddings = "none") -> TranslationModel:
@@ -166,7 +76,8 @@ def places_of(model: TranslationModel) -> dict[str, str]:
 @pytest.mark.parametrize("placement", ["pre", "post"])
 def test_placement_decides_where_norms_stand(placement: Placement) -> None:
     found = Counter(
-        ".".join(name.split(".")[:2]) for name in places_of(build("bn", placement=placement))
+        ".".join(name.split(".")[:2])
+        for name in places_of(translation_model("bn", placement=placement))
     )
     finals = {"encoder.norm": 1, "decoder.norm": 1} if placement == "pre" else {}
     assert found == {"encoder.layers": 2 * 2, "decoder.layers": 2 * 3, **finals}
@@ -208,40 +119,15 @@ def test_norms_of_the_lowest_layers_only(lowest: int) -> None:
     )
 
 
-def test_every_norm_receives_the_mask_of_its_side() -> None:
-    seen: dict[str, list[Tensor | None]] = {"encoder": [], "decoder": []}
-
-    class Spy(nn.Module):
-        def __init__(self, side: str) -> None:
-            super().__init__()
-            self.side = side
-
-        def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
-            seen[self.side].append(padding_mask)
-            return x
-
-    model = TranslationModel(
-        VOCABULARY,
-        VOCABULARY,
-        NormPlaces.everywhere(lambda _: Spy("encoder")),
-        lambda _: Spy("decoder"),
-        TransformerShape(num_features=FEATURES, activation="relu"),
-    )
-    source_mask, target_mask = padding(4, 2), padding(3, 1)
-    model(tokens(2, 4), tokens(2, 3), source_mask, target_mask)
-    assert [mask is source_mask for mask in seen["encoder"]] == [True] * 5
-    assert [mask is target_mask for mask in seen["decoder"]] == [True] * 7
-
-
 @pytest.mark.parametrize(("shared", "num_tables"), [("all", 1), ("target", 2), ("none", 3)])
 def test_shared_embeddings(shared: SharedEmbeddings, num_tables: int, tmp_path: Path) -> None:
-    model = build("bn", shared_embeddings=shared)
+    model = translation_model("bn", shared_embeddings=shared)
     file = tmp_path / "model.safetensors"
     safetensors.torch.save_model(model, str(file))
-    loaded = build("bn", shared_embeddings=shared, seed=1)
+    loaded = translation_model("bn", shared_embeddings=shared, seed=1)
     safetensors.torch.load_model(loaded, file)
     torch.save(model.state_dict(), tmp_path / "model.pt")
-    again = build("bn", shared_embeddings=shared, seed=1)
+    again = translation_model("bn", shared_embeddings=shared, seed=1)
     again.load_state_dict(torch.load(tmp_path / "model.pt", weights_only=True))
     expected = model.eval()(tokens(2, 4), tokens(2, 3))
     for other in (model, loaded, again, copy.deepcopy(model)):
@@ -267,16 +153,6 @@ def test_vocabularies_of_different_sizes() -> None:
         shared_embeddings="target",
     )
     assert model(torch.full((1, 2), 8), torch.full((1, 3), 6)).shape == (1, 3, 7)
-
-
-@pytest.mark.parametrize("placement", ["pre", "post"])
-def test_gradients_reach_every_parameter(placement: Placement) -> None:
-    model = build("ln", placement=placement, shared_embeddings="none")
-    logits = model(tokens(3, 4), tokens(3, 5))
-    nn.functional.cross_entropy(logits.flatten(0, 1), tokens(3, 5, seed=1).flatten()).backward()
-    for name, parameter in model.named_parameters():
-        assert parameter.grad is not None, name
-        assert parameter.grad.abs().max() > 1e-6, name
 
 
 def naive_attention(attention: nn.Module, x: Tensor, memory: Tensor, causal: bool) -> Tensor:
@@ -331,7 +207,9 @@ def naive_forward(model: TranslationModel, source: Tensor, target: Tensor) -> Te
 @pytest.mark.parametrize("placement", ["pre", "post"])
 @pytest.mark.parametrize("norm", ["ln", "bn"])
 def test_forward_against_its_equations(norm: str, placement: Placement) -> None:
-    model = trained(build(norm, placement=placement, shared_embeddings="none")).double()
+    model = trained(
+        translation_model(norm, placement=placement, shared_embeddings="none"), paired
+    ).double()
     source, target = tokens(1, 5), tokens(1, 4, seed=1)
     expected = naive_forward(model, source[0], target[0])
     got = model(source, target)
@@ -342,7 +220,7 @@ def test_forward_against_its_equations(norm: str, placement: Placement) -> None:
 @pytest.mark.parametrize("where", ["dropout", "attention_dropout", "activation_dropout"])
 def test_each_dropout_acts_in_training_only(where: str) -> None:
     rates = {"activation_dropout": 0.0, where: 0.5}
-    model = build(**rates)  # type: ignore[arg-type]
+    model = translation_model(**rates)  # type: ignore[arg-type]
     source, target = tokens(2, 4), tokens(2, 3)
     assert not torch.equal(model(source, target), model(source, target))
     model.eval()
@@ -350,16 +228,16 @@ def test_each_dropout_acts_in_training_only(where: str) -> None:
 
 
 def test_dropout_of_activations_is_that_of_the_rest_where_not_given() -> None:
-    rates = {m.p for m in build(dropout=0.3).modules() if isinstance(m, nn.Dropout)}
+    rates = {m.p for m in translation_model(dropout=0.3).modules() if isinstance(m, nn.Dropout)}
     assert rates == {0.3}
-    model = build(dropout=0.3, activation_dropout=0.1)
+    model = translation_model(dropout=0.3, activation_dropout=0.1)
     found = Counter(m.p for m in model.modules() if isinstance(m, nn.Dropout))
     assert found == {0.1: 4, 0.3: 1 + 2 * 2 + 2 * 3}
 
 
 @pytest.mark.slow
 def test_compiled_model_equals_the_eager_one() -> None:
-    model = build("bn", num_layers=1)
+    model = translation_model("bn", num_layers=1)
     compiled = torch.compile(
         copy.deepcopy(model), fullgraph=True, dynamic=True, backend="aot_eager"
     )
@@ -372,33 +250,3 @@ def test_compiled_model_equals_the_eager_one() -> None:
         got.square().mean().backward()
     for ours, theirs in zip(compiled.parameters(), model.parameters(), strict=True):
         torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-5)
-
-
-def test_bad_input_is_named() -> None:
-    model, good = build(), tokens(2, 3)
-    with pytest.raises(InputError, match=r"source has shape \(3,\) and dtype torch.int64"):
-        model.encode(good[0])
-    with pytest.raises(InputError, match=r"target has shape .* and dtype torch.float32"):
-        model(good, good.float())
-    with pytest.raises(InputError, match="source has 2 rows and target 1"):
-        model(good, good[:1])
-    with pytest.raises(InputError, match=r"source_padding_mask has shape \(2, 4\)"):
-        model(good, good, padding(4, 4))
-    with pytest.raises(InputError, match=r"target_padding_mask .* torch.int64, expected"):
-        model(good, good, None, torch.zeros_like(good))
-    with pytest.raises(InputError, match="num_heads=4 does not divide num_features=6"):
-        TranslationModel(
-            5,
-            5,
-            NormPlaces.everywhere(LayerNorm),
-            LayerNorm,
-            TransformerShape(num_features=6, activation="relu"),
-        )
-    with pytest.raises(InputError, match="num_norm_layers=3 of num_layers=2"):
-        TranslationModel(
-            5,
-            5,
-            NormPlaces.everywhere(LayerNorm),
-            LayerNorm,
-            TransformerShape(num_norm_layers=3, num_layers=2, activation="relu"),
-        )

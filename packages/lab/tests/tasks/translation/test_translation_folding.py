@@ -2,7 +2,7 @@ from collections import Counter
 
 import pytest
 import torch
-from translation_models import build, padding, tokens, trained
+from lab.tests.tiny_models import padding, paired, tokens, trained, translation_model
 
 import powernorm
 from powernorm_lab.models.choices import Placement
@@ -16,7 +16,8 @@ from powernorm_lab.tasks.translation.settings import SharedEmbeddings
 def test_folded_model_translates_as_before(
     placement: Placement, decoder_norm: str, shared: SharedEmbeddings
 ) -> None:
-    model = trained(build("bn", decoder_norm, placement=placement, shared_embeddings=shared))
+    model = translation_model("bn", decoder_norm, placement=placement, shared_embeddings=shared)
+    trained(model, paired)
     search = BeamSearch(4, max_length_factor=2.0, max_length_offset=9, num_best=2)
     inputs = {
         "source": tokens(4, 6),

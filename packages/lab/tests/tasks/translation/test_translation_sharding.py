@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from lab.tests.tiny_models import padding, tokens, translation_model
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor
-from translation_models import build, padding, tokens
 
 
 @pytest.fixture
@@ -24,7 +24,7 @@ def mesh(tmp_path: Path) -> Iterator[DeviceMesh]:
 
 
 def test_layers_and_shared_tables_can_be_sharded(mesh: DeviceMesh) -> None:
-    whole = build("bn", "pn")
+    whole = translation_model("bn", "pn")
     model = copy.deepcopy(whole)
     for layer in (*model.encoder.layers, *model.decoder.layers):
         fully_shard(layer, mesh=mesh)
@@ -42,6 +42,6 @@ def test_layers_and_shared_tables_can_be_sharded(mesh: DeviceMesh) -> None:
     gathered: dict[str, Tensor] = get_model_state_dict(
         model, options=StateDictOptions(full_state_dict=True)
     )
-    loaded = build("bn", "pn", seed=1)
+    loaded = translation_model("bn", "pn", seed=1)
     loaded.load_state_dict(gathered)
     assert torch.equal(loaded.eval()(*arguments), whole.eval()(*arguments))
