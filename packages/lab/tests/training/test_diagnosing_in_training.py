@@ -12,7 +12,6 @@ from tiny_training import compare, tiny_config
 from tiny_translation import tiny_translation, write_pairs
 
 from covering import some_default
-from powernorm.errors import InputError
 from powernorm_lab.runs import DIAGNOSES_FILE
 from powernorm_lab.settings.comparison import ComparisonSettings
 from powernorm_lab.tasks.run_diagnosis import diagnose_run
@@ -119,18 +118,3 @@ def test_broken_weights_end_the_run_as_without(
     assert first["layers"]
     assert second["layers"] == []
     assert "holds NaN or infinite values in batch 0" in second["notes"][0]
-
-
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [
-        ({"diagnose_every": "epochs"}, "diagnose_every=epochs is not an interval: give a number"),
-        ({"diagnose_every": -1}, "diagnose_every=-1 is not an interval"),
-        ({"diagnose_every": 2.5}, "diagnose_every=2.5 is not an interval"),
-        ({"diagnose_every": True}, "diagnose_every=true is not an interval"),
-        ({"diagnose_every": 5, "strategy": "fsdp2"}, "needs the whole model in every process"),
-    ],
-)
-def test_settings_that_cannot_be(text: Path, changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(InputError, match=words):
-        with_training(tiny_config(str(text)), **changes)

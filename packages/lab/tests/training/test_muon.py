@@ -7,7 +7,6 @@ import io
 
 import pytest
 import torch
-from tiny_training import Configure
 from torch import Tensor, nn
 
 from powernorm.errors import InputError
@@ -15,7 +14,6 @@ from powernorm.norms import BatchNorm
 from powernorm_lab.engine.distribution import optimized
 from powernorm_lab.models.choices import TransformerShape
 from powernorm_lab.models.language_model import LanguageModel
-from powernorm_lab.settings.overrides import override
 from powernorm_lab.settings.training import OptimizerSettings
 from powernorm_lab.tasks.lm.adaptive_output import AdaptiveLanguageModel
 from powernorm_lab.training.optimization import build_optimizer
@@ -112,20 +110,6 @@ def test_it_goes_on_from_its_state() -> None:
     for one, other in zip(whole.parameters(), parts.parameters(), strict=True):
         assert torch.equal(one, other)
     assert len(resumed.state) == len(optimized(resumed))
-
-
-@pytest.mark.parametrize(
-    ("assignments", "message"),
-    [
-        (["optimizer.name=muon", "optimizer.momentum=0.8"], "set optimizer.name=sgd"),
-        (["optimizer.name=muon", "training.strategy=fsdp2"], "needs whole matrices"),
-    ],
-)
-def test_what_does_not_fit_is_refused(
-    configure: Configure, assignments: list[str], message: str
-) -> None:
-    with pytest.raises(InputError, match=message):
-        override(configure(), assignments)
 
 
 def test_a_model_without_matrices_is_refused() -> None:

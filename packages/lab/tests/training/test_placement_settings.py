@@ -7,57 +7,14 @@ from typing import Any
 
 import pytest
 import torch
-from tiny_training import Configure, compare, of_task
+from tiny_training import Configure, compare
 
-from powernorm.errors import InputError
 from powernorm.norms import Norm
-from powernorm_lab.recipes import recipe
 from powernorm_lab.report import read_comparison
 from powernorm_lab.report.loading import _RUN_NAME
 from powernorm_lab.runs import PLACEMENTS, run_name
 from powernorm_lab.settings.overrides import override
-from powernorm_lab.tasks.builtin import check_norms
 from powernorm_lab.tasks.registry import task_of
-
-TENSORIZED = ["model.architecture=tensorized", "model.num_heads=1"]
-
-
-@pytest.mark.parametrize(
-    ("task", "assignments", "message"),
-    [
-        ("lm", ["model.placement=peri-ln"], "choose one of pre, post, sandwich, peri, out, mix"),
-        ("lm", ["model.qk_norm=rms"], "choose one of per_head, whole"),
-        ("lm", ["model.qk_norm_type=bn"], r"set model\.qk_norm to per_head or whole"),
-        ("lm", [*TENSORIZED, "model.placement=normformer"], "tensorized attention"),
-        ("lm", [*TENSORIZED, "model.placement=bn-linear"], "tensorized attention"),
-        ("lm", [*TENSORIZED, "model.qk_norm=whole"], r"set model\.qk_norm=none"),
-        ("lm-char", ["model.placement=bn-linear"], "attention to a memory"),
-        ("ner", ["model.qk_norm=per_head"], "directional attention"),
-        ("image", ["model.placement=peri"], "is not a setting"),
-    ],
-)
-def test_what_does_not_fit_is_refused(
-    configure: Configure, task: str, assignments: list[str], message: str
-) -> None:
-    config: Any = recipe("image", "smoke") if task == "image" else of_task(task, configure())
-    with pytest.raises(InputError, match=message):
-        override(config, assignments)
-
-
-@pytest.mark.parametrize(
-    ("assignments", "options", "message"),
-    [
-        (["model.qk_norm=whole", "model.qk_norm_type=rsm"], {}, "rsm"),
-        # Groups that divide the model's features, but not those of a head or the hidden ones.
-        (["model.qk_norm=per_head", "model.qk_norm_type=same"], {"bn": {"groups": 16}}, "groups"),
-    ],
-)
-def test_norms_of_all_widths_are_checked_first(
-    configure: Configure, assignments: list[str], options: dict[str, Any], message: str
-) -> None:
-    config = override(configure(norms=("bn",), norm_options=options), assignments)
-    with pytest.raises(InputError, match=message):
-        check_norms(config)
 
 
 @pytest.mark.parametrize("placement", PLACEMENTS)

@@ -10,6 +10,7 @@ from powernorm_lab.recipes import paths_of, recipe
 from powernorm_lab.settings.overrides import known_keys, override
 from powernorm_lab.settings.training import OptimizerSettings, ScheduleSettings
 from powernorm_lab.tasks import TASKS as NAMES
+from powernorm_lab.tasks.builtin import check_norms
 from powernorm_lab.tasks.registry import CLASSES
 from powernorm_lab.tasks.settings import CLASSES as SETTINGS
 from powernorm_lab.tasks.settings import settings_of
@@ -17,16 +18,30 @@ from powernorm_lab.training.losses import outputs_nll, training_losses
 from powernorm_lab.training.optimization import build_optimizer, rate_factor
 
 OTHERS = {
+    "data.batch_size": "8",
+    "data.batch_tokens": "9",
+    "data.evaluation_batch_size": "8",
     "data.languages": "de-en",
+    "data.sequence_length": "8",
+    "data.vocabulary_size": "300",
     "data.max_examples": "10",
     "data.vectors": "vectors.txt",
     "data.augmentation": "true",
+    "model.adaptive_cutoffs": "280",
+    "model.architecture": "tensorized",
     "model.memory_length": "8",
+    "model.num_features": "64",
+    "model.num_heads": "2",
+    "model.num_norm_layers": "1",
+    "model.placement": "post",
     "model.sees_future": "true",
     "model.character_features": "4",
     "model.pooling": "max",
     "decoding.beam_size": "2",
+    "training.score_every": "1",
+    "training.select_by": "score",
 }
+"""Settings that some tasks lack."""
 
 
 def test_every_task_has_settings_and_recipes() -> None:
@@ -62,13 +77,152 @@ def test_a_vocabulary_is_as_large_as_its_kind_needs(task: str, least: int) -> No
         override(config, [f"data.vocabulary_size={least - 1}"])
 
 
-def test_momentum_of_another_optimizer_is_refused() -> None:
-    config = recipe("image", "demo")
-    setting, choice = "optimizer.momentum=0.5", "optimizer.name=sgd"
-    message = rf"^{setting} has no effect with .*: set {choice}, or leave it out"
+TENSORIZED = ("model.architecture=tensorized", "model.num_heads=1")
+PLAIN = ("model.architecture=plain", "model.head_features=none")
+SPLIT = ("data.subwords=split", "data.vocabulary_size=none", "data.joint_vocabulary=false")
+PIECES = ("data.subwords=a.model", *SPLIT[1:], "model.shared_embeddings=none")
+
+REFUSED: list[tuple[str, tuple[str, ...], str]] = [
+    ("lm", ("schedule.warmup_fraction=1.5",), "schedule.warmup_fraction"),
+    ("lm", ("optimizer.name=lion",), "optimizer.name"),
+    ("lm", ("model.activation=sum",), "model.activation"),
+    (
+        "image",
+        ("optimizer.momentum=0.5",),
+        "momentum=0.5 has no effect with .*: set opt",
+    ),
+    ("lm", ("optimizer.name=muon", "optimizer.momentum=0.8"), "set optimizer.name=sgd"),
+    ("lm", ("optimizer.name=muon", "training.strategy=fsdp2"), "needs whole matrices"),
+    # Scores
+    ("translation", ("training.select_by=score",), "training.select_by=score needs scores"),
+    ("classify", ("training.score_every=0",), "training.select_by=score needs scores"),
+    ("image", ("training.select_by=bleu",), "training.select_by=bleu is not known"),
+    # Diagnoses
+    ("lm", ("training.diagnose_every=epochs",), "diagnose_every=epochs is not an interval: give a"),
+    ("lm", ("training.diagnose_every=-1",), "diagnose_every=-1 is not an interval"),
+    ("lm", ("training.diagnose_every=2.5",), "diagnose_every=2.5 is not an interval"),
+    ("lm", ("training.diagnose_every=true",), "diagnose_every=true is not an interval"),
+    ("lm", ("training.diagnose_every=5", "training.strategy=fsdp2"), "needs the whole model in ev"),
+    ("lm", ("training.tid_batches=1",), "tid_batches=1 compares one batch with itself"),
+    ("lm", ("training.tid_batches=0", "training.record_scales=true"), "true needs batches"),
+    ("image", ("training.tid_batches=1",), "tid_batches=1 compares one batch with itself"),
+    ("image", ("training.tid_batches=0", "training.record_scales=true"), "true needs batches"),
+    ("image", ("training.diagnose_every=2", "training.strategy=fsdp2"), "fsdp2 divides it"),
+    # Placements
+    ("lm", ("model.placement=peri-ln",), "choose one of pre, post, sandwich, peri, out, mix"),
+    ("lm", (*PLAIN, "model.qk_norm=rms"), "choose one of per_head, whole"),
+    ("lm", (*PLAIN, "model.qk_norm_type=bn"), r"set model\.qk_norm to per_head or whole"),
+    ("lm", (*TENSORIZED, "model.placement=normformer"), "tensorized attention"),
+    ("lm", (*TENSORIZED, "model.placement=bn-linear"), "tensorized attention"),
+    ("lm", (*TENSORIZED, "model.qk_norm=whole"), r"set model\.qk_norm=none"),
+    ("lm-char", ("model.placement=bn-linear",), "attention to a memory"),
+    ("ner", ("model.qk_norm=per_head",), "directional attention"),
+    # Models
+    ("lm", (*TENSORIZED[:1], "model.num_heads=2"), "model.num_heads=2 does not fit the tensorized"),
+    (
+        "lm",
+        (PLAIN[0], "model.head_features=5"),
+        "model.head_features=5 does not apply to the plain",
+    ),
+    ("lm", (*PLAIN, "model.sees_future=true"), "sees_future=true does not apply to the plain .*=t"),
+    ("lm", ("model.architecture=resnet20",), "resnet20 is not known: choose one of plain, t"),
+    (
+        "lm",
+        ("model.adaptive_cutoffs=40,150", "training.label_smoothing=0.1"),
+        "label_smoothing=0.1 needs the probabilities .* set it to 0, or",
+    ),
+    (
+        "lm",
+        ("model.adaptive_cutoffs=40", "training.strategy=fsdp2"),
+        "process runs only those clusters of an adaptive softmax .* use ddp",
+    ),
+    ("lm-char", ("model.memory_length=-1",), "model.memory_length=-1 is too small"),
+    ("lm-char", ("model.num_heads=7",), "num_heads=7 does not divide"),
+    ("image", ("model.architecture=tensorized",), "tensorized is not known: choose one of convnet"),
+    ("sequences", ("model.kernel_size=4",), "kernel_size=4 has no middle frame: give an odd numb"),
+    ("sequences", ("model.placement=post",), "=post does not apply to model.architecture=conform"),
+    (
+        "sequences",
+        ("model.patch_length=8",),
+        "not apply to model.architecture=conformer: .* patch",
+    ),
+    (
+        "sequences",
+        ("model.architecture=encoder", "model.mask_padding=false"),
+        "mask_padding=false does not apply to model.architecture=encoder: .* conformer",
+    ),
+    # Data
+    ("translation", ("data.batch_tokens=none",), "none has the wrong type: expected a whole numb"),
+    (
+        "translation",
+        ("model.final_norm=bn", "model.placement=post"),
+        "=bn does not apply",
+    ),
+    ("translation", ("data.target_vocabulary_size=290",), "data.target_vocabulary_size=290"),
+    ("translation", SPLIT[:1], "vocabulary_size=500 is the number of learned subwords, but"),
+    ("translation", SPLIT[1:2], "vocabulary_size=none is the number of learned subwords:"),
+    ("translation", SPLIT[2:], "is for subwords that are not learned: give"),
+    ("translation", SPLIT, r"cannot share a table .*: set model\.shared_embeddings"),
+    ("translation", PIECES, "does not fit one model of SentencePiece"),
+    (
+        "classify",
+        ("data.batch_tokens=128", "data.batch_size=8"),
+        r"data\.batch_size=8 does not apply with .*batch_tokens=128",
+    ),
+    (
+        "classify",
+        ("data.batch_tokens=128", "data.evaluation_batch_size=8"),
+        r"data\.evaluation_batch_size=8 does not apply with .*batch_tokens=128",
+    ),
+    # Norms of every width in the model
+    ("translation", ("model.decoder_norm=batch",), "unknown norm 'batch'"),
+    ("translation", ("norms=bn", "norm_options.bn.speed=3"), "speed"),
+    ("translation", ("model.decoder_norm=bn", "norm_options.bn.groups=3"), "3"),
+    ("image", ("norms=bn", "norm_options.bn.groups=3"), "expected a divisor of the 500 features"),
+    ("image", ("norms=bn", "norm_options.bn.feature_dim=2"), "the model defines .* leave it out"),
+    (
+        "image",
+        ("model.architecture=resnet20", "norms=pn", "norm_options.pn.groups=32"),
+        "groups",
+    ),
+    ("parse", ("norms=bn", "norm_options.bn.groups=5"), "groups is 5, expected a divisor of the"),
+    ("parse", ("norms=bn", "norm_options.bn.alpha=1"), "has no option 'alpha'"),
+    ("lm", (*PLAIN, "model.qk_norm=whole", "model.qk_norm_type=rsm"), "rsm"),
+    (
+        "lm",
+        (
+            *PLAIN,
+            *("model.num_heads=4", "norms=bn", "model.qk_norm=per_head"),
+            *("model.qk_norm_type=same", "norm_options.bn.groups=64"),
+        ),
+        "groups",
+    ),
+]
+
+
+@pytest.mark.parametrize(("task", "assignments", "message"), REFUSED, ids=str)
+def test_settings_that_mean_nothing_or_do_not_fit_are_refused(
+    task: str, assignments: tuple[str, ...], message: str
+) -> None:
     with pytest.raises(InputError, match=message):
-        override(config, [setting])
-    override(config, [setting, choice])
+        check_norms(override(recipe(task, "smoke"), assignments))
+
+
+@pytest.mark.parametrize(
+    ("task", "assignments"),
+    [
+        ("image", ("optimizer.momentum=0.5", "optimizer.name=sgd")),
+        (
+            "classify",
+            ("data.batch_tokens=none", "data.batch_size=8", "data.evaluation_batch_size=8"),
+        ),
+        # The network has 500 features, not those of other tasks' models.
+        ("image", ("norms=pn", "norm_options.pn.groups=5")),
+        ("image", ("model.architecture=resnet20", "norms=pn", "norm_options.pn.groups=16")),
+    ],
+)
+def test_settings_that_fit_are_taken(task: str, assignments: tuple[str, ...]) -> None:
+    check_norms(override(recipe(task, "smoke"), assignments))
 
 
 @pytest.mark.parametrize("name", ["adam", "sgd", "adagrad"])
@@ -98,19 +252,6 @@ def test_a_rate_that_falls_in_steps() -> None:
     schedule = ScheduleSettings(name="steps", warmup_fraction=0.0)
     factors = [rate_factor(schedule, step, 8) for step in range(8)]
     assert factors == pytest.approx([1, 1, 1, 1, 0.1, 0.1, 0.01, 0.01])
-
-
-@pytest.mark.parametrize(
-    "assignment",
-    [
-        "schedule.warmup_fraction=1.5",
-        "optimizer.name=lion",
-        "model.activation=sum",
-    ],
-)
-def test_bad_values_are_named(assignment: str) -> None:
-    with pytest.raises(InputError, match=assignment.split("=")[0]):
-        override(recipe("lm", "smoke"), [assignment])
 
 
 class Halved(nn.Module):

@@ -1,7 +1,6 @@
 import json
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 from unittest.mock import patch
 
 import pytest
@@ -13,9 +12,7 @@ from powernorm_lab.engine.events import Event, RunEnded, RunStarted, StepsDone
 from powernorm_lab.settings.comparison import ComparisonSettings, Study, Variant, to_json
 from powernorm_lab.settings.overrides import override
 from powernorm_lab.settings.training import (
-    ClassifierTrainingSettings,
     OptimizerSettings,
-    TrainingSettings,
 )
 from powernorm_lab.settings.variants import chosen_norms, description, lines_of
 from powernorm_lab.tasks.builtin import check_norms
@@ -291,19 +288,3 @@ def test_a_variant_of_other_data_is_refused(configure: Configure, tmp_path: Path
     with pytest.raises(InputError, match="words has data settings that change the data"):
         compare(replace(config, variants=(sizes, words)), tmp_path / "words")
     assert not (tmp_path / "words").exists()
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"tid_batches": 1}, "tid_batches=1 compares one batch with itself"),
-        ({"tid_batches": 0, "record_scales": True}, "record_scales=true needs batches"),
-        ({"diagnose_every": 2, "strategy": "fsdp2"}, "fsdp2 divides it"),
-    ],
-)
-@pytest.mark.parametrize("kind", [TrainingSettings, ClassifierTrainingSettings])
-def test_what_would_measure_nothing_is_refused(
-    kind: type[TrainingSettings], changes: dict[str, Any], message: str
-) -> None:
-    with pytest.raises(InputError, match=message):
-        kind(**changes)

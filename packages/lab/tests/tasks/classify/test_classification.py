@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from lab.tests.training.minimized import training_losses
 from lab.tests.training.tiny_training import TRAINING, Configure, compare, of_task
 
-from powernorm.errors import InputError
 from powernorm.norms import NORMS, penalty
 from powernorm_lab.settings.comparison import ComparisonSettings
 from powernorm_lab.settings.overrides import override
@@ -155,16 +154,6 @@ def test_a_part_of_the_training_texts(configure: Configure, reviews: Path) -> No
     few = replace(config, data=replace(config.data, max_examples=50))
     assert len(encoded_of(few).splits["train"]) == 50
     assert encoded_of(few).fingerprint != encoded_of(config).fingerprint
-
-
-@pytest.mark.parametrize("key", ["batch_size", "evaluation_batch_size"])
-def test_batches_have_their_size_from_one_setting(
-    configure: Configure, reviews: Path, key: str
-) -> None:
-    config = classifying(configure, reviews)
-    with pytest.raises(InputError, match=rf"data\.{key}=8 does not apply with .*batch_tokens=128"):
-        override(config, [f"data.{key}=8"])
-    override(config, [f"data.{key}=8", "data.batch_tokens=none"])
 
 
 @pytest.mark.parametrize("norm", ["ln", "rbn"])

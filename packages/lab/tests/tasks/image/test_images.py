@@ -6,15 +6,12 @@ import pytest
 import torch
 from lab.tests.training.tiny_training import compare
 
-from powernorm.errors import InputError
 from powernorm.inspection.modules import batch_layers
 from powernorm.surgery import fold
 from powernorm_lab.engine.events import DataPrepared, Event
 from powernorm_lab.runs import ComparisonResults
 from powernorm_lab.settings.comparison import ComparisonSettings
-from powernorm_lab.settings.overrides import override
 from powernorm_lab.settings.training import ClassifierTrainingSettings, OptimizerSettings
-from powernorm_lab.tasks.builtin import check_norms
 from powernorm_lab.tasks.image.batches import ImageData, accuracy
 from powernorm_lab.tasks.image.encoded_images import EncodedImages, encode_images
 from powernorm_lab.tasks.image.models import ConvNet, ResNet
@@ -150,32 +147,3 @@ def test_architectures(architecture: str | None, side: int, num_norms: int) -> N
     assert task.sizes_of_weights(model.state_dict()) == sizes
     (pixels,) = task.example_inputs(config, sizes)
     assert model(pixels).shape == (2, 10)
-
-
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ("model.num_features=64", "'model.num_features' is not a setting of the task image"),
-        ("model.num_norm_layers=1", "'model.num_norm_layers' is not a setting of the task image"),
-        ("model.placement=post", "'model.placement' is not a setting of the task image"),
-        ("data.sequence_length=8", "'data.sequence_length' is not a setting of the task image"),
-        ("model.architecture=tensorized", "tensorized is not known: choose one of convnet"),
-        ("norm_options.bn.groups=3", "expected a divisor of the 500 features"),
-        ("norm_options.bn.feature_dim=2", "feature_dim=2: the model defines .* leave it out"),
-    ],
-)
-def test_settings_that_mean_nothing_or_do_not_fit(setting: str, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        check_norms(override(image_config(), [setting]))
-
-
-def test_norm_options_must_fit_the_networks_own_width() -> None:
-    """The network has 500 features, not those of other tasks' models."""
-    check_norms(override(image_config(norms=("pn",)), ["norm_options.pn.groups=5"]))
-
-
-def test_norm_options_must_fit_every_stage() -> None:
-    config = image_config(model=ImageModelSettings(architecture="resnet20"), norms=("pn",))
-    check_norms(override(config, ["norm_options.pn.groups=16"]))
-    with pytest.raises(InputError, match="groups"):
-        check_norms(override(config, ["norm_options.pn.groups=32"]))

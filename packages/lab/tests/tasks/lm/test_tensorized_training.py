@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 import torch.nn.functional as F
-from lab.tests.training.tiny_training import Configure, compare, of_task
+from lab.tests.training.tiny_training import Configure, compare
 
 from powernorm.errors import InputError
 from powernorm_lab.models.language_model import LanguageModel
 from powernorm_lab.settings.overrides import override
-from powernorm_lab.tasks.builtin import check_norms
 from powernorm_lab.tasks.lm.adaptive_output import AdaptiveLanguageModel
 from powernorm_lab.tasks.registry import task_of
 from powernorm_lab.tasks.run_diagnosis import diagnose_run
@@ -83,47 +82,6 @@ def test_head_is_as_large_as_the_features_where_it_is_not_set(configure: Configu
     )
     assert isinstance(model, LanguageModel)
     assert model.layers[0].attention.core_weight.shape == (16,)
-
-
-@pytest.mark.parametrize(
-    ("assignments", "message"),
-    [
-        (
-            ["model.architecture=tensorized"],
-            "model.num_heads=2 does not fit the tensorized attention, which has",
-        ),
-        (["model.head_features=5"], "model.head_features=5 does not apply to the plain attention"),
-        (
-            ["model.sees_future=true"],
-            "model.sees_future=true does not apply to the plain .*=tensorized",
-        ),
-        (
-            ["model.architecture=resnet20"],
-            "architecture=resnet20 is not known: choose one of plain, t",
-        ),
-        (
-            ["model.adaptive_cutoffs=40,150", "training.label_smoothing=0.1"],
-            "label_smoothing=0.1 needs the probabilities .* set it to 0, or",
-        ),
-        (
-            ["model.adaptive_cutoffs=40", "training.strategy=fsdp2"],
-            "process runs only those clusters of an adaptive softmax .* use ddp",
-        ),
-        (["model.memory_length=3"], "'model.memory_length' is not a setting of the task lm"),
-    ],
-)
-def test_settings_that_do_not_go_together(
-    configure: Configure, assignments: list[str], message: str
-) -> None:
-    with pytest.raises(InputError, match=message):
-        check_norms(override(configure(), assignments))
-
-
-@pytest.mark.parametrize("task", ["lm-char", "ner"])
-def test_other_tasks_have_the_usual_attention(configure: Configure, task: str) -> None:
-    for assignment in (TENSORIZED[0], ADAPTIVE[0]):
-        with pytest.raises(InputError, match=f"is not a setting of the task {task}"):
-            override(of_task(task, configure()), [assignment])
 
 
 def test_cutoffs_beyond_the_vocabulary_end_before_anything_is_trained(configure: Configure) -> None:

@@ -13,10 +13,8 @@ from lab.tests.training.same_runs import rows
 from lab.tests.training.tiny_training import compare
 from tiny_characters import tiny_characters, write_stream
 
-from powernorm.errors import InputError
 from powernorm_lab.engine.events import Event, RunStarted, StepsDone
 from powernorm_lab.settings.comparison import ComparisonSettings
-from powernorm_lab.settings.overrides import override
 from powernorm_lab.tasks.lm_char.model import TransformerXL
 from powernorm_lab.tasks.registry import task_of
 from powernorm_lab.tasks.run_diagnosis import diagnose_run
@@ -150,21 +148,6 @@ def test_validation_leaves_the_training_as_it_was(stream: Path, tmp_path: Path) 
         log = rows(tmp_path / name / "ln-post-seed0/metrics.csv")
         logs.append([row["train_loss"] for row in log])
     assert logs[0] == logs[1]
-
-
-@pytest.mark.parametrize(
-    ("setting", "message"),
-    [
-        ("data.vocabulary_size=300", "'data.vocabulary_size' is not a setting of the task lm-char"),
-        ("model.sees_future=true", "'model.sees_future' is not a setting of the task lm-char"),
-        ("model.memory_length=-1", "model.memory_length=-1 is too small"),
-        ("data.batch_size=4000", "fewer than an update of 8000 segments"),
-        ("model.num_heads=3", "num_heads=3 does not divide"),
-    ],
-)
-def test_settings_that_do_not_fit(stream: Path, tmp_path: Path, setting: str, message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        compare(override(tiny_characters(stream), [setting]), tmp_path)
 
 
 def test_the_model_is_what_the_settings_say(stream: Path) -> None:

@@ -200,21 +200,6 @@ def test_the_embedded_sentences_are_the_default(names: Path) -> None:
     assert encoded_of(config).kinds == ("LOC", "PER")
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"model": {"memory_length": 3}}, r"'model\.memory_length' is not a setting"),
-        ({"model": {"num_heads": 16}}, "num_heads=16 does not divide num_features=16 into heads"),
-        ({"data": {"batch_size": 500}}, "150 sentences, fewer than a batch of 500"),
-    ],
-)
-def test_settings_that_do_not_fit_are_refused(
-    names: Path, tmp_path: Path, change: dict[str, object], message: str
-) -> None:
-    with pytest.raises(InputError, match=message):
-        compare(tiny_entities(names, **change), tmp_path)  # type: ignore[arg-type]
-
-
 @pytest.mark.parametrize("placement", ["pre", "post"])
 def test_a_tagger_without_characters_folds_what_can_be(names: Path, placement: str) -> None:
     config = tiny_entities(

@@ -15,7 +15,6 @@ from powernorm_lab.runs import ComparisonResults
 from powernorm_lab.settings.comparison import ComparisonSettings
 from powernorm_lab.settings.overrides import override
 from powernorm_lab.settings.training import ClassifierTrainingSettings, OptimizerSettings
-from powernorm_lab.tasks.builtin import check_norms
 from powernorm_lab.tasks.parse.batches import STATES, ParsingData, parse_split
 from powernorm_lab.tasks.parse.configurations import NUM_FEATURES
 from powernorm_lab.tasks.parse.encoding import EncodedTreebank
@@ -184,22 +183,6 @@ def test_max_examples_shortens_the_training(encoded: EncodedTreebank) -> None:
     config = override(parsing_config(), ["data.max_examples=1000"])
     data = task_of(config).data(encoded, config, 0)
     assert data.batches.batches_per_epoch == 7
-
-
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        (["model.placement=post"], "'model.placement' is not a setting of the task parse"),
-        (["data.sequence_length=32"], "'data.sequence_length' is not a setting of the task parse"),
-        (["model.num_heads=2"], "'model.num_heads' is not a setting of the task parse"),
-        (["model.memory_length=3"], "'model.memory_length' is not a setting of the task parse"),
-        (["norm_options.bn.groups=5"], "groups is 5, expected a divisor of the 32 features"),
-        (["norm_options.bn.alpha=1"], "has no option 'alpha'"),
-    ],
-)
-def test_what_does_not_fit_is_refused(changes: list[str], message: str) -> None:
-    with pytest.raises(InputError, match=message):
-        check_norms(override(parsing_config(), changes))
 
 
 def test_a_text_without_trees_is_refused(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ import torch
 from lab.tests.training.tiny_training import compare
 
 import powernorm
-from powernorm.errors import InputError
 from powernorm_lab.recipes import recipe
 from powernorm_lab.runs import ComparisonResults
 from powernorm_lab.settings.overrides import override
@@ -107,24 +106,6 @@ def test_sorted_batches_have_little_padding(series: SeriesSet) -> None:
         shares.append(float(torch.stack(masks).mean()))
     assert shares[0] > 0.25
     assert shares[1] < 0.12
-
-
-@pytest.mark.parametrize(
-    ("changes", "says"),
-    [
-        (["model.kernel_size=4"], "kernel_size=4 has no middle frame: give an odd number"),
-        (["model.placement=post"], "placement=post does not apply to model.architecture=conformer"),
-        (["model.patch_length=8"], "does not apply to model.architecture=conformer: .* patch"),
-        (
-            ["model.architecture=encoder", "model.mask_padding=false"],
-            "mask_padding=false does not apply to model.architecture=encoder: .* conformer",
-        ),
-        (["data.batch_tokens=9"], "'data.batch_tokens' is not a setting"),
-    ],
-)
-def test_settings_that_mean_nothing_are_refused(changes: list[str], says: str) -> None:
-    with pytest.raises(InputError, match=says):
-        config(*changes)
 
 
 def test_processes_share_a_batch_of_series(series: SeriesSet) -> None:

@@ -178,34 +178,6 @@ def test_wrong_folders_are_refused(tmp_path: Path) -> None:
         load_pairs(str(folder), "de-en", False, is_split=True)
 
 
-@pytest.mark.parametrize(
-    ("assignments", "message"),
-    [
-        (["data.subwords=split"], "vocabulary_size=500 is the number of learned subwords, but"),
-        (["data.vocabulary_size=none"], "vocabulary_size=none is the number of learned subwords:"),
-        (["data.joint_vocabulary=false"], "is for subwords that are not learned: give"),
-        (
-            ["data.subwords=split", "data.vocabulary_size=none", "data.joint_vocabulary=false"],
-            r"cannot share a table .*: set model\.shared_embeddings",
-        ),
-        (
-            [
-                "data.subwords=a.model",
-                "data.vocabulary_size=none",
-                "data.joint_vocabulary=false",
-                "model.shared_embeddings=none",
-            ],
-            "does not fit one model of SentencePiece",
-        ),
-    ],
-)
-def test_settings_that_mean_nothing_together_are_refused(
-    assignments: list[str], message: str
-) -> None:
-    with pytest.raises(InputError, match=message):
-        override(recipe("translation", "smoke"), assignments)
-
-
 def trained(folder: Path, out: Path, subwords: str) -> Path:
     config = override(
         recipe("translation", "smoke"),

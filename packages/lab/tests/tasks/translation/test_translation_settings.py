@@ -24,26 +24,10 @@ def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        (
-            {"data": {"batch_tokens": None}},
-            "data.batch_tokens=none has the wrong type: expected a whole number",
-        ),
-        ({"data": {"batch_size": 8}}, "'data.batch_size' is not a setting"),
-        (
-            {"data": {"evaluation_batch_size": 8}},
-            "'data.evaluation_batch_size' is not a setting",
-        ),
         ({"data": {"batch_tokens": 5}}, "data.batch_tokens=5 is less than the 24 subwords"),
         ({"data": {"languages": "de-fr"}}, "fr"),
         ({"data": {"path": "/no/such/pairs"}}, "/no/such/pairs"),
         ({"model": {"decoder_norm": "batch"}}, "unknown norm 'batch'"),
-        ({"model": {"final_norm": "bn", "placement": "post"}}, "final_norm=bn does not apply"),
-        ({"data": {"target_vocabulary_size": 290}}, "data.target_vocabulary_size=290"),
-        ({"norms": ("bn",), "norm_options": {"bn": {"speed": 3}}}, "speed"),
-        (
-            {"model": {"decoder_norm": "bn"}, "norm_options": {"bn": {"groups": 3}}},
-            "3",
-        ),
     ],
     ids=str,
 )
