@@ -3,17 +3,13 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-import torch
 
 from powernorm.errors import InputError
-from powernorm_lab.data.batch import Batch
 from powernorm_lab.data.corpus import SPLITS
 from powernorm_lab.tasks.classify.baselines import text_baselines
-from powernorm_lab.tasks.classify.batches import TextRows
 from powernorm_lab.tasks.classify.encoded_texts import (
     UNKNOWN_ID,
     EncodedTexts,
-    EncodedTextSplit,
     WordVocabulary,
     encode_texts,
     encode_texts_by,
@@ -40,27 +36,6 @@ SMALL = data_set(
     valid=[("a", "the bird's saw"), ("b", "")],
     test=[("b", "dog dog cat")],
 )
-
-
-def encoded_split(lengths: list[int]) -> EncodedTextSplit:
-    """Return texts whose words all equal the number of the text."""
-    sizes = torch.tensor(lengths)
-    numbers = torch.arange(len(lengths))
-    return EncodedTextSplit(numbers.repeat_interleave(sizes).int(), sizes, numbers % 3)
-
-
-def rows_of(batch: Batch) -> list[int]:
-    """Check a batch of such a split, and return the numbers of its texts."""
-    tokens, padding = batch.named["tokens"], batch.named["padding_mask"]
-    assert tokens.shape == padding.shape
-    assert not bool(padding[:, 0].any())
-    rows = tokens[:, 0]
-    assert torch.equal(tokens, rows[:, None].expand_as(tokens).masked_fill(padding, 0))
-    assert torch.equal(batch.targets, rows % 3)
-    assert batch.num_tokens == int((~padding).sum())
-    assert batch.num_targets == len(rows)
-    numbers: list[int] = rows.tolist()
-    return numbers
 
 
 def test_words_are_cut_as_the_penn_treebank_cuts_them() -> None:
@@ -142,64 +117,6 @@ def test_sets_that_cannot_be_learned_are_refused(
     whole = {split: [("a", "x"), ("b", "y")] for split in SPLITS}
     with pytest.raises(InputError, match=message):
         encode_texts(data_set(**{**whole, **splits}), vocabulary_size=300, max_length=9)
-
-
-def test_batches_of_a_number_of_texts_have_every_text_once_an_epoch() -> None:
-    split = encoded_split([3, 1, 7, 2, 2, 5, 4, 1, 9, 6])
-    texts = TextRows(split).training(batch_size=3, seed=1)
-    assert texts.batches_per_epoch == 3
-    assert texts.tokens_per_batch == pytest.approx(3 * 4.0)
-    epochs = [[rows_of(texts.batch(3 * epoch + i)) for i in range(3)] for epoch in range(2)]
-    for epoch in epochs:
-        seen = [row for batch in epoch for row in batch]
-        assert len(set(seen)) == 9
-    assert epochs[0] != epochs[1]
-    # A batch is a function of its position, in any order and in another object.
-    again = TextRows(split).training(batch_size=3, seed=1)
-    assert [rows_of(again.batch(i)) for i in (5, 0, 4)] == [
-        epochs[1][2],
-        epochs[0][0],
-        epochs[1][1],
-    ]
-    other = TextRows(split).training(batch_size=3, seed=2)
-    assert [rows_of(other.batch(i)) for i in range(3)] != epochs[0]
-    with pytest.raises(InputError, match="has 10 texts, fewer than a batch of 11"):
-        TextRows(split).training(batch_size=11, seed=0)
-
-
-def test_batches_of_a_budget_have_texts_of_about_one_length() -> None:
-    lengths = [2, 3, 2, 5, 2, 3, 9, 2, 5, 3, 20]
-    split = encoded_split(lengths)
-    texts = TextRows(split, batch_tokens=10).training(batch_size=1, seed=3)
-    size = texts.batches_per_epoch
-    assert texts.tokens_per_batch == pytest.approx(sum(lengths) / size)
-    orders = []
-    for epoch in range(3):
-        batches = [rows_of(texts.batch(size * epoch + i)) for i in range(size)]
-        assert sorted(row for batch in batches for row in batch) == list(range(11))
-        for batch in batches:
-            longest = max(lengths[row] for row in batch)
-            assert len(batch) * longest <= 10 or len(batch) == 1
-        orders.append(batches)
-        # Shapes are the same in every epoch, so that throughputs are comparable.
-        shapes = Counter((len(batch), max(lengths[row] for row in batch)) for batch in batches)
-        assert shapes == Counter(
-            (len(batch), max(lengths[row] for row in batch)) for batch in orders[0]
-        )
-    assert orders[0] != orders[1] != orders[2]
-
-
-@pytest.mark.parametrize("batch_tokens", [None, 12])
-def test_evaluation_goes_through_all_texts_or_evenly_spaced_ones(batch_tokens: int | None) -> None:
-    split = encoded_split([3, 1, 7, 2, 2, 5, 4, 1, 9, 6])
-    whole = TextRows(split, batch_tokens=batch_tokens).evaluation(batch_size=4)
-    rows = [rows_of(batch) for batch in whole]
-    assert len(rows) == len(whole)
-    assert sorted(row for batch in rows for row in batch) == list(range(10))
-    assert [rows_of(batch) for batch in whole] == rows
-    part = TextRows(split, batch_tokens=batch_tokens).evaluation(batch_size=4, max_tokens=20)
-    assert sum(batch.num_targets for batch in part) == 5
-    assert sorted(int(batch.named["tokens"].max()) for batch in part)[-1] == 8
 
 
 def test_the_class_prior_and_naive_bayes_by_hand() -> None:

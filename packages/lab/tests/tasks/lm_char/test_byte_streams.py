@@ -4,8 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from powernorm.errors import InputError
-from powernorm_lab.data.batch import IGNORED, NOWHERE, Batch, TrainingBatches
+from powernorm_lab.data.batch import IGNORED, Batch, TrainingBatches
 from powernorm_lab.tasks.lm_char.batches import FIRST, Streams, TextStreams
 
 TEXT = torch.randint(256, (1000,), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
@@ -37,23 +36,6 @@ def test_targets_stand_where_the_batch_says() -> None:
             assert torch.equal(batch.targets[row], TEXT[start : start + 7].long())
             before = TEXT[start - 1].item() if start else FIRST
             assert batch.named["tokens"][row, 0] == before
-
-
-def test_batches_are_functions_of_seed_and_position() -> None:
-    torch.manual_seed(1)
-    before = torch.get_rng_state()
-    forwards = [training().batch(position) for position in range(80)]
-    streams = training()
-    for position in reversed(range(80)):
-        again = streams.batch(position)
-        assert torch.equal(again.named["tokens"], forwards[position].named["tokens"])
-    assert torch.equal(torch.get_rng_state(), before)
-    other = [training(seed=1).batch(position) for position in (0, 35, 70)]
-    same = [
-        torch.equal(forwards[35 * i].named["tokens"], batch.named["tokens"])
-        for i, batch in enumerate(other)
-    ]
-    assert not all(same)
 
 
 def test_epochs_are_cut_elsewhere_and_show_no_byte_twice() -> None:
@@ -89,11 +71,6 @@ def test_every_offset_stays_inside_the_text(num_bytes: int) -> None:
     for position in range(12):
         batch = training(text=text).batch(position)
         assert int(batch.named["starts"].max()) + 7 <= num_bytes
-
-
-def test_too_short_a_text_is_named() -> None:
-    with pytest.raises(InputError, match=r"1000 bytes, fewer than an update of 200 segments of 7"):
-        training(batch_size=100, batches_per_update=2)
 
 
 @pytest.mark.parametrize("num_bytes", [1, 3, 7, 8, 27, 28, 29, 31, 999, 1000])
@@ -144,24 +121,6 @@ def test_part_of_an_evaluation(num_bytes: int, max_tokens: int) -> None:
 def batch() -> Batch:
     found: Batch = training().batch(3)
     return found
-
-
-@pytest.mark.parametrize("size", [2, 3, 4])
-def test_processes_keep_their_rows(size: int) -> None:
-    whole = batch()
-    parts = [whole.shard(rank, size) for rank in range(size)]
-    assert sum(part.num_targets for part in parts) == whole.num_targets == 28
-    for rank, part in enumerate(parts):
-        assert torch.equal(part.named["tokens"], whole.named["tokens"][rank::size])
-        assert torch.equal(part.named["starts"], whole.named["starts"][rank::size])
-        assert part.loss_targets == 28 / size
-
-
-def test_a_process_without_rows_has_padding() -> None:
-    part = batch().shard(4, 5)
-    assert part.num_tokens == part.num_targets == 0
-    assert part.named["starts"].tolist() == [NOWHERE]
-    assert part.named["padding_mask"].all()
 
 
 def test_inputs_and_devices() -> None:

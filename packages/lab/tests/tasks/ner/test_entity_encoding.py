@@ -2,12 +2,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 
 from powernorm.errors import InputError
 from powernorm_lab.data.batch import IGNORED, Batch
-from powernorm_lab.data.corpus import SPLITS
 from powernorm_lab.tasks.ner.batches import (
     TaggedRows,
 )
@@ -142,71 +139,10 @@ def check_equal(ours: Batch, theirs: Batch) -> None:
     assert ours[2:] == theirs[2:]
 
 
-@given(st.integers(1, 5))
-def test_parts_of_processes_are_the_batch(size: int) -> None:
-    rows = TaggedRows(encode().splits["train"], has_characters=True)
-    whole = rows.batch(torch.tensor([0, 1, 2]))
-    parts = [whole.shard(rank, size) for rank in range(size)]
-    assert sum(part.num_tokens for part in parts) == whole.num_tokens
-    assert all(part.loss_targets == 3 / size for part in parts)
-    assert all(part.logged_targets == pytest.approx(12 / size) for part in parts)
-    for rank, part in enumerate(parts):
-        if rank < 3:
-            assert torch.equal(part.named["tokens"], whole.named["tokens"][rank::size])
-        else:
-            assert part.num_tokens == 0
-            assert part.named["padding_mask"].all()
-            assert (part.targets == IGNORED).all()
-    check_equal(whole.to(torch.device("cpu")), whole)
-
-
 def test_batches_of_other_lengths_are_joined() -> None:
     rows = TaggedRows(encode().splits["train"], has_characters=True)
     first, second = rows.batch(torch.tensor([2])), rows.batch(torch.tensor([0, 1]))
     check_equal(first.joined_with([second]), rows.batch(torch.tensor([2, 0, 1])))
-
-
-def test_every_epoch_reads_every_row_in_another_order() -> None:
-    toy = corpus(*[sentence(" ".join(["a"] * (1 + i % 7)), ("X", 0, 1)) for i in range(203)])
-    split = encode(toy).splits["train"]
-
-    def epoch(number: int, seed: int = 0) -> list[Batch]:
-        batches = TaggedRows(split, has_characters=False).training(batch_size=4, seed=seed)
-        assert batches.batches_per_epoch == 50
-        assert batches.tokens_per_batch == pytest.approx(4 * split.words.numel() / 203)
-        return [batches.batch(number * 50 + position) for position in range(50)]
-
-    first = epoch(0)
-    lengths = torch.cat([(~batch.named["padding_mask"]).sum(1) for batch in first])
-    # All except the three that fill no batch, most of them with others of their length.
-    assert lengths.numel() == 200
-    padding = sum(int(batch.named["padding_mask"].sum()) for batch in first)
-    assert padding < 0.1 * lengths.sum()
-    for again, batch in zip(epoch(0), first, strict=True):
-        check_equal(again, batch)
-    shapes = [batch.named["tokens"].shape[1] for batch in first]
-    assert shapes != sorted(shapes)
-    assert shapes != [batch.named["tokens"].shape[1] for batch in epoch(1)]
-    assert shapes != [batch.named["tokens"].shape[1] for batch in epoch(0, seed=1)]
-    with pytest.raises(InputError, match="203 sentences, fewer than a batch of 300"):
-        TaggedRows(split, has_characters=False).training(batch_size=300, seed=0)
-
-
-def test_evaluation_reads_a_split_in_its_order() -> None:
-    encoded = encode(max_length=4)
-    for split in SPLITS:
-        part = encoded.splits[split]
-        batches = TaggedRows(part, has_characters=False).evaluation(batch_size=4)
-        words = torch.cat(
-            [batch.named["tokens"][~batch.named["padding_mask"]] for batch in batches]
-        )
-        assert torch.equal(words, part.words.long())
-        assert len(batches) == len(list(batches))
-    some = TaggedRows(encoded.splits["train"], has_characters=False).evaluation(
-        batch_size=1, max_tokens=8
-    )
-    # Rows 0, 2 and 4 of six.
-    assert [batch.num_tokens for batch in some] == [4, 4, 1]
 
 
 RESUME = corpus(

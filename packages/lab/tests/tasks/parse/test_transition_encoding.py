@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from powernorm.errors import InputError
 from powernorm_lab.data.batch import IGNORED
 from powernorm_lab.data.treebanks import load_treebank
-from powernorm_lab.tasks.parse.batches import STATES, TransitionRows
+from powernorm_lab.tasks.parse.batches import TransitionRows
 from powernorm_lab.tasks.parse.encoding import EncodedTreebank, encode_trees
 from powernorm_lab.tasks.parse.gold import GoldTransitions
 from powernorm_lab.tasks.parse.parsing import Parsed, attachment_scores, neighbor_scores
@@ -291,26 +291,6 @@ def gold_of(number: int) -> GoldTransitions:
     """Return transitions whose features and target all equal their number."""
     targets = torch.arange(number)
     return GoldTransitions(targets[:, None].expand(-1, 48).short(), targets, 0, 0)
-
-
-def test_an_epoch_has_every_transition_once() -> None:
-    batches = TransitionRows(gold_of(35)).training(batch_size=5, seed=3)
-    assert batches.batches_per_epoch == 7
-    assert batches.tokens_per_batch == 5
-    orders = []
-    for epoch in range(2):
-        found = [batches.batch(7 * epoch + i) for i in range(7)]
-        orders.append(torch.cat([batch.targets for batch in found]))
-        assert sorted(orders[-1].tolist()) == list(range(35))
-        for batch in found:
-            assert torch.equal(batch.named[STATES], batch.targets[:, None].expand(-1, 48))
-            assert batch.named[STATES].dtype == torch.int64
-            assert (batch.num_tokens, batch.num_targets) == (5, 5)
-    assert not torch.equal(*orders)
-    # Any batch can be computed at any time, and another seed has another order.
-    assert torch.equal(batches.batch(2).targets, orders[0][10:15])
-    other = TransitionRows(gold_of(35)).training(batch_size=35, seed=4).batch(0).targets
-    assert not torch.equal(other, orders[0])
 
 
 def test_only_about_so_many_transitions_evenly_spaced() -> None:

@@ -122,17 +122,6 @@ def test_batches_are_the_same_in_each_epoch_but_for_their_order() -> None:
     assert groups[0] != groups[1]
 
 
-def test_seed_and_position_alone_determine_a_batch() -> None:
-    data, jumping = training(SOME, seed=5), training(SOME, seed=5)
-    count = 3 * data.batches_per_epoch
-    passed = [numbers(data.batch(position)) for position in range(count)]
-    places = torch.randperm(count, generator=torch.Generator().manual_seed(0)).tolist()
-    torch.manual_seed(len(places))  # the global state is not looked at
-    assert all(numbers(jumping.batch(place)) == passed[place] for place in places)
-    other = training(SOME, seed=6)
-    assert [numbers(other.batch(place)) for place in range(count)] != passed
-
-
 def test_sizes_of_an_epoch() -> None:
     whole = training(SOME)
     total = sum(source + target + 2 for source, target in SOME)
