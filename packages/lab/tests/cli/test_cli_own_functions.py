@@ -6,11 +6,10 @@ import json
 import re
 import shutil
 import signal
-import subprocess
-import time
 from pathlib import Path
 
 import pytest
+from lab.tests.stopped_commands import stopped, wait_until
 
 from commands import SECONDS, Outcome, powernorm, refusal, start
 from covering import some_default
@@ -207,18 +206,6 @@ def test_a_failed_run_fails_the_command(home: Path, tmp_path: Path) -> None:
     assert alone.code == 0, alone.err
 
 
-def ended(process: subprocess.Popen[str]) -> Outcome:
-    out, err = process.communicate(timeout=SECONDS)
-    return Outcome(process.returncode, out, err)
-
-
-def wait_for(path: Path) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not path.exists():
-        assert time.monotonic() < deadline, path
-        time.sleep(0.05)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("number", some_default([signal.SIGTERM, signal.SIGUSR1], signal.SIGTERM))
 def test_a_schedulers_signal_saves_and_says_how_to_go_on(
@@ -228,13 +215,11 @@ def test_a_schedulers_signal_saves_and_says_how_to_go_on(
     slow = (*COMMAND, "--norms", "pn", "--set", "steps=500", "--set", "seconds=0.05")
     process = start(tmp_path, *slow)
     log = tmp_path / "runs" / "pn-seed0" / "metrics.csv"
-    wait_for(log)
+    wait_until(log.exists, process)
     second = powernorm(tmp_path, *slow, "--resume")
     assert f"process {process.pid}" in second.refused()
-    process.send_signal(number)
-    found = ended(process)
-    assert found.code == 75, found.err
-    (line,) = [line for line in found.err.splitlines() if line.startswith("stopped")]
+    err = stopped(process, number, log.exists)
+    (line,) = [line for line in err.splitlines() if line.startswith("stopped")]
     assert line.endswith("resume with: powernorm " + " ".join(slow) + " --resume")
     assert (tmp_path / "runs" / "report.html").exists()
     (run,) = json.loads((tmp_path / "runs" / "results.json").read_text())["runs"]
@@ -244,9 +229,10 @@ def test_a_schedulers_signal_saves_and_says_how_to_go_on(
     begun = start(tmp_path, *slow, "--resume")
     assert begun.stderr is not None
     shown = begun.stderr.readline()
-    begun.send_signal(signal.SIGINT)
     assert f"from step {steps}" in shown
-    assert ended(begun).code in (75, 130)
+    begun.send_signal(signal.SIGINT)
+    begun.communicate(timeout=SECONDS)
+    assert begun.returncode in (75, 130)
 
 
 def test_diagnose_and_fold_ask_the_task_for_its_model(home: Path, tmp_path: Path) -> None:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import json
 import signal
-import time
 from pathlib import Path
 
 import pytest
+from lab.tests.stopped_commands import stopped
 
-from commands import SECONDS, powernorm, refusal, start
+from commands import powernorm, refusal, start
 
 MODELS = """
 import torch
@@ -67,14 +67,12 @@ def test_what_does_not_fit_is_one_line(home: Path) -> None:
 def test_interrupted_it_says_how_to_go_on_and_does(home: Path) -> None:
     chosen = ("remove", "my_models:build", "--out", "out", *FEW[2:], "--steps", "4000")
     process = start(home, *chosen)
-    log, deadline = home / "out" / "metrics.csv", time.monotonic() + SECONDS
-    while not log.exists() or len(log.read_text().splitlines()) < 4:
-        assert time.monotonic() < deadline
-        assert process.poll() is None
-        time.sleep(0.05)
-    process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=SECONDS)
-    assert process.returncode == 75, err
+    log = home / "out" / "metrics.csv"
+    err = stopped(
+        process,
+        signal.SIGTERM,
+        lambda: log.exists() and len(log.read_text().splitlines()) >= 4,
+    )
     assert f"resume with: powernorm {' '.join(chosen)} --resume" in err
     assert json.loads((home / "out" / "result.json").read_text())["status"] == "interrupted"
     other = powernorm(home, "remove", "my_models:build", "--out", "out", *FEW, "--resume")

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import signal
-import time
 from pathlib import Path
 
 import pytest
+from lab.tests.stopped_commands import stopped, wait_until
 
 from commands import SECONDS, SMALL, powernorm, refusal, start
 
@@ -16,13 +16,6 @@ LONG = (
     *("--set", "training.max_steps=4000", "--set", "training.validate_every=4000"),
     *("--set", "training.tid_batches=0"),
 )
-
-
-def wait_for_rows(log: Path, number: int) -> None:
-    deadline = time.monotonic() + SECONDS
-    while not log.exists() or len(log.read_text().splitlines()) <= number:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
 
 
 def last_step(log: Path) -> int:
@@ -40,16 +33,17 @@ def test_sigterm_saves_the_step_at_hand(tmp_path: Path, processes: tuple[str, ..
     """No validation has written a checkpoint before; two processes stop at the same step."""
     process = start(tmp_path, *LONG, *processes)
     log = tmp_path / "runs" / "pn-pre-seed0" / "metrics.csv"
-    wait_for_rows(log, 3)
-    process.send_signal(signal.SIGTERM)
-    _, err = process.communicate(timeout=SECONDS)
-    assert process.returncode == 75, err
+    err = stopped(
+        process,
+        signal.SIGTERM,
+        lambda: log.exists() and len(log.read_text().splitlines()) > 3,
+    )
     assert [line for line in err.splitlines() if line.startswith("stopped")][-1].endswith(
         f"resume with: powernorm {' '.join([*LONG, *processes])} --resume"
     )
     (run,) = json.loads((tmp_path / "runs" / "results.json").read_text())["runs"]
     assert run["status"] == "interrupted"
-    stopped = last_step(log)
+    saved = last_step(log)
     # It continues after the last logged step, and can be stopped again.
     again = start(tmp_path, *LONG, "--resume")
     assert again.stderr is not None
@@ -57,7 +51,7 @@ def test_sigterm_saves_the_step_at_hand(tmp_path: Path, processes: tuple[str, ..
     begun = next(line for line in lines if "4000 steps" in line)
     again.send_signal(signal.SIGTERM)
     again.communicate(timeout=SECONDS)
-    assert int(begun.rpartition("step ")[2]) >= stopped
+    assert int(begun.rpartition("step ")[2]) >= saved
     assert again.returncode == 75
 
 
@@ -68,10 +62,7 @@ def test_the_second_of_two_commands_is_refused_and_the_first_is_not_harmed(
     chosen = ("compare", "lm", "--preset", "smoke", "--norms", "ln,pn", "--out", "runs", *SMALL)
     chosen += ("--data", str(text_file), "--set", "training.max_steps=400")
     first = start(tmp_path, *chosen)
-    deadline = time.monotonic() + SECONDS
-    while not (tmp_path / "runs" / "lease.json").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until((tmp_path / "runs" / "lease.json").exists, first)
     for option in ("", "--resume", "--force"):
         words = [*chosen, *([option] if option else [])]
         assert f"process {first.pid}" in refusal(tmp_path, *words)

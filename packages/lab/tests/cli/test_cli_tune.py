@@ -6,12 +6,12 @@ import csv
 import json
 import shutil
 import signal
-import time
 from pathlib import Path
 
 import pytest
+from lab.tests.stopped_commands import stopped
 
-from commands import SECONDS, powernorm, refusal, start
+from commands import powernorm, refusal, start
 from powernorm.integrations.extras import install_command
 
 MODULE = """
@@ -78,14 +78,8 @@ def test_interrupted_it_says_how_to_go_on_and_does(home: Path, tmp_path: Path) -
     shutil.copy(home / "mine.py", tmp_path)
     command = (*COMMAND, *SEARCH, "--trials", "2", "--set", "seconds=0.5")
     process = start(tmp_path, *command)
-    deadline = time.monotonic() + SECONDS
-    while not (tmp_path / "runs/trials/bn-trial0-seed1000/metrics.csv").exists():
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=SECONDS)
-    assert process.returncode == 130, err
+    log = tmp_path / "runs/trials/bn-trial0-seed1000/metrics.csv"
+    err = stopped(process, signal.SIGINT, log.exists)
     assert err.splitlines()[-1].endswith(
         "resume with: powernorm " + " ".join(command) + " --resume"
     )

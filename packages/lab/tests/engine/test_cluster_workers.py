@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import unruly_workers
+from lab.tests.stopped_commands import stopped, wait_until
 from test_workers import (
     PATHS,
     assert_equal,
@@ -92,15 +93,9 @@ def test_an_interrupted_comparison_leaves_no_worker_and_goes_on(
     command += ["--out", "out", *options]
     command += [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
     process = subprocess.Popen(command, cwd=tmp_path, text=True, stderr=subprocess.PIPE)
-    deadline = time.monotonic() + 240
-    while not list(tmp_path.glob("out/*/checkpoints/last.ckpt")):
-        assert time.monotonic() < deadline
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.05)
+    wait_until(lambda: list(tmp_path.glob("out/*/checkpoints/last.ckpt")), process)
     owners = [json.loads(path.read_text()) for path in tmp_path.glob("out/*/lease.json")]
-    process.send_signal(signal.SIGINT)
-    _, error = process.communicate(timeout=240)
-    assert process.returncode == 130, error
+    error = stopped(process, signal.SIGINT, lambda: True)
     assert "resume with: powernorm compare" in error
     for owner in owners:
         assert not Path(f"/proc/{owner['pid']}").exists()
@@ -123,11 +118,7 @@ def test_a_job_that_is_to_be_requeued_saves_and_goes_on(
     command += ["--executor", "slurm", "--executor-option", "cluster=local"]
     command += [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
     process = subprocess.Popen(command, cwd=tmp_path, text=True, stderr=subprocess.PIPE)
-    deadline = time.monotonic() + 240
-    while not list(tmp_path.glob("out/*/checkpoints/last.ckpt")):
-        assert time.monotonic() < deadline
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.05)
+    wait_until(lambda: list(tmp_path.glob("out/*/checkpoints/last.ckpt")), process)
     (pickle,) = tmp_path.glob("out/workers/jobs/*_submitted.pkl")
     controller = pickle.name.partition("_")[0]
     children = Path(f"/proc/{controller}/task/{controller}/children").read_text().split()
@@ -175,11 +166,7 @@ def test_a_comparison_whose_ray_cluster_has_died_goes_on(tmp_path: Path) -> None
                 [*command, "--resume"], cwd=tmp_path, text=True, stderr=subprocess.PIPE
             )
             if attempt == "died":
-                deadline = time.monotonic() + 240
-                while not list(tmp_path.glob("out/*/checkpoints/last.ckpt")):
-                    assert time.monotonic() < deadline
-                    assert process.poll() is None, process.communicate()
-                    time.sleep(0.05)
+                wait_until(lambda: list(tmp_path.glob("out/*/checkpoints/last.ckpt")), process)
                 os.killpg(head.pid, signal.SIGKILL)
             _, error = process.communicate(timeout=300)
             if attempt == "died":

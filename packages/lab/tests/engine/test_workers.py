@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 import torch
 import unruly_workers
+from lab.tests.stopped_commands import stopped, wait_until
 
 import powernorm_lab as lab
 from commands import refusal
@@ -308,25 +309,17 @@ def test_a_folder_without_a_plan_is_refused(tmp_path: Path) -> None:
 @needs_two_cores
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_an_end_from_outside_leaves_no_process_and_goes_on(tmp_path: Path, number: int) -> None:
+def test_an_end_from_outside_leaves_no_process_and_goes_on(
+    tmp_path: Path, number: signal.Signals
+) -> None:
     settings = {"steps": 150, "checkpoint_every": 2}
     command = [*COMMAND, "--norms", "ln,bn", "--jobs", "2"]
     command += [part for key, value in settings.items() for part in ("--set", f"{key}={value}")]
     process = powernorm(*command, cwd=tmp_path)
-    deadline = time.monotonic() + 120
-    while not list(tmp_path.glob("out/*/checkpoints/last.ckpt")):
-        assert time.monotonic() < deadline
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.05)
+    wait_until(lambda: list(tmp_path.glob("out/*/checkpoints/last.ckpt")), process)
     owners = [json.loads(path.read_text()) for path in tmp_path.glob("out/*/lease.json")]
-    process.send_signal(number)
-    _, error = process.communicate(timeout=120)
-    expected = {signal.SIGINT: 130, signal.SIGTERM: 75, signal.SIGKILL: -signal.SIGKILL}
-    assert process.returncode == expected[signal.Signals(number)], error
-    for owner in owners:
-        while _is_running(owner["pid"]):
-            assert time.monotonic() < deadline
-            time.sleep(0.05)
+    error = stopped(process, number, lambda: True)
+    wait_until(lambda: not any(_is_running(owner["pid"]) for owner in owners))
     if number != signal.SIGKILL:
         assert "resume with: powernorm compare" in error
         statuses = {run["status"] for run in _runs(tmp_path / "out")}
