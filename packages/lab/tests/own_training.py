@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +11,12 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.utils.data import DataLoader, TensorDataset
 
+from powernorm_lab.engine.events import Event
 from powernorm_lab.engine.grid import Grid
+from powernorm_lab.engine.grid_training import compare_grid
 from powernorm_lab.engine.run import Run
 from powernorm_lab.own_grid import own_grid
+from powernorm_lab.runs import RunResult
 
 NUM_TRAINED = 120
 
@@ -88,6 +91,20 @@ def tiny_grid(function: Any = train, **changes: Any) -> Grid:
         "device": "cpu",
     }
     return own_grid(function, **{**chosen, **changes})
+
+
+def trained(
+    function: Any,
+    out: Path,
+    *,
+    resume: bool = False,
+    on_event: Callable[[Event], None] | None = None,
+    **changes: Any,
+) -> dict[str, RunResult]:
+    """Return the results of a comparison by norm; its goal is the lowest `loss`."""
+    grid = tiny_grid(function, **{"goal": {"loss": "min"}, **changes})
+    results = compare_grid(grid, out, resume=resume, on_event=on_event)
+    return {run.norm: run for run in results.runs}
 
 
 def run_folders(out: Path) -> Iterator[Path]:

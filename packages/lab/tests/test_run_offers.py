@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -12,6 +13,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
+from lab.tests import own_training
 from lab.tests.own_training import Classifier, tiny_grid
 from torch import Tensor, nn
 
@@ -24,17 +26,9 @@ from powernorm_lab.engine.grid_training import compare_grid
 from powernorm_lab.engine.leases import Lease
 from powernorm_lab.engine.run import Run
 from powernorm_lab.engine.state import random_states, set_random_states
-from powernorm_lab.runs import RunResult
 from powernorm_lab.working import work
 
-
-def trained(
-    function: Callable[..., Any], out: Path, *norms: str, resume: bool = False
-) -> dict[str, RunResult]:
-    """Return the results of a function by norm."""
-    grid = tiny_grid(function, norms=list(norms or ["bn"]), goal={"loss": "min"})
-    results = compare_grid(grid, out, resume=resume)
-    return {run.norm: run for run in results.runs}
+trained = partial(own_training.trained, norms=["bn"])
 
 
 class Encoder(nn.Module):
@@ -62,7 +56,7 @@ def test_models_with_norms_inside_begin_with_the_same_weights(tmp_path: Path) ->
         assert run.num_parameters == sum(p.numel() for p in model.parameters())
         return {"loss": float(run.penalty(num_tokens=1)) if run.norm != "rbn" else 0.0}
 
-    trained(function, tmp_path, "ln", "bn", "rbn", "pn", "adanorm")
+    trained(function, tmp_path, norms=["ln", "bn", "rbn", "pn", "adanorm"])
     torch.testing.assert_close(list(found.values()), [found["ln"]] * 5, rtol=0, atol=0)
 
 

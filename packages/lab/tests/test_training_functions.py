@@ -9,6 +9,7 @@ import os
 import random
 import signal
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,28 +18,22 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+import own_training
 import powernorm
 import powernorm_lab as lab
 from own_training import Classifier, examples, run_folders, tiny_grid, train
 from powernorm.errors import InputError
 from powernorm_lab.engine.events import Event, Notice, RunStarted, StepsDone
 from powernorm_lab.engine.folders import read_json, write_json
-from powernorm_lab.engine.grid_training import compare_grid
 from powernorm_lab.engine.run import Run
 from powernorm_lab.engine.stopping import Stopped
 from powernorm_lab.engine.tasks import FunctionTask, Task, task_of
-from powernorm_lab.runs import Baseline, RunResult
+from powernorm_lab.runs import Baseline
 
 GOAL: dict[str, Literal["min", "max"]] = {"accuracy": "max"}
 
 
-def trained(function: Any, out: Path, **changes: Any) -> dict[str, RunResult]:
-    """Return results by norm."""
-    chosen = {"norms": ["pn"], "goal": {"loss": "min"}, **changes}
-    events = chosen.pop("on_event", None)
-    resume = chosen.pop("resume", False)
-    results = compare_grid(tiny_grid(function, **chosen), out, resume=resume, on_event=events)
-    return {run.norm: run for run in results.runs}
+trained = partial(own_training.trained, norms=["pn"])
 
 
 def without_times(path: Path) -> list[str]:

@@ -19,27 +19,18 @@ import torch
 from torch.nn import functional as F
 from torch.utils.data import DataLoader
 
+import own_training
 import powernorm_lab as lab
-from own_training import Classifier, examples, tiny_grid
+from own_training import Classifier, examples
 from powernorm.errors import InputError
-from powernorm_lab.engine.grid_training import compare_grid
 from powernorm_lab.engine.run import Run
 from powernorm_lab.engine.stopping import EXIT_CODE, Stop, Stopped
 from powernorm_lab.engine.tasks import task_of
-from powernorm_lab.runs import RunResult
 
 if TYPE_CHECKING:
     import powernorm_lab.runs as seen_by_type_checkers_only
 
-LOSS = {"goal": {"loss": "min"}, "norms": ["ln"]}
-
-
-def trained(
-    function: Any, out: Path, *, resume: bool = False, **changes: Any
-) -> dict[str, RunResult]:
-    grid = tiny_grid(function, **{**LOSS, **changes})
-    results = compare_grid(grid, out, resume=resume)
-    return {run.norm: run for run in results.runs}
+trained = functools.partial(own_training.trained, norms=["ln"])
 
 
 def status(out: Path) -> str:

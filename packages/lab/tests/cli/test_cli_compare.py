@@ -39,20 +39,10 @@ def test_study_ends_in_its_figure(tmp_path: Path, text_file: Path) -> None:
     assert b'<section id="study">' in page.read_bytes()
 
 
-def test_studies_of_our_own_are_no_tasks(tmp_path: Path) -> None:
-    line = refusal(tmp_path, "compare", "verdict")
-    assert "no task 'verdict': choose one of lm, translation" in line
-    line = refusal(tmp_path, "compare", "lm", "--study", "verdict")
-    assert "no study 'verdict'" in line
-
-
 def test_recipes_say_which_studies_a_task_has(tmp_path: Path) -> None:
     studies = powernorm(tmp_path, "recipes", "image").out.partition("compare image --study")[2]
     assert "micro-batches" in studies
     assert "lowest-layers" not in studies
-    refused = refusal(tmp_path, "compare", "image", "--study", "lowest-layers")
-    assert "does not apply to the task image" in refused
-    assert "choose one of lm, translation" in refused
 
 
 def test_an_embedded_text_is_data(tmp_path: Path) -> None:
@@ -91,25 +81,34 @@ def test_recipes_of_one_task(tmp_path: Path, task: str) -> None:
             assert all(preset in outcome.out for preset in presets)
 
 
-def test_unknown_task(tmp_path: Path) -> None:
-    line = refusal(tmp_path, "recipes", "mt")
-    assert "'mt'" in line
-    assert "choose one of lm, translation, classify" in line
-
-
-def test_unknown_preset_lists_the_known_ones(tmp_path: Path) -> None:
-    line = refusal(tmp_path, "compare", "translation", "--preset", "full")
-    assert "no preset 'full': choose one of smoke, demo, iwslt14-shen2020" in line
-
-
-def test_placement_of_another_preset_is_refused(tmp_path: Path) -> None:
-    arguments = ("compare", "translation", "--preset", "iwslt14-wang2022-pre", "--placement")
-    line = refusal(tmp_path, *arguments, "post")
-    assert "use --preset iwslt14-wang2022-post" in line
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("recipes", "mt"), ["'mt'", "choose one of lm, translation, classify"]),
+        # Studies of the repository are no tasks.
+        (("compare", "verdict"), ["no task 'verdict': choose one of lm, translation"]),
+        (("compare", "lm", "--study", "verdict"), ["no study 'verdict'"]),
+        (
+            ("compare", "image", "--study", "lowest-layers"),
+            ["does not apply to the task image", "choose one of lm, translation"],
+        ),
+        (
+            ("compare", "translation", "--preset", "full"),
+            ["no preset 'full': choose one of smoke, demo, iwslt14-shen2020"],
+        ),
+        (
+            ("compare", "translation", "--preset", "iwslt14-wang2022-pre", "--placement", "post"),
+            ["use --preset iwslt14-wang2022-post"],
+        ),
+        (
+            ("compare", "translation", "--preset", "iwslt15-xu2019"),
+            ["iwslt15_en_vi does not exist", "--data FOLDER"],
+        ),
+    ],
+)
+def test_bad_choices_are_one_line(
+    tmp_path: Path, arguments: tuple[str, ...], words: list[str]
+) -> None:
+    line = refusal(tmp_path, *arguments)
+    assert all(word in line for word in words), line
     assert not list(tmp_path.iterdir())
-
-
-def test_files_of_ones_own_are_asked_for(tmp_path: Path) -> None:
-    line = refusal(tmp_path, "compare", "translation", "--preset", "iwslt15-xu2019")
-    assert "iwslt15_en_vi does not exist" in line
-    assert "--data FOLDER" in line
