@@ -4,6 +4,7 @@ import errno
 import multiprocessing
 import os
 import pickle
+import re
 import resource
 import shutil
 import signal
@@ -215,10 +216,17 @@ def refusal(config: ComparisonSettings, out: Path) -> str:
     return message
 
 
-def test_truncated_checkpoint(unscored: tuple[ComparisonSettings, Path, Path]) -> None:
+@pytest.mark.parametrize("content", [None, b"", b"no checkpoint", b"PK\x03\x04 half a zip"])
+def test_damaged_checkpoint(
+    unscored: tuple[ComparisonSettings, Path, Path], content: bytes | None
+) -> None:
     config, out, folder = unscored
-    truncate(folder / "last.ckpt")
-    assert f"{folder / 'last.ckpt'} is damaged" in refusal(config, out)
+    if content is None:
+        truncate(folder / "last.ckpt")
+    else:
+        (folder / "last.ckpt").write_bytes(content)
+    expected = "is damaged" if content is None else "is (not a checkpoint|damaged)"
+    assert re.search(rf"{folder / 'last.ckpt'} {expected}", refusal(config, out))
 
 
 class Evil:

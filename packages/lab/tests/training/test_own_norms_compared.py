@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import csv
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from tiny_training import TRAINING, Configure, compare
+from tiny_training import Configure, compare
 from torch import Tensor, nn
 
 import powernorm
-from norms.own_modules import PLAIN, Bounded
+from norms.own_modules import PLAIN
 from powernorm.errors import InputError
 from powernorm_lab.engine.run import Run
 from powernorm_lab.engine.stopping import Stop
@@ -156,17 +155,3 @@ def test_what_is_wrong_shows_before_anything_is_trained(
     before = torch.get_rng_state()
     check_norms(configure(norms=("demanding", "drawn")))
     assert torch.equal(torch.get_rng_state(), before)
-
-
-def test_a_norm_that_breaks_in_training_does_not_cost_the_others(
-    configure: Configure, tmp_path: Path
-) -> None:
-    class Breaking(Bounded):
-        def forward(self, x: Tensor) -> Tensor:
-            raise RuntimeError(f"out of order at {x.ndim} dimensions")
-
-    powernorm.register_norm("breaking", Breaking)
-    config = configure(norms=("breaking", "ln"), training=replace(TRAINING, max_steps=4))
-    results = compare(config, tmp_path)
-    assert [run.status for run in results.runs] == ["failed", "finished"]
-    assert results.runs[0].message == "RuntimeError: out of order at 3 dimensions"
