@@ -9,6 +9,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from lab.tests.training.tiny_training import Configure, tiny_config
+from lab.tests.training.tiny_translation import write_pairs
 
 import powernorm
 from norms.own_modules import Drawn
@@ -54,6 +55,12 @@ def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
             lines.append(" ".join(words[(start + 3 * i) % len(words)] for i in range(8)))
         (folder / f"tiny.{split}.txt").write_text("\n".join(lines) + "\n")
     return folder
+
+
+@pytest.fixture(scope="session")
+def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder with the sentence pairs of `tiny_translation`."""
+    return write_pairs(tmp_path_factory.mktemp("pairs"))
 
 
 @pytest.fixture

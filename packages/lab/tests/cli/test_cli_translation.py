@@ -12,7 +12,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from lab.tests.training.tiny_translation import write_pairs
 from typer.testing import CliRunner
 
 from powernorm.cli.commands import app
@@ -30,11 +29,6 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("POWERNORM_CACHE", str(tmp_path_factory.mktemp("cache")))
         patch.setenv("OMP_NUM_THREADS", "1")
         yield
-
-
-@pytest.fixture(scope="module")
-def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_pairs(tmp_path_factory.mktemp("pairs"))
 
 
 FAULT = """

@@ -251,13 +251,8 @@ def test_bad_input(task: str, name: str, preset: str, assignments: list[str], me
         study_config(task, name, preset, assignments)
 
 
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("POWERNORM_CACHE", str(tmp_path / "cache"))
-
-
 @pytest.mark.slow
-@pytest.mark.usefixtures("cache")
+@pytest.mark.usefixtures("own_cache")
 def test_every_variant_of_the_lowest_layers_finishes(tmp_path: Path) -> None:
     """The unchanged recipe on a part of its text: diverged runs would make the study useless."""
     text = tmp_path / "text.txt"
@@ -267,7 +262,7 @@ def test_every_variant_of_the_lowest_layers_finishes(tmp_path: Path) -> None:
     assert [run.status for run in results.runs] == ["finished"] * 3
 
 
-@pytest.mark.usefixtures("cache")
+@pytest.mark.usefixtures("own_cache")
 @pytest.mark.parametrize("name", some_default(STUDIES, "penalties", "scales"))
 def test_every_study_ends_in_its_figure(name: str, tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
@@ -295,7 +290,7 @@ SHORT = ("training.max_steps=6", "training.validate_every=3", "training.tid_batc
 PAIRS_OF_NUMBERS = ("data.languages=de-en", "data.vocabulary_size=290", "data.max_pairs=none")
 
 
-@pytest.mark.usefixtures("cache")
+@pytest.mark.usefixtures("own_cache")
 @pytest.mark.parametrize(
     ("task", "name", "norms", "label", "settings"),
     [

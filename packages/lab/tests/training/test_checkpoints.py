@@ -19,7 +19,7 @@ import torch
 from lab.tests.training.tiny_training import compare
 from safetensors import SafetensorError
 from same_runs import assert_readable, assert_same_run
-from tiny_translation import tiny_translation, write_pairs
+from tiny_translation import tiny_translation
 
 from forking import own_packages
 from powernorm.errors import InputError
@@ -27,11 +27,6 @@ from powernorm_lab.engine import folders, state, tracked
 from powernorm_lab.engine.events import Event, StepsDone
 from powernorm_lab.settings.comparison import ComparisonSettings
 from powernorm_lab.tasks.translation.translator import load_translator
-
-
-@pytest.fixture(scope="session")
-def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_pairs(tmp_path_factory.mktemp("checkpoints") / "pairs")
 
 
 def fail_at(step: int, error: type[BaseException]) -> Callable[[Event], None]:

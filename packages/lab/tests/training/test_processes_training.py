@@ -16,7 +16,7 @@ import torch.distributed as dist
 from lab.tests.tasks.lm_char.tiny_characters import tiny_characters, write_stream
 from lab.tests.tasks.ner.tiny_entities import tiny_entities, write_entities
 from tiny_training import compare, of_task, tiny_config
-from tiny_translation import tiny_translation, write_pairs
+from tiny_translation import tiny_translation
 
 from norms.processes import run_processes
 from powernorm.errors import InputError
@@ -139,11 +139,6 @@ def characters(stream: Path, norm: str) -> ComparisonSettings:
     """Return settings with three rows for two processes, each row with its memory."""
     config = tiny_characters(stream, norms=(norm,), training={"log_every": 1, "max_steps": 8})
     return even(replace(config, training=replace(config.training, accelerator="cpu")))
-
-
-@pytest.fixture(scope="module")
-def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_pairs(tmp_path_factory.mktemp("processes") / "pairs")
 
 
 DEFAULT = ("ln-ddp", "early", "diagnosed", "poison", "overflow-fsdp2", "whole-fsdp2", "parts-fsdp2")

@@ -11,7 +11,7 @@ import pytest
 import torch
 from lab.tests.training.tiny_training import compare
 from same_runs import assert_same_run
-from tiny_translation import tiny_translation, write_pairs
+from tiny_translation import tiny_translation
 
 from covering import some_default
 from powernorm_lab.data.corpus import EvaluatedSplit
@@ -31,11 +31,6 @@ from powernorm_lab.tasks.translation.beam_search import BeamSearch, beam_search
 from powernorm_lab.tasks.translation.bleu import corpus_scores
 
 CPU = torch.device("cpu")
-
-
-@pytest.fixture(scope="module")
-def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_pairs(tmp_path_factory.mktemp("scores") / "pairs")
 
 
 @pytest.fixture(autouse=True)

@@ -8,10 +8,7 @@ from powernorm_lab.data.corpus import SPLITS
 from powernorm_lab.tasks.ner import corpora
 from powernorm_lab.tasks.ner.corpora import load_entities
 
-
-@pytest.fixture(autouse=True)
-def empty_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("POWERNORM_CACHE", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("own_cache")
 
 
 def test_the_embedded_sentences_have_the_documented_sizes() -> None:

@@ -7,18 +7,13 @@ from typing import Any
 
 import pytest
 from lab.tests.training.tiny_training import compare
-from lab.tests.training.tiny_translation import tiny_translation, write_pairs
+from lab.tests.training.tiny_translation import tiny_translation
 
 from powernorm.errors import InputError
 from powernorm.norms import BatchNorm
 from powernorm_lab.settings.training import ScheduleSettings
 from powernorm_lab.tasks.trained_models import load_trained
 from powernorm_lab.training.optimization import rate_factor
-
-
-@pytest.fixture(scope="module")
-def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_pairs(tmp_path_factory.mktemp("settings") / "pairs")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from lab.tests.training.tiny_training import compare, tiny_config
-from lab.tests.training.tiny_translation import tiny_translation, write_pairs
+from lab.tests.training.tiny_translation import tiny_translation
 from typer.testing import CliRunner
 
 from powernorm.cli.commands import app
@@ -22,11 +22,6 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("POWERNORM_CACHE", str(tmp_path_factory.mktemp("cache")))
         yield
-
-
-@pytest.fixture(scope="module")
-def pairs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_pairs(tmp_path_factory.mktemp("pairs"))
 
 
 @pytest.fixture(scope="module")
