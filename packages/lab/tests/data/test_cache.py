@@ -34,6 +34,19 @@ def test_what_is_in_use_stays_when_the_file_goes() -> None:
     assert used.tensors["ids"].tolist() == [0, 1, 2, 3, 4]
 
 
+@pytest.mark.parametrize("content", [b"", b"half a file", b"\x08\0\0\0\0\0\0\0{}"])
+def test_a_damaged_file_is_made_again(content: bytes, caplog: pytest.LogCaptureFixture) -> None:
+    found_or_made("key", make)
+    path = cache_folder() / "key.safetensors"
+    path.unlink()  # the first result is memory-mapped from it
+    path.write_bytes(content)
+    for function in (make, fail):
+        found = found_or_made("key", function)
+        torch.testing.assert_close(found.tensors, make().tensors)
+    assert "damaged" in caplog.text
+    assert path.read_bytes() != content
+
+
 def test_nothing_is_left_of_what_was_interrupted(monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt

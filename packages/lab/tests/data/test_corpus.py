@@ -1,20 +1,4 @@
-from powernorm_lab.data.corpus import SPLITS, Corpus, split_by_position
-from powernorm_lab.data.embedded import embedded_corpus
-
-
-def test_embedded_corpus_has_the_documented_split() -> None:
-    corpus = embedded_corpus()
-    assert {split: len(corpus.documents[split]) for split in SPLITS} == {
-        "train": 210,
-        "valid": 12,
-        "test": 11,
-    }
-    assert sum(corpus.num_words(split) for split in SPLITS) == 1_794_884
-    # The 10th and the 20th document of the file: 1799, John Adams and 1809, James Madison.
-    assert "HOUSE OF REPRESENTATIVES" in corpus.documents["valid"][0].upper()
-    assert corpus.num_words("valid") == 89_266
-    assert corpus.num_words("test") == 86_056
-    assert corpus.license
+from powernorm_lab.data.corpus import Corpus, split_by_position
 
 
 def test_split_by_position_keeps_order_and_loses_nothing() -> None:

@@ -1,10 +1,11 @@
-import logging
 import random
 from pathlib import Path
 from unittest.mock import patch
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 from safetensors import safe_open
 from tokenizers import Tokenizer
 
@@ -12,7 +13,14 @@ from powernorm.errors import InputError
 from powernorm_lab.data import subwords
 from powernorm_lab.data.cache import cache_folder
 from powernorm_lab.data.corpus import SPLITS, Corpus
-from powernorm_lab.data.subwords import END_ID, UNKNOWN_ID, Words, encode_by, encode_corpus
+from powernorm_lab.data.subwords import (
+    END_ID,
+    UNKNOWN_ID,
+    Subwords,
+    Words,
+    encode_by,
+    encode_corpus,
+)
 
 
 def corpus(*, line_ends_count: bool = False, train: tuple[str, ...] | None = None) -> Corpus:
@@ -86,29 +94,6 @@ def test_cache_tells_settings_and_texts_apart() -> None:
     assert len(keys) == 4
 
 
-@pytest.mark.parametrize("content", [b"", b"half a file", b"\x08\0\0\0\0\0\0\0{}"])
-def test_damaged_cache_is_made_anew(content: bytes, caplog: pytest.LogCaptureFixture) -> None:
-    first = encode_corpus(corpus(), 280)
-    (path,) = cache_folder().glob("*.tokens.safetensors")
-    path.unlink()  # the first result is memory-mapped from it
-    path.write_bytes(content)
-    with caplog.at_level(logging.WARNING):
-        second = encode_corpus(corpus(), 280)
-    assert "damaged" in caplog.text
-    assert torch.equal(first.splits["train"].tokens, second.splits["train"].tokens)
-    assert path.read_bytes() != content
-
-
-def test_unwritable_cache_costs_nothing_but_time(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    blocked = tmp_path / "a file"
-    blocked.write_text("")
-    monkeypatch.setenv("POWERNORM_CACHE", str(blocked / "cache"))
-    assert encode_corpus(corpus(), 280).vocabulary_size == 280
-    assert "cannot be written" in caplog.text
-
-
 def test_cache_folder_follows_the_environment(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -155,3 +140,58 @@ def test_every_token_over_words_counts_as_a_word_in_official_files() -> None:
     text = corpus(line_ends_count=True)
     for split in encode_corpus(text, 99, Words).splits.values():
         assert split.num_tokens == split.num_words
+
+
+# Subwords that are decoded, too
+
+TEXTS = ["the war and the peace", "naïve 日本 n't (Applause.) <unk> <eos>"] * 5
+TRAINED = {
+    tokenized: Subwords.train(TEXTS, 320, tokenized=tokenized) for tokenized in (False, True)
+}
+
+
+@settings(max_examples=200)
+@given(st.lists(st.text(max_size=30), max_size=4), st.booleans())
+def test_any_text_comes_back_with_single_spaces(texts: list[str], tokenized: bool) -> None:
+    trained = TRAINED[tokenized]
+    ids = trained.encode(texts)
+    assert trained.decode(ids) == [" ".join(text.split()) for text in texts]
+    assert all(END_ID < token < trained.size for row in ids for token in row)
+
+
+@pytest.mark.parametrize("text", ["<eos>", "a <eos> b", "<eos><eos>"])
+@pytest.mark.parametrize("copied", [False, True])
+def test_a_written_end_mark_is_letters(text: str, copied: bool) -> None:
+    trained = Subwords.from_json(TRAINED[False].to_json()) if copied else TRAINED[False]
+    (ids,) = trained.encode([text])
+    assert END_ID not in ids
+    assert trained.decode([ids]) == [text]
+
+
+def test_end_marks_and_broken_characters_decode() -> None:
+    trained = TRAINED[False]
+    (ids,) = trained.encode(["war"])
+    assert trained.decode([[END_ID, *ids, END_ID], []]) == ["war", ""]
+    (broken,) = trained.encode(["é"])
+    assert trained.decode([broken[:-1]]) == ["\ufffd"]
+
+
+def test_only_spaces_part_the_words_of_tokenized_text() -> None:
+    tokens = TRAINED[True].encode(["n't (Applause.)"])[0]
+    pieces = TRAINED[False].encode(["n't (Applause.)"])[0]
+    assert len(tokens) == 2 < len(pieces)
+
+
+def test_json_makes_the_same_subwords() -> None:
+    for trained in TRAINED.values():
+        again = Subwords.from_json(trained.to_json())
+        assert again.size == trained.size <= 320
+        assert again.encode(TEXTS) == trained.encode(TEXTS)
+        assert again.to_json() == trained.to_json()
+    with pytest.raises(InputError, match="subwords cannot be read"):
+        Subwords.from_json("{}")
+
+
+def test_a_long_word_is_encoded() -> None:
+    (ids,) = TRAINED[True].encode(["x" * 100_000])
+    assert len(ids) == 100_001  # with the space before it

@@ -173,19 +173,6 @@ def test_second_start_finds_the_cache() -> None:
         assert first.splits[split].source.tokens.dtype == torch.int32
 
 
-def test_damaged_cache_is_made_anew(caplog: pytest.LogCaptureFixture) -> None:
-    first = encode_pairs(corpus(), OPTIONS)
-    expected = first.splits["train"].source.tokens.tolist()
-    (path,) = cache_folder().glob("*.pairs.safetensors")
-    path.unlink()
-    path.write_bytes(b"damaged")
-    second = encode_pairs(corpus(), OPTIONS)
-    assert "damaged" in caplog.text
-    assert first.splits["train"].source.tokens.tolist() == expected
-    assert second.splits["train"].source.tokens.tolist() == expected
-    assert second.references("test") == first.references("test")
-
-
 def test_what_is_scored_is_what_was_encoded(tmp_path: Path) -> None:
     folder = tmp_path / "text"
     folder.mkdir()
