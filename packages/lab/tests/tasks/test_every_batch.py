@@ -1,4 +1,4 @@
-"""What holds for the batches of all tasks: a table of rows, and properties of each."""
+"""Batches of all tasks: a table of rows, and the properties that each of them has."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What holds for the models of all tasks: a table of models, and properties of each row."""
+"""Models of all tasks: a table of models, and the properties that each of them has."""
 
 from __future__ import annotations
 
