@@ -163,6 +163,7 @@ MADE = {
         lengths=[7] * NUMBER,
     ),
 }
+WITHIN_BUDGET = ("texts by tokens", "pairs")
 DIVIDED = ("segments", "streams")
 """Texts, of which every epoch is cut elsewhere."""
 
@@ -200,11 +201,16 @@ def test_an_epoch_has_every_row_once_in_an_order_of_its_own(name: str) -> None:
         batches = [training.batch(epoch * size + index) for index in range(size)]
         orders.append([row for batch in batches for row in made.ids(batch).tolist()])
         assert len(set(orders[-1])) == len(orders[-1])
-        # The rows that fill no batch are left out.
-        assert len(orders[-1]) > NUMBER - 2 * SIZE - (name in DIVIDED)
+        # Rows that fill no batch are left out.
+        whole = NUMBER if name in WITHIN_BUDGET else size * SIZE
+        assert len(orders[-1]) == whole > NUMBER - SIZE - (name in DIVIDED)
         if name not in DIVIDED:
             assert set(orders[-1]) <= set(range(NUMBER))
-            assert sum(batch.num_targets > 0 for batch in batches) == size
+        if name not in (*DIVIDED, "pairs"):
+            for batch in batches:
+                rows = made.ids(batch).tolist()
+                assert batch.num_tokens == sum(made.lengths[row] for row in rows)
+                assert batch.num_targets == (batch.num_tokens if name == "sentences" else len(rows))
     assert orders[0] != orders[1]
     if name != "pairs":
         mean = sum(made.lengths) / NUMBER
@@ -228,7 +234,7 @@ def test_an_evaluation_has_every_row_once_and_a_part_is_evenly_spaced(name: str)
     assert len(batches) == len(whole)
     rows = [row for batch in batches for row in made.ids(batch).tolist()]
     numbers = list(range(1, 310, 7)) if name == "segments" else list(range(NUMBER))
-    assert (sorted(rows) if name in ("pairs", "texts", "texts by tokens") else rows) == numbers
+    assert (sorted(rows) if name in (*WITHIN_BUDGET, "texts") else rows) == numbers
     for batch, again in zip(batches, whole, strict=True):
         assert_equal(batch, again)
     half = made.evaluation(batch_size=SIZE, max_tokens=sum(made.lengths) // 2)
@@ -247,6 +253,8 @@ def test_rows_of_about_one_length_are_together(name: str) -> None:
     names = ("padding_mask", "source_padding_mask")
     masks = [batch.named[one] for batch in batches for one in names if one in batch.named]
     assert sum(int(mask.sum()) for mask in masks) < 0.25 * sum(one.num_tokens for one in batches)
+    if name in WITHIN_BUDGET:
+        assert all(next(iter(batch.named.values())).numel() <= 20 for batch in batches)
     widths = [next(iter(batch.named.values())).shape[1] for batch in batches]
     assert widths != sorted(widths)
 
