@@ -237,6 +237,7 @@ def test_an_evaluation_has_every_row_once_and_a_part_is_evenly_spaced(name: str)
     assert (sorted(rows) if name in (*WITHIN_BUDGET, "texts") else rows) == numbers
     for batch, again in zip(batches, whole, strict=True):
         assert_equal(batch, again)
+    assert len(list(made.evaluation(batch_size=SIZE, max_tokens=1))) == 1
     half = made.evaluation(batch_size=SIZE, max_tokens=sum(made.lengths) // 2)
     some = sorted(row for batch in half for row in made.ids(batch).tolist())
     assert set(some) <= set(numbers)
