@@ -15,7 +15,7 @@ from matplotlib.figure import Figure
 
 from powernorm_lab.report.loading import read_comparison
 from powernorm_lab.report.results_document import claims, joined
-from powernorm_lab.report.summary import summarize
+from powernorm_lab.report.statistics import summarize
 
 ROOT = Path(__file__).parents[1]
 STORED = ROOT / "benchmarks" / "results"

@@ -130,7 +130,7 @@ assert ".zip" in powernorm.__file__
 assert named_recipe("lm", "demo").settings.task == "lm"
 assert printed_statistics()
 assert "demo" in presets_of("lm", "scales")
-assert "<p" in part("paragraph", "text", kind="note")
+assert "<h3" in part("heading", "text")
 """
 
 

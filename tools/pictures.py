@@ -27,17 +27,14 @@ from pandas import Series
 from powernorm.errors import InputError
 from powernorm_lab.report.drawing import add_legend
 from powernorm_lab.report.figures import (
-    FLUCTUATIONS,
     Axis,
-    MonitoredPanel,
     layer_column,
     metric_bands,
     own_columns,
 )
 from powernorm_lab.report.lines import Band, Panel, draw_panel, scale_x
-from powernorm_lab.report.loading import read_runs
-from powernorm_lab.report.measures import better_way, own_heading
-from powernorm_lab.report.page import read_selection
+from powernorm_lab.report.loading import read_runs, read_selection
+from powernorm_lab.report.measures import QUANTITIES, Quantity, own_heading
 from powernorm_lab.report.records import Comparison, ReportedRun
 from powernorm_lab.report.results_document import joined
 from powernorm_lab.runs import is_run_folder
@@ -166,7 +163,7 @@ def _title(comparison: Comparison, column: str) -> tuple[str, str]:
         score = comparison.score_measure
         heading = score.heading.removeprefix("test ")
         unit = f"{score.unit}, " if score.unit else ""
-        return f"Validation {heading}", f"{heading} ({unit}{better_way(score)} is better)"
+        return f"Validation {heading}", f"{heading} ({unit}{score.better_way} is better)"
     if comparison.function is None and column in _TITLES:
         return _TITLES[column]
     return own_heading(column), own_heading(column)
@@ -212,7 +209,7 @@ def draw_fluctuation(runs: Mapping[str, Path], out: Path) -> Path:
             written.
     """
     read = {name: _recorded(folder) for name, folder in runs.items()}
-    known = {panel.column: panel for panel in FLUCTUATIONS}
+    known = {quantity.key: quantity for quantity in QUANTITIES["fluctuations"]}
     panels = [_panel(known[column], title, read) for column, title in _FLUCTUATIONS.items()]
     return _save(_draw(panels, "part of the training, %"), out)
 
@@ -229,23 +226,23 @@ def _recorded(folder: Path) -> ReportedRun:
     return run
 
 
-def _panel(panel: MonitoredPanel, title: str, runs: Mapping[str, ReportedRun]) -> Panel:
+def _panel(quantity: Quantity, title: str, runs: Mapping[str, ReportedRun]) -> Panel:
     bands = [
         Band(name, style, line.index.tolist(), line.tolist())
         for style, (name, line) in enumerate(
-            (name, _points(run, panel)) for name, run in runs.items()
+            (name, _points(run, quantity)) for name, run in runs.items()
         )
     ]
-    return Panel(title, panel.y_label, bands, logarithmic=True)
+    return Panel(title, quantity.unit, bands, logarithmic=True)
 
 
-def _points(run: ReportedRun, panel: MonitoredPanel) -> Series:
+def _points(run: ReportedRun, quantity: Quantity) -> Series:
     """Return the points of a column that a logarithmic axis can show, by part of the training."""
-    values = run.samples[panel.column]
+    values = run.samples[quantity.key]
     rows = run.samples[np.isfinite(values) & (values > 0)]
     layers = list(rows["layer"].unique())
-    chosen = layers[:1] if panel.layers == "first" else layers
-    line = layer_column(panel, chosen, replace(run, samples=rows))
+    chosen = layers[:1] if quantity.layers == "first" else layers
+    line = layer_column(quantity, chosen, replace(run, samples=rows))
     line.index = 100 * line.index / max(line.index, default=1)
     return line
 

@@ -14,7 +14,7 @@ from typing import Any
 from cost_tables import RESULTS, Table, write
 
 from powernorm_lab.report import numerals
-from powernorm_lab.report.summary import gap_of
+from powernorm_lab.report.statistics import gap_of
 
 FOLDER = Path(__file__).parents[1] / "docs" / "removal"
 CONTROL = "control"

@@ -220,7 +220,7 @@ def shown(folder: Path, progress: bool | Listener) -> Iterator[Listener | None]:
     except (KeyboardInterrupt, Stopped):
         if is_first_process() and (folder / RESULTS_FILE).exists():
             with suppress(InputError):
-                write_report(folder)
+                write_report([folder])
         raise
 
 
@@ -229,7 +229,7 @@ def show_comparison(folder: Path, *, table: bool, wide: bool = False) -> Compari
     found = read_comparison(folder)
     if is_first_process():
         _add_statistics(folder, found)
-        page = write_report(folder)
+        page = write_report([folder])
         if table:
             console = Console()
             print_comparison(console, found, wide=wide)

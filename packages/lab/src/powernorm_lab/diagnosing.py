@@ -17,9 +17,8 @@ from powernorm_lab.data.corpus import EvaluatedSplit
 from powernorm_lab.data.readers import load_corpus
 from powernorm_lab.diagnosed_runs import with_paper
 from powernorm_lab.own_models import is_own_run, load_own_run, own_model
-from powernorm_lab.report.loading import read_comparison, read_diagnosis
+from powernorm_lab.report.loading import read_comparison, read_diagnosis, read_selection
 from powernorm_lab.report.overlays import OverlayLine, lines_of
-from powernorm_lab.report.page import read_selection
 from powernorm_lab.report.records import Comparison, ReportedRun
 from powernorm_lab.runs import DIAGNOSIS_FILE, is_run_folder
 from powernorm_lab.tasks.run_diagnosis import diagnose_run

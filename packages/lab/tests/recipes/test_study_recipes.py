@@ -15,7 +15,7 @@ from powernorm_lab.data.readers import load_corpus
 from powernorm_lab.recipes import check_choice, paper_records
 from powernorm_lab.recipes.studies import STUDIES, presets_of, study_config, tasks_of
 from powernorm_lab.report import read_comparison
-from powernorm_lab.report.studies import study_contents
+from powernorm_lab.report.studies import study_figures
 from powernorm_lab.settings.comparison import to_json
 from powernorm_lab.settings.variants import lines_of
 from powernorm_lab.tasks import STUDIES as NAMES
@@ -278,7 +278,7 @@ def test_every_study_ends_in_its_figure(name: str, tmp_path: Path) -> None:
     results = compare(config, tmp_path / "out")
     assert "failed" not in {run.status for run in results.runs}
     comparison = read_comparison(tmp_path / "out")
-    assert any("<svg" in part for part in study_contents(comparison))
+    assert study_figures(comparison)
     assert comparison.names == [line.name for line in lines_of(config)]
     for run in comparison.runs:
         own = json.loads((tmp_path / "out" / run.folder / "result.json").read_text())
@@ -313,7 +313,7 @@ def test_the_axis_is_the_score_of_the_task(
     assert comparison.measure.metric == notes.goal["metric"]
     # Such short runs need not learn anything.
     runs = [replace(run, status="finished") for run in comparison.runs]
-    shown = "".join(study_contents(replace(comparison, runs=runs)))
+    shown = "".join(drawn.svg for drawn in study_figures(replace(comparison, runs=runs)))
     assert f">{label}<" in shown
     assert "perplexity" not in shown
 

@@ -8,10 +8,10 @@ import pytest
 from lab.tests.report.synthetic import write_comparison
 from markupsafe import Markup
 from matplotlib.figure import Figure
-from pandas import isna
+from pandas import Series, isna
 
 from powernorm_lab.report.drawing import DrawnFigure
-from powernorm_lab.report.lines import Band, Panel, RowQuantity
+from powernorm_lab.report.lines import Band, Panel, SeedLine
 
 
 @pytest.fixture
@@ -40,12 +40,12 @@ class FigureData:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.figures: list[Sequence[Panel]] = []
         self.panels: dict[str, Panel] = {}
-        self.rows: dict[str, tuple[Sequence[str], Sequence[RowQuantity]]] = {}
+        self.rows: dict[str, tuple[Sequence[str], Sequence[Band]]] = {}
         self.lines: list[str] = []
         monkeypatch.setattr("powernorm_lab.report.lines.draw_panels", self._draw_panels)
         for place in ("overlays.rows_figure", "studies.rows_figure"):
             monkeypatch.setattr(f"powernorm_lab.report.{place}", self._draw_rows)
-        monkeypatch.setattr("powernorm_lab.report.maps.grid", self._draw_grid)
+        monkeypatch.setattr("powernorm_lab.report.studies.grid", self._draw_grid)
 
     def _draw_panels(self, panels: Sequence[Panel], **options: Any) -> Markup:
         self.figures.append(panels)
@@ -57,14 +57,14 @@ class FigureData:
         return Markup("<svg></svg>")
 
     def _draw_rows(
-        self, names: Sequence[str], quantities: Sequence[RowQuantity], **options: Any
+        self, names: Sequence[str], bands: Sequence[Band], **options: Any
     ) -> list[DrawnFigure]:
-        if all(isna(value) for one in quantities for value in one.values):
+        if all(isna(value) for band in bands for value in band.mean):
             return []
-        self.rows[options["title"]] = names, quantities
+        self.rows[options["title"]] = names, bands
         caption = options.pop("caption")
         self.lines.append(f"rows {', '.join(names)}: {_words(options)}")
-        self.lines += [f"    {_words(one)}" for one in quantities]
+        self.lines += [f"    {_words(band)}" for band in bands]
         return [DrawnFigure(Markup("<svg></svg>"), caption)]
 
     def _draw_grid(
@@ -75,7 +75,7 @@ class FigureData:
         return Markup("<svg></svg>")
 
 
-def _words(shown: Panel | Band | RowQuantity | Mapping[str, object]) -> str:
+def _words(shown: Panel | Band | Mapping[str, object]) -> str:
     """Return the non-empty attributes except for bands, which have separate lines."""
     if isinstance(shown, Mapping):
         values = dict(shown)
@@ -90,6 +90,9 @@ def _text(value: object) -> str:
         return f"{value:.4g}"
     if isinstance(value, list | tuple):
         return f"[{' '.join(map(_text, value))}]"
+    if isinstance(value, SeedLine):
+        points = Series(value.points)
+        return f"{'lost ' * value.lost}{_text(points.index.tolist())} {_text(points.tolist())}"
     return str(value)
 
 

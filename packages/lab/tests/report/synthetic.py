@@ -248,7 +248,12 @@ def write_rows(path: Path, columns: Sequence[str], rows: Iterable[Mapping[str, o
 
 
 def printed(
-    folder: Path, width: int, *, terminal: bool = True, asked: bool = False, wide: bool = False
+    shown: Path | Comparison,
+    width: int,
+    *,
+    terminal: bool = True,
+    asked: bool = False,
+    wide: bool = False,
 ) -> str:
     """Return the output for a comparison in a terminal of this width.
 
@@ -260,5 +265,6 @@ def printed(
         os.environ.pop("COLUMNS", None)
         if asked:
             os.environ["COLUMNS"] = str(width)
-        print_comparison(console, read_comparison(folder), wide=wide)
+        comparison = read_comparison(shown) if isinstance(shown, Path) else shown
+        print_comparison(console, comparison, wide=wide)
     return stream.getvalue()

@@ -4,12 +4,14 @@ import json
 import math
 import random
 from pathlib import Path
+from typing import Any
 
 from powernorm.records import (
     DIAGNOSIS_COLUMNS,
     BatchSizeRow,
     DiagnosisRecord,
     EvaluationRow,
+    PaperStatistic,
     ScaleRecord,
     SpectrumRecord,
     ThresholdRecord,
@@ -172,6 +174,56 @@ def small_diagnosis() -> DiagnosisRecord:
         evaluation=[],
         notes=[],
     )
+
+
+def scored_diagnosis(bleu: float) -> DiagnosisRecord:
+    """Return scores with running, re-estimated and batch statistics of two sizes."""
+    record = bert_diagnosis()
+    kinds: list[tuple[str, int | None, float]] = [
+        ("running", None, bleu),
+        ("re-estimated", None, bleu + 1),
+        ("re-estimated in one pass", None, bleu + 2),
+        ("batch", 512, bleu + 3),
+        ("batch", 1024, bleu + 4),
+    ]
+    record["evaluation"] = []
+    for statistics, size, score in kinds:
+        row = EvaluationRow(
+            statistics=statistics,
+            tokens=None if size is None else size - 12,
+            loss=2.0,
+            scores={"test_bleu": score + 0.5, "test_bleu_tokenised": score},
+        )
+        if size is not None:
+            row["size"] = size
+        record["evaluation"].append(row)
+    return record
+
+
+def paper_statistics(norm: str = "bn") -> list[PaperStatistic]:
+    shared: dict[str, Any] = {"norm": norm, "placement": "pre", "dataset": "IWSLT14 De-En"}
+    tid = {"mean_last": 3.4, "var_last": 4.6, "mean_avg": 3.2, "var_avg": 5.5}
+    scores: list[tuple[str, int | None, float]] = [
+        ("running", None, 34.8),
+        ("re-estimated in one pass", None, 34.9),
+        ("batch", 512, 27.2),
+    ]
+    rows = [
+        PaperStatistic(**shared, metric=metric, value=value, source="Wang et al. 2022, Table 4")
+        for metric, value in tid.items()
+    ]
+    for statistics, size, value in scores:
+        row = PaperStatistic(
+            **shared,
+            metric="test_bleu_tokenised",
+            value=value,
+            source="Wang et al. 2022, Table 7",
+            statistics=statistics,
+        )
+        if size is not None:
+            row["size"] = size
+        rows.append(row)
+    return rows
 
 
 def write_diagnosis(run: Path, record: DiagnosisRecord) -> Path:

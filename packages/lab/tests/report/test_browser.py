@@ -18,8 +18,7 @@ from lab.tests.report.synthetic import write_comparison
 from lab.tests.report.synthetic_diagnoses import bert_diagnosis, small_diagnosis, write_diagnosis
 from lab.tests.report.synthetic_translations import write_translations
 
-from powernorm_lab.report import write_report, write_reports
-from powernorm_lab.report.diagnosis_page import write_diagnosis_page
+from powernorm_lab.report import write_diagnosis_page, write_report
 from powernorm_lab.report.figures import MAX_CURVES
 
 BROWSER = next(
@@ -128,9 +127,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     comparison = write_comparison(place / "demo", norms=("ln", "bn", "pn"), seeds=(0,))
     write_diagnosis(comparison / "bn-pre-seed0", small_diagnosis())
     write_diagnosis(comparison / "pn-pre-seed0", small_diagnosis())
-    write_report(comparison).rename(place / "comparison.html")
+    write_report([comparison]).rename(place / "comparison.html")
     other = write_comparison(place / "other", norms=("pn",), seeds=(1,))
-    write_reports([other, comparison / "ln-pre-seed0"], place / "several.html")
+    write_report([other, comparison / "ln-pre-seed0"], place / "several.html")
     write_diagnosis_page(bert_diagnosis(), place / "diagnosis.html")
     write_diagnosis_page(small_diagnosis(), place / "small.html")
     (place / "translations.html").write_text(_translations_page(place), encoding="utf-8")
@@ -154,7 +153,7 @@ def _translations_page(place: Path) -> str:
     folder = write_translations(place / "verses", reduced="in place of " * 40 + "x" * 200)
     sentences = folder / "ln-pre-seed0" / "translations.tsv"
     sentences.write_text(f"{'s' * 300}\treference\t{'t ' * 300}\n", encoding="utf-8")
-    page = write_report(folder).read_text(encoding="utf-8")
+    page = write_report([folder]).read_text(encoding="utf-8")
     return page.replace("<details>", '<details open="">')
 
 
@@ -169,7 +168,7 @@ def _own_page(place: Path) -> str:
         metrics=dict.fromkeys(names, 0.123),
         logged=dict.fromkeys(names, 0.123),
     )
-    page = write_report(folder).read_text(encoding="utf-8")
+    page = write_report([folder]).read_text(encoding="utf-8")
     return page.replace("<details>", '<details open="">')
 
 

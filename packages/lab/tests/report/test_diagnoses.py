@@ -1,4 +1,4 @@
-"""Reading of `diagnosis.json`: round trips, and errors about damaged files."""
+"""Reading of `diagnosis.json` and `diagnoses.jsonl`: round trips, and damaged files."""
 
 import json
 import re
@@ -8,16 +8,25 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from lab.tests.report.synthetic_diagnoses import bert_diagnosis, small_diagnosis, write_diagnosis
+from lab.tests.report.synthetic_diagnoses import (
+    bert_diagnosis,
+    paper_statistics,
+    scored_diagnosis,
+    small_diagnosis,
+    write_diagnosis,
+)
 
 from powernorm.errors import InputError
 from powernorm_lab.report import read_comparison, read_diagnosis
-from powernorm_lab.runs import DIAGNOSIS_FILE
+from powernorm_lab.report.loading import read_diagnoses
+from powernorm_lab.runs import DIAGNOSES_FILE, DIAGNOSIS_FILE
 
 
-@pytest.mark.parametrize("record", [bert_diagnosis(), small_diagnosis()], ids=["bert", "small"])
-def test_what_was_written_is_read(tmp_path: Path, record: Any) -> None:
-    assert read_diagnosis(write_diagnosis(tmp_path, record)) == record
+@pytest.mark.parametrize("kind", ["bert", "small", "scored"])
+def test_a_diagnosis_is_read_as_it_was_written(tmp_path: Path, kind: str) -> None:
+    scored = scored_diagnosis(20.0) | {"paper": paper_statistics()}
+    record = {"bert": bert_diagnosis(), "small": small_diagnosis(), "scored": scored}[kind]
+    assert read_diagnosis(write_diagnosis(tmp_path, record)) == record  # type: ignore[arg-type]
 
 
 def test_a_layer_keeps_what_else_it_has(tmp_path: Path) -> None:
@@ -36,7 +45,9 @@ def test_a_run_has_its_diagnosis(comparison_folder: Path) -> None:
 
 def damaged(tmp_path: Path, place: tuple[str | int, ...], value: object) -> Path:
     """Write a file with a changed value; None deletes the key."""
-    record: Any = json.loads(json.dumps(bert_diagnosis()))
+    scored = "size" in place or place[0] in ("paper", "scores") or "scores" in place
+    whole = scored_diagnosis(20.0) | {"paper": paper_statistics()} if scored else bert_diagnosis()
+    record: Any = json.loads(json.dumps(whole))
     target = record
     for key in place[:-1]:
         target = target[key]
@@ -77,6 +88,10 @@ def damaged(tmp_path: Path, place: tuple[str | int, ...], value: object) -> Path
         (("scales", 0, "weight"), [1.0], "scales[0].weight has 1 values, deviation 768"),
         (("evaluation", 0, "loss"), None, "evaluation[0].loss is null, expected a number"),
         (("notes",), "none", "notes is 'none', expected a list"),
+        (("evaluation", 3, "size"), "big", "evaluation[3].size is 'big'"),
+        (("evaluation", 0, "scores"), [1], "evaluation[0].scores is [1]"),
+        (("paper", 0, "value"), None, "paper[0].value is null"),
+        (("paper", 0, "placement"), "mid", "paper[0].placement is 'mid'"),
     ],
 )
 def test_damage_is_named_by_file_and_key(
@@ -115,3 +130,23 @@ def test_any_value_is_read_or_refused(
     except InputError as error:
         refusal = str(error)
     assert (str(path) in refusal) == (read is None)
+
+
+def test_a_damaged_line_of_diagnoses_is_named(tmp_path: Path) -> None:
+    file = tmp_path / DIAGNOSES_FILE
+    assert read_diagnoses(file) == []
+    file.write_text(json.dumps(small_diagnosis()) + "\n")
+    whole = file.read_text()
+    assert read_diagnoses(file) == [small_diagnosis()]
+    # A line that is still being written.
+    file.write_text(whole + '{"format": 1')
+    assert len(read_diagnoses(file)) == 1
+    for damaged, words in (
+        ("[]\n", "diagnoses.jsonl, line 2: the file is .., expected an object"),
+        ("no json\n", "diagnoses.jsonl, line 2: not JSON"),
+        ('{"format": 9}\n', "line 2: format is 9, this version reads 1"),
+        (whole.replace('"num_tokens"', '"tokens"'), "line 2: num_tokens is missing"),
+    ):
+        file.write_text(whole + damaged)
+        with pytest.raises(InputError, match=words.replace("[", r"\[")):
+            read_diagnoses(file)

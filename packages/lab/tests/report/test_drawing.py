@@ -4,6 +4,7 @@ import json
 import math
 import random
 import re
+from collections.abc import Sequence
 from html import unescape
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ from warnings import catch_warnings, simplefilter
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pandas import Series
 
 from covering import some_default
 from powernorm.errors import InputError
@@ -27,15 +29,13 @@ from powernorm_lab.report.drawing import (
 from powernorm_lab.report.lines import (
     Band,
     Panel,
-    RowQuantity,
     SeedLine,
-    UnfinishedLine,
     bands_over_seeds,
     draw_panel,
     draw_panels,
+    grid,
     rows_figure,
 )
-from powernorm_lab.report.maps import grid
 from powernorm_lab.schema import LARGEST
 
 NAMES = ("ln", "bn-64", "rbn-0.01-0.1", "pn-0.9-0.99", "MWMWMWMWMW", "layers.11.attention")
@@ -44,6 +44,11 @@ LINE = Band("ln", 0, [1.0, 2.0, 3.0], [96.0, 98.5, 99.2])
 
 def drawn(*panels: Panel, prefix: str = "p") -> str:
     return draw_panels(panels, x_label="step", prefix=prefix)
+
+
+def rows_of(label: str, *values: Sequence[float | None]) -> Band:
+    """Return a quantity of rows: values, and their lowest and highest ones."""
+    return Band(label, 0, range(len(values[0])), *values)
 
 
 def words_of(svg: str) -> list[str]:
@@ -143,9 +148,8 @@ NUMBERS = st.floats(-LARGEST, LARGEST).map(lambda number: float(f"{number:.6g}")
 @given(values=st.lists(NUMBERS, min_size=1, max_size=4))
 def test_panels_take_any_number(values: list[float]) -> None:
     steps = [float(step) for step in range(len(values))]
-    band = Band(
-        "a", 0, steps, values, values, values, traces=[UnfinishedLine(steps, values, lost=True)]
-    )
+    trace = SeedLine(Series(values, steps), finished=False, lost=True)
+    band = Band("a", 0, steps, values, values, values, traces=[trace])
     with catch_warnings():
         simplefilter("error")
         for logarithmic in (True, False):
@@ -154,7 +158,7 @@ def test_panels_take_any_number(values: list[float]) -> None:
 
 @pytest.mark.parametrize("lost", [True, False])
 def test_unfinished_runs_do_not_set_the_frame(lost: bool) -> None:
-    trace = UnfinishedLine([1.0, 2.0, 3.0], [4.0, 1e9, 4.3e9], lost=lost)
+    trace = SeedLine({1.0: 4.0, 2.0: 1e9, 3.0: 4.3e9}, finished=False, lost=lost)
     with figure(2) as shown:
         axes = shown.subplots()
         draw_panel(axes, Panel("t", "y", [LINE, Band("none", 1, [], [], traces=[trace])]))
@@ -193,7 +197,7 @@ def test_a_mean_is_of_the_positions_that_all_seeds_have() -> None:
     assert (band.style, band.x, band.mean) == (1, [1, 2], [4, 1.5])
     assert (band.low, band.high) == ([3, 1], [5, 2])
     (trace,) = band.traces
-    assert (trace.x, trace.y, trace.lost) == ([1, 4], [7, 8], True)
+    assert (dict(trace.points), trace.lost) == ({1: 7, 4: 8}, True)
     (band,) = bands_over_seeds({"a": seeds[2:]})
     assert not band.x
     blocks = bands_over_seeds({"a": [SeedLine(dict.fromkeys(range(7), 2.0) | {6: 4.0})]}, most=4)
@@ -231,8 +235,8 @@ def test_ticks_say_where_the_points_are(
 
 def test_rows_of_variants() -> None:
     quantities = [
-        RowQuantity("training", [1.0, None, 3.0], [0.5, None, 3.0], [1.5, None, 3.0]),
-        RowQuantity("validation", [2.0, None, math.inf], [2.0, None, 3.0], [2.0, None, 4.0]),
+        rows_of("training", [1.0, None, 3.0], [0.5, None, 3.0], [1.5, None, 3.0]),
+        rows_of("validation", [2.0, None, math.inf], [2.0, None, 3.0], [2.0, None, 4.0]),
     ]
     names = ["ln", "none", "a long name of a variant"]
     options: dict[str, Any] = {"title": "t", "x_label": "loss", "prefix": "p"}
@@ -244,15 +248,15 @@ def test_rows_of_variants() -> None:
     assert json.loads(unescape(re.findall(r'data-rows="([^"]+)"', shown.svg)[0])) == names
     assert frame_of(shown.svg)["x"][2] is True
     # Nothing below 0 on a logarithmic axis.
-    below = [RowQuantity("gap", [1.0, -1.0, 0.0], [0.9, -2.0, 0.0], [1.1, 0.0, 0.0])]
+    below = [rows_of("gap", [1.0, -1.0, 0.0], [0.9, -2.0, 0.0], [1.1, 0.0, 0.0])]
     (shown,) = rows_figure(names, below, caption="c", logarithmic=True, **options)
     assert frame_of(shown.svg)["x"][2] is False
-    assert rows_figure(names, [RowQuantity("a", [None] * 3)], caption="c", **options) == []
+    assert rows_figure(names, [rows_of("a", [None] * 3)], caption="c", **options) == []
 
 
 def test_rows_of_layers() -> None:
     layers = [f"model.{number}.norm" for number in range(30)]
-    lines = [RowQuantity("κ", [number or None for number in range(30)])]
+    lines = [rows_of("κ", [number or None for number in range(30)])]
     (shown,) = rows_figure(
         layers,
         lines,

@@ -1,17 +1,30 @@
+"""Reading of run folders: complete ones, those in progress, and damaged files."""
+
 import json
 import math
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
+from lab.tests.report.own_functions import write_own_comparison
+from lab.tests.report.synthetic_translations import write_translations
 
 from powernorm.errors import InputError
+from powernorm.json_reading import seal_json
 from powernorm.records import NORMS_COLUMNS
 from powernorm_lab.report import read_comparison, write_report
 from powernorm_lab.report.comparison_tables import run_table
-from powernorm_lab.report.loading import read_runs
-from powernorm_lab.runs import METRICS_FILE, NORMS_FILE, RESULT_FILE, RESULTS_FILE, RunResult
+from powernorm_lab.report.loading import read_runs, read_translations
+from powernorm_lab.runs import (
+    COMPARISON_FILE,
+    METRICS_FILE,
+    NORMS_FILE,
+    RESULT_FILE,
+    RESULTS_FILE,
+    RunResult,
+)
 from powernorm_lab.schema import read_record, written
 
 BN = "bn-pre-seed0"
@@ -52,7 +65,7 @@ def test_run_folders_alone(comparison_folder: Path) -> None:
     assert sorted(map(repr, found.runs)) == sorted(map(repr, listed.runs))
     assert all(len(run.curve) > 40 for run in found.runs)
     assert found.placement == "pre"
-    assert write_report(comparison_folder).exists()
+    assert write_report([comparison_folder]).exists()
 
 
 def test_run_that_is_going_on(comparison_folder: Path) -> None:
@@ -66,7 +79,7 @@ def test_run_that_is_going_on(comparison_folder: Path) -> None:
     assert (run.norm, run.placement, run.seed, run.status) == ("gn", "pre", 7, "unfinished")
     # The incomplete last line is ignored.
     assert len(run.curve) == 100
-    assert "unfinished" in write_report(comparison_folder).read_text(encoding="utf-8")
+    assert "unfinished" in write_report([comparison_folder]).read_text(encoding="utf-8")
 
 
 def test_run_without_logs(comparison_folder: Path) -> None:
@@ -74,7 +87,7 @@ def test_run_without_logs(comparison_folder: Path) -> None:
         path.unlink()
     run = next(run for run in read_comparison(comparison_folder).runs if run.folder == BN)
     assert (len(run.curve), len(run.samples)) == (0, 0)
-    assert write_report(comparison_folder).exists()
+    assert write_report([comparison_folder]).exists()
 
 
 def test_logs_of_the_first_version(small_folder: Path) -> None:
@@ -87,7 +100,7 @@ def test_logs_of_the_first_version(small_folder: Path) -> None:
     assert len(run.samples) == 7 * 100
     assert run.samples["gradient_norm"].isna().all()
     assert run.samples["var_tid"].notna().all()
-    assert write_report(small_folder).exists()
+    assert write_report([small_folder]).exists()
 
 
 def test_norms_that_lack_a_column_of_the_first_version(comparison_folder: Path) -> None:
@@ -269,7 +282,7 @@ def test_numbers_that_nothing_can_hold(small_folder: Path) -> None:
     table = run_table(comparison)
     rows = [dict(zip(table.headings, line, strict=True)) for line in table.lines]
     assert [rows[0]["test perplexity"], rows[1]["time"], rows[1]["tokens/s"]] == ["∞", "∞", "∞"]
-    assert write_report(small_folder).exists()
+    assert write_report([small_folder]).exists()
     path.write_text('{"format": 1' + 5000 * "0" + "}", encoding="utf-8")
     with pytest.raises(InputError, match=r"results.json: holds a number of thousands of digits"):
         read_comparison(small_folder)
@@ -312,3 +325,84 @@ def test_a_run_that_never_rose_did_not_diverge(
     ]
     log.write_text("\n".join([header, *rows]) + "\n", encoding="utf-8")
     assert read_comparison(small_folder).runs[0].shown_status == shown
+
+
+# Translations, tunings and functions.
+
+
+@pytest.mark.parametrize(
+    "text", ["source\treference\ttranslation\na\tb\tc\nd\te", "a\tb\tc\r\nd\te\tf"]
+)
+def test_last_line_may_be_half_written(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "translations.tsv"
+    path.write_text(text, encoding="utf-8", newline="")
+    assert read_translations(tmp_path) == [("a", "b", "c")]
+
+
+def test_damaged_translations_name_file_and_line(tmp_path: Path) -> None:
+    folder = write_translations(tmp_path / "verses")
+    path = folder / "ln-pre-seed0" / "translations.tsv"
+    path.write_text("source\treference\ttranslation\na\tb\tc\na\tb\n", encoding="utf-8")
+    with pytest.raises(InputError, match=r"ln-pre-seed0/translations.tsv, line 3: 2 columns"):
+        write_report([folder])
+
+
+TUNED = Path(__file__).parents[4] / "benchmarks/results/papers/lm-demo-small-tuned"
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("num_trials", "12", "tuning.num_trials is '12', expected a whole number"),
+        ("select_by", {"metric": "valid_loss"}, "tuning.select_by.direction is missing"),
+        ("norms", {"ln": {}}, "tuning.norms.ln.search is missing"),
+    ],
+)
+def test_a_damaged_record_of_a_tuning_is_named(
+    tmp_path: Path, key: str, value: object, words: str
+) -> None:
+    results = json.loads((TUNED / "results.json").read_text())
+    results["tuning"][key] = value
+    (tmp_path / "results.json").write_text(json.dumps(seal_json(results)))
+    with pytest.raises(InputError, match=words):
+        read_comparison(tmp_path)
+
+
+def change_head(folder: Path, **values: Any) -> Path:
+    """Write other values into both files of a comparison."""
+    for name in (RESULTS_FILE, COMPARISON_FILE):
+        written = json.loads((folder / name).read_text(encoding="utf-8"))
+        (folder / name).write_text(json.dumps(written | values), encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"goal": {"metric": "accuracy", "direction": "up"}}, "goal.direction is 'up', expected"),
+        ({"goal": {"direction": "max"}}, "goal.metric is missing"),
+        ({"goal": "accuracy"}, "goal is 'accuracy', expected an object"),
+        ({"function": "train"}, "function is 'train', expected an object"),
+        ({"function": {"name": 3}}, "function.name is 3, expected a string"),
+        ({"format": 3}, "format is 3, this version reads 2: update powernorm"),
+    ],
+)
+@pytest.mark.parametrize("name", [RESULTS_FILE, COMPARISON_FILE])
+def test_damaged_heads_are_named(
+    tmp_path: Path, name: str, values: dict[str, Any], message: str
+) -> None:
+    folder = write_own_comparison(tmp_path / "own", norms=("ln",), seeds=(0,), lost=())
+    change_head(folder, **values)
+    if name == COMPARISON_FILE:
+        (folder / RESULTS_FILE).unlink()
+    with pytest.raises(InputError, match=re.escape(f"{name}: {message}")):
+        read_comparison(folder)
+
+
+def test_a_goal_must_be_said(tmp_path: Path) -> None:
+    folder = write_own_comparison(tmp_path / "own", norms=("ln",), seeds=(0,), lost=())
+    written = json.loads((folder / RESULTS_FILE).read_text())
+    del written["goal"]
+    (folder / RESULTS_FILE).write_text(json.dumps(written))
+    with pytest.raises(InputError, match="goal is missing"):
+        read_comparison(folder)

@@ -6,6 +6,7 @@ differences.
 
 import json
 import re
+import shutil
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
@@ -15,12 +16,19 @@ import pytest
 from lab.tests.report.own_functions import write_own_comparison
 from lab.tests.report.study_folders import Row, write_study
 from lab.tests.report.synthetic import PAPER, printed, write_comparison
-from lab.tests.report.synthetic_diagnoses import bert_diagnosis, small_diagnosis
+from lab.tests.report.synthetic_diagnoses import (
+    bert_diagnosis,
+    small_diagnosis,
+    write_diagnosis,
+)
 from lab.tests.report.synthetic_translations import write_translations
+from lab.tests.report.test_overlays import diagnosis, write_diagnoses
 from syrupy.assertion import SnapshotAssertion
 
 from powernorm.records import DiagnosisRecord
 from powernorm_lab.report import read_comparison, render_diagnosis, render_page
+from powernorm_lab.report.overlays import lines_of
+from powernorm_lab.report.page import render_overlay
 from powernorm_lab.report.results_document import results_document
 
 pytestmark = pytest.mark.usefixtures("blank_figures")
@@ -60,6 +68,37 @@ def changed(folder: Path) -> Path:
     return with_results(folder, reduced="A reduced big.", changes=CHANGES)
 
 
+def write_own_function(folder: Path) -> Path:
+    """Write a function with a baseline, and a run that was completed but is worse."""
+    baselines = [{"name": "majority", "metrics": {"accuracy": 0.31, "valid_loss": None}}]
+    write_own_comparison(folder, baselines=baselines)
+    runs = json.loads((folder / "results.json").read_text())["runs"]
+    runs[0] |= {"status": "diverged", "message": "accuracy is worse than that of majority"}
+    return with_results(folder, runs=runs)
+
+
+def write_diagnosed(folder: Path) -> Path:
+    """Write seeds with diagnoses of the trained model and during training; one failed."""
+    write_comparison(folder, norms=("ln", "rbn"))
+    for number, run in enumerate(sorted(folder.glob("*-pre-seed*"))):
+        write_diagnosis(run, diagnosis(1 + number, 30))
+        records = [diagnosis(1 + number, 0), diagnosis(2 + number, 30)]
+        if not number:
+            records.append(diagnosis(1, 40, layers=[], notes=["the input of one holds NaN"]))
+        write_diagnoses(run, records)
+    return folder
+
+
+def write_tuned(folder: Path, *files: str) -> Path:
+    """Copy files of a stored tuning."""
+    folder.mkdir()
+    for name in ("results.json", *files):
+        shutil.copy(TUNED / name, folder)
+    return folder
+
+
+TUNED = Path(__file__).parents[4] / "benchmarks/results/papers/lm-demo-small-tuned"
+
 FOLDERS: dict[str, Callable[[Path], Path]] = {
     "language model": write_comparison,
     "one run": lambda folder: write_comparison(folder, norms=("ln",), seeds=(0,)),
@@ -68,10 +107,13 @@ FOLDERS: dict[str, Callable[[Path], Path]] = {
     "changed settings": changed,
     "translations": write_translations,
     "translations without papers": lambda folder: write_translations(folder, paper=None),
-    "own function": write_own_comparison,
+    "own function": write_own_function,
     "own function, four seeds": lambda folder: write_own_comparison(
         folder, seeds=(0, 1, 2, 3), lost=()
     ),
+    "diagnosed": write_diagnosed,
+    "tuning": lambda folder: write_tuned(folder, "trials.csv"),
+    "tuning without trials": write_tuned,
     "marked study": lambda folder: write_study(
         folder, {"name": "future", "title": "With and without the causal mask"}, ROWS
     ),
@@ -121,3 +163,8 @@ def test_what_is_said_of_a_comparison(
 @pytest.mark.parametrize("record", [bert_diagnosis(), small_diagnosis()], ids=["bert", "small"])
 def test_what_is_said_of_a_diagnosis(record: DiagnosisRecord, snapshot: SnapshotAssertion) -> None:
     assert "\n".join(Outline(render_diagnosis(record)).lines) == snapshot
+
+
+def test_what_is_said_of_several_diagnoses(tmp_path: Path, snapshot: SnapshotAssertion) -> None:
+    lines = lines_of(read_comparison(write_diagnosed(tmp_path / "demo")).runs)
+    assert "\n".join(Outline(render_overlay(lines)).lines) == snapshot

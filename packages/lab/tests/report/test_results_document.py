@@ -1,3 +1,5 @@
+"""Documents of results, alone and joined from several folders."""
+
 import json
 import re
 from collections import Counter
@@ -5,12 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from lab.tests.report.own_functions import FUNCTION, write_own_comparison
 from lab.tests.report.synthetic import PAPER, write_comparison
 from markdown_it import MarkdownIt
 
+from powernorm.errors import InputError
 from powernorm_lab.report import read_comparison
 from powernorm_lab.report.comparison_tables import headline
-from powernorm_lab.report.results_document import results_document
+from powernorm_lab.report.results_document import joined, results_document
 from powernorm_lab.runs import RESULTS_FILE
 
 
@@ -148,3 +152,136 @@ def test_facts_of_another_kind_are_left_out(folder: Path, value: object) -> None
         results["settings"] |= {"machine": {"num_cpus": 2}, "versions": {}, key: value}
         path.write_text(json.dumps(results))
         assert "### lm, demo" in results_document([folder])
+
+
+# Comparisons whose seeds or norms were trained in several folders.
+
+
+OPTIONS = {"ln": {}, "bn": {"momentum": 0.05}}
+
+
+def part(folder: Path, norms: tuple[str, ...], seeds: tuple[int, ...], **settings: object) -> Path:
+    options = {norm: OPTIONS[norm] for norm in norms}
+    return write_comparison(
+        folder,
+        norms=norms,
+        seeds=seeds,
+        extra_settings={"norm_options": options, "date": "2026-11-21", **settings},
+    )
+
+
+def test_seeds_and_norms_of_several_folders_are_one_comparison(tmp_path: Path) -> None:
+    whole = part(tmp_path / "whole", ("ln", "bn"), (0, 2, 3))
+    parts = [
+        part(tmp_path / "a", ("ln", "bn"), (0, 2)),
+        part(tmp_path / "b", ("ln",), (3,), date="2026-11-20"),
+        part(tmp_path / "c", ("bn",), (3,)),
+    ]
+    expected = results_document([whole])
+    (together,) = joined(map(read_comparison, parts))
+    assert together.settings["norm_options"] == OPTIONS
+    assert together.settings["date"] == "2026-11-20 to 2026-11-21"
+    assert results_document(parts) == expected.replace("2026-11-21", "2026-11-20 to 2026-11-21")
+
+
+def test_changes_of_options_of_their_norms_are_put_together(tmp_path: Path) -> None:
+    paper = [
+        {"norm": "ln", "placement": "pre", "dataset": "PTB", "metric": "test_perplexity"}
+        | {"value": 1.0, "source": "A 2020, Table 1"}
+    ]
+    parts = [
+        part(tmp_path / "a", ("ln",), (0,)),
+        part(tmp_path / "b", ("bn",), (0,)),
+        part(tmp_path / "c", ("bn",), (2,)),
+    ]
+    common = {"model.num_layers": {"here": "3", "preset": "6"}}
+    momentum = {"norm_options.bn.momentum": {"here": "0.05", "preset": "0.1"}}
+    own = [{"norm_options.ln.eps": {"here": "1", "preset": "2"}}, momentum, momentum]
+    for folder, settings in zip(parts, own, strict=True):
+        results = json.loads((folder / RESULTS_FILE).read_text())
+        results["reduced"] = "Small."
+        results["changes"] = {"preset": "full", "settings": common | settings}
+        if folder != parts[0]:
+            results["paper"] = paper
+        (folder / RESULTS_FILE).write_text(json.dumps(results))
+    (together,) = joined(map(read_comparison, parts))
+    assert len(together.paper) == 1
+    assert together.reduced == "Small."
+    assert together.changes == {
+        "preset": "full",
+        "settings": {
+            "model.num_layers": {"here": "3", "preset": "6"},
+            "norm_options.ln.eps": {"here": "1", "preset": "2"},
+            "norm_options.bn.momentum": {"here": "0.05", "preset": "0.1"},
+        },
+    }
+
+
+def test_a_sentence_of_two_notes_is_said_once(tmp_path: Path) -> None:
+    parts = [part(tmp_path / "a", ("ln",), (0,)), part(tmp_path / "b", ("bn",), (0,))]
+    notes = (
+        "A reduced big. Shen et al. 2020 have pre-norm only.",
+        "bn: without the mask. A reduced big. Shen et al. 2020 have pre-norm only.",
+    )
+    for folder, note in zip(parts, notes, strict=True):
+        results = json.loads((folder / RESULTS_FILE).read_text())
+        (folder / RESULTS_FILE).write_text(json.dumps(results | {"reduced": note}))
+    (together,) = joined(map(read_comparison, parts))
+    assert together.changes is None
+    assert together.reduced == (
+        "A reduced big. Shen et al. 2020 have pre-norm only. bn: without the mask."
+    )
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"norm_options": {"ln": {}, "bn": {"momentum": 0.1}}},
+        {"model": {"num_features": 64, "placement": "pre"}},
+        {"versions": {"torch": "2.12.0"}},
+        {"machine": {"gpu": "another"}},
+        {"norm_options": {}},
+    ],
+)
+def test_what_was_made_otherwise_stands_by_itself(
+    tmp_path: Path, settings: dict[str, object]
+) -> None:
+    one = part(tmp_path / "a", ("ln", "bn"), (0,))
+    other = part(tmp_path / "b", ("ln", "bn"), (2,), **settings)
+    separate = joined(map(read_comparison, (one, other)))
+    assert [len(comparison.runs) for comparison in separate] == [2, 2]
+
+
+def test_a_run_is_given_once(tmp_path: Path) -> None:
+    one = part(tmp_path / "a", ("ln", "bn"), (0, 2))
+    other = part(tmp_path / "b", ("bn",), (2,))
+    with pytest.raises(InputError, match=r"a and .*b both have bn, seed 2, of one comparison"):
+        results_document([one, other])
+    with pytest.raises(InputError, match="both have ln, seed 0"):
+        results_document([one, one])
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        {"goal": {"metric": "valid_loss", "direction": "min"}},
+        {"goal": {"metric": "accuracy", "direction": "min"}},
+        {"task": "my.module:other"},
+        {"function": FUNCTION | {"sha256": "f" * 64}},
+    ],
+)
+def test_other_goals_and_functions_stand_by_themselves(
+    tmp_path: Path, other: dict[str, Any]
+) -> None:
+    one = write_own_comparison(tmp_path / "a", seeds=(0, 1), lost=())
+    two = write_own_comparison(tmp_path / "b", seeds=(2, 3), lost=(), **other)
+    assert len(joined(map(read_comparison, (one, two)))) == 2
+
+
+def test_seeds_of_one_function_are_put_together(tmp_path: Path) -> None:
+    """The function's file may have another path on another machine."""
+    moved = FUNCTION | {"file": "elsewhere/module.py"}
+    one = write_own_comparison(tmp_path / "a", seeds=(0, 1), lost=())
+    two = write_own_comparison(tmp_path / "b", seeds=(2, 3), lost=(), function=moved)
+    (together,) = joined(map(read_comparison, (one, two)))
+    assert len(together.runs) == 12

@@ -15,7 +15,14 @@ from syrupy.assertion import SnapshotAssertion
 
 from powernorm.errors import InputError
 from powernorm_lab.report import read_comparison, write_report
-from powernorm_lab.report.studies import layernorm_parts, lowest_layers, scales, study_contents
+from powernorm_lab.report.page import rendered_comparison
+from powernorm_lab.report.studies import (
+    layernorm_parts,
+    lowest_layers,
+    metric,
+    points_of,
+    scales,
+)
 from powernorm_lab.runs import METRICS_FILE
 
 SIZES = {"name": "micro-batches", "title": "Sizes", "x_label": "tokens", "logarithmic": True}
@@ -45,7 +52,7 @@ def grid_rows(*losses: float | str) -> Sequence[Row]:
 
 
 def section(folder: Path) -> str:
-    return "".join(study_contents(read_comparison(folder)))
+    return str(rendered_comparison(read_comparison(folder)).study())
 
 
 def texts(markup: str) -> list[str]:
@@ -82,6 +89,18 @@ CASES: dict[str, tuple[dict[str, Any], Sequence[Row]]] = {
             Row("ln", "ln", [3.0, 3.1]),
             Row("detach-both", "detach", [3.4, "diverged"]),
             Row("none", "none", ["nonfinite", "diverged"]),
+        ),
+    ),
+    "parts, going on": (
+        PARTS,
+        (Row("ln", "ln", [3.0, "interrupted"]), Row("none", "none", ["failed"])),
+    ),
+    "layers, without a reference": (
+        LAYERS,
+        (
+            Row("ln", "ln", [3.0, "diverged"], 0.0),
+            Row("bn-1of2", "bn", ["nonfinite", 5.3], 1.0),
+            Row("bn-2of2", "bn", [3.5, 5.4], 2.0),
         ),
     ),
     "parts, all lost": (
@@ -135,19 +154,10 @@ def test_a_study_is_about_the_score_of_its_task(
     assert said(folder, figure_data) == snapshot
 
 
-@pytest.mark.usefixtures("blank_figures")
-def test_old_results_have_no_study(small_folder: Path) -> None:
-    comparison = read_comparison(small_folder)
-    assert comparison.study is None
-    assert comparison.names == ["ln", "bn"]
-    assert 'id="study"' not in write_report(small_folder).read_text(encoding="utf-8")
-
-
 def test_gaps_compare_runs_of_one_seed(tmp_path: Path, figure_data: FigureData) -> None:
     rows = (Row("ln", "ln", [3.0, 5.0], 0.0), Row("bn-1of1", "bn", [3.1, 5.3], 1.0))
     comparison = read_comparison(write_study(tmp_path / "s", LAYERS, rows))
-    assert comparison.study is not None
-    lowest_layers(comparison, comparison.study)
+    lowest_layers(comparison)
     (gap, tid), (gap_in_time, tid_in_time) = figure_data.figures
     gaps = [math.exp(3.1) - math.exp(3.0), math.exp(5.3) - math.exp(5.0)]
     assert gap.bands[0].mean == pytest.approx([0, sum(gaps) / 2])
@@ -159,24 +169,6 @@ def test_gaps_compare_runs_of_one_seed(tmp_path: Path, figure_data: FigureData) 
     assert tid.bands[0].mean == pytest.approx([(3.1 + 5.3) / 2])
     assert gap_in_time.bands[0].mean == pytest.approx([0.2] * 10)
     assert tid_in_time.bands[0].mean == pytest.approx([2.0] * 10), "of the last layer, in percent"
-
-
-def test_gap_without_its_reference_leaves_a_cross(tmp_path: Path, figure_data: FigureData) -> None:
-    rows = (
-        Row("ln", "ln", [3.0, "diverged"], 0.0),
-        Row("bn-1of2", "bn", ["nonfinite", 5.3], 1.0),
-        Row("bn-2of2", "bn", [3.5, 5.4], 2.0),
-    )
-    comparison = read_comparison(write_study(tmp_path / "s", LAYERS, rows))
-    assert comparison.study is not None
-    figures = lowest_layers(comparison, comparison.study)
-    gap = figure_data.figures[0][0].bands[0]
-    assert gap.x == [0, 2]
-    assert gap.mean == pytest.approx([0, math.exp(3.5) - math.exp(3.0)])
-    assert gap.lost == [0, 1, 2]
-    assert "whose gap is unknown because ln did not finish its seed" in figures[0].caption
-    tid = figure_data.figures[0][1].bands[0]
-    assert tid.lost == [0, 1], "a TID needs no reference"
 
 
 def test_lost_runs_are_lines_of_their_own(tmp_path: Path, figure_data: FigureData) -> None:
@@ -193,8 +185,7 @@ def test_lost_runs_are_lines_of_their_own(tmp_path: Path, figure_data: FigureDat
         cells[5:7] = last, last
         path.write_text("\n".join([*lines[:-1], ",".join(cells)]) + "\n", encoding="utf-8")
     comparison = read_comparison(folder)
-    assert comparison.study is not None
-    caption = layernorm_parts(comparison, comparison.study)[-1].caption
+    caption = layernorm_parts(comparison)[-1].caption
     assert "shade: their range" in caption
     assert "a cross marks where it broke down" in caption
     training, _ = figure_data.figures[-1]
@@ -203,63 +194,27 @@ def test_lost_runs_are_lines_of_their_own(tmp_path: Path, figure_data: FigureDat
     assert ln.low == pytest.approx([3.0 + 3 / step for step in STEPS])
     assert both.mean == pytest.approx([3.4 + 3 / step for step in STEPS]), "no jump"
     (lost,) = both.traces
-    assert (list(lost.x), lost.lost) == ([10, 20, 30, 40, 50, 60, 70], True)
-    assert math.isnan(lost.y[-1])
+    assert (list(lost.points.index), lost.lost) == ([10, 20, 30, 40, 50, 60, 70], True)
+    assert math.isnan(lost.points.iloc[-1])
     assert list(none.x) == []
-    assert (none.traces[0].x[-1], none.traces[0].y[-1]) == (70, 4.3e9)
-
-
-def test_runs_that_go_on_have_no_cross(tmp_path: Path, figure_data: FigureData) -> None:
-    rows = (Row("ln", "ln", [3.0, "interrupted"]), Row("none", "none", ["failed"]))
-    comparison = read_comparison(write_study(tmp_path / "s", PARTS, rows))
-    assert comparison.study is not None
-    layernorm_parts(comparison, comparison.study)
-    assert [trace.lost for band in figure_data.figures[-1][0].bands for trace in band.traces] == [
-        False,
-        True,
-    ]
-
-
-def test_scales(tmp_path: Path) -> None:
-    study = {"name": "scales", "title": "Scales"}
-    rows = (Row("pn", "pn", [3.0]), Row("bn", "bn", [3.0]))
-    folder = write_study(tmp_path / "s", study, rows)
-    deviation = [2.0, 1.0, 1.0]
-    write_scales(
-        folder / "pn-pre-seed0",
-        [
-            {"layer": f"layers.{layer}.norm", "weight": weight, "deviation": deviation}
-            for layer, weight in enumerate(([1.0, -2.0, 0.0], [1.0, 0.5, 1.0]))
-        ],
-    )
-    shown = section(folder)
-    assert shown.count("<svg") == 1
-    words = texts(shown)
-    caption = next(word for word in words if word.startswith("pn, seed 0"))
-    assert "80.00 % of the features" in caption
-    assert "Left out: 1 feature whose γ or deviation is 0." in caption
+    assert none.traces[0].points.to_dict()[70] == 4.3e9
 
 
 LEMMA = "by Lemma 2 of Shen et al. 2020 makes the loss smoother with PowerNormV"
 
 
-def test_words_of_scales_are_those_of_the_norm(tmp_path: Path) -> None:
-    norms = ("pnv", "pn", "bn", "rbn", "mabn")
-    rows = [Row(norm, norm, [3.0]) for norm in norms]
+def test_scales(tmp_path: Path, snapshot: SnapshotAssertion) -> None:
+    """Their words are those of the norm."""
+    rows = [Row(norm, norm, [3.0]) for norm in ("pnv", "pn", "bn", "rbn", "mabn")]
     folder = write_study(tmp_path / "s", {"name": "scales", "title": "S"}, rows)
-    for norm in norms:
-        (folder / f"{norm}-pre-seed0" / "norms.csv").unlink()
-        write_scales(
-            folder / f"{norm}-pre-seed0",
-            [{"layer": "norm", "weight": [1.0, 3.0], "deviation": [2.0, 1.5]}],
-        )
-    comparison = read_comparison(folder)
-    assert comparison.study is not None
-    captions = [figure.caption for figure in scales(comparison, comparison.study)]
-    assert ["|γ| ≤ ψ_B" in caption for caption in captions] == [True, True, False, False, True]
-    assert ["|γ| ≤ σ_B" in caption for caption in captions] == [False, False, True, True, False]
-    assert [LEMMA in caption for caption in captions] == [True, False, False, False, False]
-    assert all("Of " not in caption for caption in captions)
+    deviation = [2.0, 1.0, 1.0]
+    for row in rows:
+        layers = [
+            {"layer": f"layers.{layer}.norm", "weight": weight, "deviation": deviation}
+            for layer, weight in enumerate(([1.0, -2.0, 0.0], [1.0, 0.5, 1.0]))
+        ]
+        write_scales(folder / f"{row.label}-pre-seed0", layers)
+    assert [one.caption for one in scales(read_comparison(folder))] == snapshot
 
 
 def test_deep_models_show_some_of_their_layers(
@@ -276,12 +231,11 @@ def test_deep_models_show_some_of_their_layers(
     )
     drawn: list[str] = []
     monkeypatch.setattr(
-        "powernorm_lab.report.diagnosis_figures._draw_frames",
+        "powernorm_lab.report.diagnoses._draw_frames",
         lambda layers, *_: drawn.extend(name for name, _ in layers),
     )
     comparison = read_comparison(folder)
-    assert comparison.study is not None
-    (figure,) = scales(comparison, comparison.study)
+    (figure,) = scales(comparison)
     assert len(set(drawn)) == len(drawn) == 12
     assert (drawn[0], drawn[-1]) == ("layers.0.x", "layers.96.x")
     assert "12 of 97 layers are drawn" in figure.caption
@@ -300,7 +254,7 @@ def test_study_without_results_is_known_by_its_runs(tmp_path: Path) -> None:
     (run / "config.json").write_text(json.dumps({"task": "lm", "data": {"batch_size": 3}}))
     found = read_comparison(folder)
     assert (found.study, found.settings_of) == (study, run.name)
-    page = write_report(folder).read_text(encoding="utf-8")
+    page = write_report([folder]).read_text(encoding="utf-8")
     assert "<h1>Sizes: lm · micro-batches" in page
     assert "Configuration of the run bn-64-pre-seed1" in page
     assert "Configuration of the comparison" not in page
@@ -310,7 +264,7 @@ def test_damaged_scales_are_named(tmp_path: Path) -> None:
     folder = write_study(tmp_path / "s", {"name": "scales", "title": "S"}, [Row("a", "pn", [1.0])])
     write_scales(folder / "a-pre-seed0", [{"layer": "x", "weight": [1.0, "no"], "deviation": []}])
     with pytest.raises(InputError, match=r"scales.json: layers\[0\].weight\[1\] is 'no'"):
-        write_report(folder)
+        write_report([folder])
 
 
 def test_runs_that_go_on_have_their_label(tmp_path: Path) -> None:
@@ -321,6 +275,15 @@ def test_runs_that_go_on_have_their_label(tmp_path: Path) -> None:
     found = read_comparison(folder).runs[-1]
     assert (found.norm, found.name, found.status) == ("bn", "bn-2of2", "unfinished")
     assert "bn-2of2, seed 3: unfinished" in " ".join(texts(section(folder)))
+
+
+def test_a_run_that_goes_on_has_the_place_of_its_variant(tmp_path: Path) -> None:
+    folder = write_study(tmp_path / "s", SIZES, SIZE_ROWS[:2])
+    run = folder / "bn-64-pre-seed7"
+    run.mkdir()
+    (run / "config.json").write_text(json.dumps({"norm": "bn", "label": "bn-64"}))
+    points = points_of(read_comparison(folder), metric("test_loss"))
+    assert points.loc["bn-64", ["x", "mean", "lost"]].tolist() == [64.0, 4.1, "unfinished"]
 
 
 def test_a_long_name_leaves_room_for_its_numbers(tmp_path: Path) -> None:

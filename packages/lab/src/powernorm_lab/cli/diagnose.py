@@ -200,7 +200,7 @@ def _print_diagnosis(
         typer.echo(f"written: {run / DIAGNOSIS_FILE}")
     write_table(report, csv)
     if out is not None:
-        from powernorm_lab.report.diagnosis_page import write_diagnosis_page
+        from powernorm_lab.report import write_diagnosis_page
 
         typer.echo(f"report: {write_diagnosis_page(report.to_json(), out)}")
 
@@ -209,8 +209,7 @@ def _print_evaluation(report: "Diagnosis") -> None:
     """Print losses and scores for each kind of statistics."""
     from rich.console import Console
 
-    from powernorm_lab.report import print_evaluation
-    from powernorm_lab.report.diagnosis_page import evaluation_words
+    from powernorm_lab.report import evaluation_words, print_evaluation
 
     words = evaluation_words(report.to_json()["evaluation"])
     if words:
@@ -254,12 +253,8 @@ def _diagnose_together(
 def _print_overlay(found: "Overlay", out: Path, csv: Path | None, *, wide: bool) -> None:
     from rich.console import Console
 
-    from powernorm_lab.report import print_table
-    from powernorm_lab.report.overlays import (
-        overlay_table,
-        write_overlay_csv,
-        write_overlay_page,
-    )
+    from powernorm_lab.report import print_table, write_overlay_page
+    from powernorm_lab.report.overlays import overlay_table, write_overlay_csv
 
     print_table(Console(), overlay_table(found.lines), wide=wide)
     for name, reason in found.left_out.items():

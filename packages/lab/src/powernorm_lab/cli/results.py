@@ -33,7 +33,7 @@ def report(
     accept_edits: options.AcceptEdits = False,
 ) -> None:
     """Rebuild report.html from the run folders."""
-    from powernorm_lab.report import write_reports, write_tables
+    from powernorm_lab.report import write_report, write_tables
 
     if accept_edits:
         options.accept_edits(*folders)
@@ -41,7 +41,7 @@ def report(
         for file in write_tables(folders, tables):
             typer.echo(f"table: {file}")
     with options.saving_figures(figures, formats):
-        typer.echo(f"report: {write_reports(folders, out)}")
+        typer.echo(f"report: {write_report(folders, out)}")
 
 
 def results(

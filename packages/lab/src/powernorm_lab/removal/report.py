@@ -10,12 +10,12 @@ from pandas import DataFrame, Series
 
 from powernorm.json_reading import read_json_object
 from powernorm_lab.report.comparison_tables import settings_table
-from powernorm_lab.report.document import Article, SectionParts, document, part, write_page
+from powernorm_lab.report.document import Article, Section, document, part, write_page
 from powernorm_lab.report.drawing import DrawnFigure
 from powernorm_lab.report.lines import Band, Panel, panels_figure
 from powernorm_lab.report.loading import read_metrics
 from powernorm_lab.report.numerals import counted, duration, printable
-from powernorm_lab.report.tables import Table, copies
+from powernorm_lab.report.tables import Table
 from powernorm_lab.runs import METRICS_FILE, REMOVAL_FILE, REPORT_FILE, RESULT_FILE
 
 _FIX: Final = "make the removal again"
@@ -60,31 +60,15 @@ def removal_table(metrics: Mapping[str, float | None]) -> Table:
             if value is None:
                 continue
             before = metrics.get(f"original_{split}_{name}")
-            change = "" if before is None else f"{value - before:+.4f}"
-            old = "" if before is None else f"{before:.4f}"
-            text = "another text:" if split == "other" else split
-            lines.append([f"{text} {words}", old, f"{value:.4f}", change])
-    return _filled(["", "original", "without norms", "change"], [False, True, True, True], lines)
-
-
-def _filled(
-    headings: Sequence[str],
-    numeric: Sequence[bool],
-    lines: Sequence[Sequence[str]],
-    wide: str = "",
-) -> Table:
-    """Return a table without empty columns of numbers."""
-    keep = [
-        index
-        for index, is_number in enumerate(numeric)
-        if not is_number or any(line[index] for line in lines)
-    ]
-    return Table(
-        [headings[index] for index in keep],
-        [numeric[index] for index in keep],
-        [[line[index] for index in keep] for line in lines],
-        wide=wide,
-    )
+            lines.append(
+                {
+                    "": f"{'another text:' if split == 'other' else split} {words}",
+                    "original": "" if before is None else f"{before:.4f}",
+                    "without norms": f"{value:.4f}",
+                    "change": "" if before is None else f"{value - before:+.4f}",
+                }
+            )
+    return Table.filled(Table.of(lines, [""]).columns, lines)
 
 
 def _lead(result: Mapping[str, Any]) -> str:
@@ -121,20 +105,23 @@ def _conclusion(result: Mapping[str, Any]) -> list[str]:
 
 def _sections(
     settings: Mapping[str, Any], result: Mapping[str, Any], curve: DataFrame
-) -> Iterator[SectionParts]:
+) -> Iterator[Section]:
     table = removal_table(result["metrics"])
-    if table.lines:
-        caption = "Whole splits: original and folded model."
-        yield "result", "Result", [table.html("Result", caption), copies(table)]
+    if table.rows:
+        yield (
+            "result",
+            "Result",
+            part("copied", table, "Result", "Whole splits: original and folded model."),
+        )
     drawn = list(_figures(curve))
     if drawn:
-        yield "curves", "Training curves", [part("gallery", drawn)]
+        yield "curves", "Training curves", part("gallery", drawn)
     if result.get("norms"):
-        yield "norms", "Every norm", [_norm_table(result).html("Norms", _NORMS)]
+        yield "norms", "Every norm", _norm_table(result).html("Norms", _NORMS)
     if result.get("fold_errors"):
-        yield "fold", "Folding, verified", [_errors(result["fold_errors"], _FOLDED)]
+        yield "fold", "Folding, verified", _errors(result["fold_errors"], _FOLDED)
     if result.get("stock_errors"):
-        yield "stock", "Loaded by transformers", [_errors(result["stock_errors"], _STOCK)]
+        yield "stock", "Loaded by transformers", _errors(result["stock_errors"], _STOCK)
     yield "settings", "Settings and environment", _settings(settings)
 
 
@@ -146,24 +133,21 @@ _NORMS: Final = (
 
 
 def _norm_table(result: Mapping[str, Any]) -> Table:
-    into = {row["name"]: row for row in result.get("fold", [])}
-    lines = []
-    for row in result["norms"]:
-        folded = into.get(row["name"], {"into": []})
-        lines.append(
-            [
-                row["name"],
-                row["kind"],
-                row["role"],
-                str(row["step"]),
-                _cell(row["explained"], ".1%"),
-                _cell(row["deviation"], ".3g"),
-                ", ".join(folded["into"]),
-            ]
-        )
-    headings = ["norm", "kind", "role", "from step", "explained", "deviation", "folded into"]
-    numeric = [False, False, False, True, True, True, False]
-    return _filled(headings, numeric, lines, wide="folded into")
+    into = {row["name"]: row["into"] for row in result.get("fold", [])}
+    lines = [
+        {
+            "norm": row["name"],
+            "kind": row["kind"],
+            "role": row["role"],
+            "from step": str(row["step"]),
+            "explained": _cell(row["explained"], ".1%"),
+            "deviation": _cell(row["deviation"], ".3g"),
+            "folded into": ", ".join(into.get(row["name"], ())),
+        }
+        for row in result["norms"]
+    ]
+    texts = ("norm", "kind", "role", "folded into")
+    return Table.filled(Table.of(lines, texts, wide="folded into").columns, lines)
 
 
 def _cell(value: float | None, form: str) -> str:
@@ -205,21 +189,24 @@ _STOCK: Final = (
 
 def _errors(errors: Sequence[Mapping[str, Any]], caption: str) -> Markup:
     lines = [
-        [row["dtype"].removeprefix("torch."), f"{row['absolute']:.1e}", f"{row['relative']:.1e}"]
+        {
+            "computed in": row["dtype"].removeprefix("torch."),
+            "absolute": f"{row['absolute']:.1e}",
+            "relative": f"{row['relative']:.1e}",
+        }
         for row in errors
     ]
-    table = Table(["computed in", "absolute", "relative"], [False, True, True], lines)
-    return table.html("Errors", caption)
+    return Table.of(lines, ["computed in"]).html("Errors", caption)
 
 
-def _settings(settings: Mapping[str, Any]) -> list[Markup]:
+def _settings(settings: Mapping[str, Any]) -> Markup:
     environment = {key: settings[key] for key in ("versions", "machine", "date")}
-    return [
-        settings_table(
-            {key: value for key, value in settings["original"].items() if value is not None},
-            "Original",
-        ),
-        settings_table(settings["settings"], "Settings of the removal"),
-        part("heading", "Environment"),
-        settings_table(environment, "Versions and machine"),
-    ]
+    original = {key: value for key, value in settings["original"].items() if value is not None}
+    return Markup("").join(
+        [
+            settings_table(original).html("Original", "Original"),
+            settings_table(settings["settings"]).html(*["Settings of the removal"] * 2),
+            part("heading", "Environment"),
+            settings_table(environment).html(*["Versions and machine"] * 2),
+        ]
+    )

@@ -1,29 +1,30 @@
 """Tables, figures and self-contained pages from run folders; reads files only."""
 
-from powernorm_lab.report.diagnosis_page import render_diagnosis, write_diagnosis_page
 from powernorm_lab.report.drawing import saved_figures
-from powernorm_lab.report.loading import read_comparison, read_diagnosis
+from powernorm_lab.report.loading import read_comparison, read_diagnosis, read_selection
 from powernorm_lab.report.page import (
-    read_selection,
+    evaluation_words,
+    render_diagnosis,
     render_page,
+    write_diagnosis_page,
+    write_overlay_page,
     write_report,
-    write_reports,
     write_tables,
 )
 from powernorm_lab.report.records import Comparison, ReportedRun
-from powernorm_lab.report.seed_statistics import seed_records
-from powernorm_lab.report.summary import SummaryRow, summarize
+from powernorm_lab.report.statistics import SummaryRow, seed_records, summarize
+from powernorm_lab.report.tables import print_table
 from powernorm_lab.report.terminal import (
     print_comparison,
     print_evaluation,
     print_scores,
-    print_table,
 )
 
 __all__ = [
     "Comparison",
     "ReportedRun",
     "SummaryRow",
+    "evaluation_words",
     "print_comparison",
     "print_evaluation",
     "print_scores",
@@ -37,7 +38,7 @@ __all__ = [
     "seed_records",
     "summarize",
     "write_diagnosis_page",
+    "write_overlay_page",
     "write_report",
-    "write_reports",
     "write_tables",
 ]

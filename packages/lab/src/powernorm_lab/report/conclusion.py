@@ -1,29 +1,29 @@
-"""Conclusion of a comparison in words, as far as its seeds, baselines and race permit one."""
+"""Conclusion of a comparison, as far as its seeds, baselines and race permit one; their tables."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from math import inf, isnan
 from statistics import fmean
 from typing import Final
 
-from markupsafe import Markup
-
 from powernorm_lab.engine.race_words import drop_sentences, end_sentence
 from powernorm_lab.report import numerals
-from powernorm_lab.report.document import part
 from powernorm_lab.report.measures import heading_of
+from powernorm_lab.report.numerals import NOTHING
 from powernorm_lab.report.records import Comparison
-from powernorm_lab.report.summary import (
+from powernorm_lab.report.statistics import (
     CONFIDENCE,
     LEAST_SEEDS,
+    MOST_SEEDS,
     REFERENCE,
     PairedGap,
     SummaryRow,
     best_baseline,
     is_better,
+    seed_records,
     summarize,
 )
 from powernorm_lab.report.tables import Table
-from powernorm_lab.runs import RaceRecord
+from powernorm_lab.runs import RaceRecord, SeedStatistics
 
 MAX_NAMES: Final = 12
 """Largest number of norms named in a sentence; further ones are counted."""
@@ -197,67 +197,82 @@ def _saved(comparison: Comparison, standing: RaceRecord) -> str:
     )
 
 
-def race_contents(comparison: Comparison) -> list[Markup]:
-    """Return the section of the page; empty without a race."""
-    race, standing = comparison.race, comparison.standing
-    if race is None or standing is None:
-        return []
-    error = f"{100 * (1 - race['confidence']):.3g} %"
-    margin = (
-        ""
-        if race["margin"] is None
-        else f" Differences below {race['margin']:g} do not matter: norms that are so close are "
-        "level."
-    )
-    return [
-        _table(comparison, standing).html(
-            "The race",
-            f"Behind: mean difference to the leader at that time in the "
-            f"{heading_of(standing['metric'])}, over the seeds that finished with both, and its "
-            "lower confidence bound.",
-        ),
-        part(
-            "paragraph",
-            "After every seed from the third on, a norm is dropped whose differences to the "
-            "leader, seed by seed, have a lower confidence bound above 0. The levels of all these "
-            "tests are chosen such that the best norm is dropped with a chance of at most "
-            f"{error}, whenever one stops. This assumes that the variation over seeds is "
-            f"independent, normal and of similar size for all norms.{margin} Tests and intervals "
-            "for a fixed number of seeds would be wrong here, and are left out.",
-            kind="soft",
-        ),
+# Tables.
+
+
+def seed_table(comparison: Comparison, rows: Sequence[SummaryRow]) -> Table | None:
+    """Return the table of statistics over seeds; None if the seeds are too few.
+
+    Args:
+        comparison: the comparison.
+        rows: rows of `summarize`.
+    """
+    found = seed_records(comparison, rows)
+    is_tested = any(record.get("p") is not None for record in found)
+    if not is_tested and all(record["mean_interval"] is None for record in found):
+        return None
+    decimals = comparison.measure.decimals
+    gaps = {row.label: row.gap for row in rows}
+    lines = [
+        {
+            "norm": record["label"],
+            "seeds": str(record["seeds"]),
+            "mean (95 %)": _estimate(record["mean"], record["mean_interval"], decimals),
+            "middle half (95 %)": _estimate(
+                record["interquartile_mean"], record["interquartile_mean_interval"], decimals
+            ),
+        }
+        | (tested_cells(gaps[record["label"]], record, decimals, "gap (95 %)") if is_tested else {})
+        for record in found
     ]
+    return Table.of(lines, ["norm"])
 
 
-def _table(comparison: Comparison, standing: RaceRecord) -> Table:
+def tested_cells(
+    gap: PairedGap | None, record: SeedStatistics | None, decimals: int, heading: str
+) -> dict[str, str]:
+    """Return the cells of a norm's gap, its p, alone and corrected, and the seeds needed."""
+    needed = NOTHING
+    if record is not None and record.get("p_holm") is not None:
+        number = record.get("seeds_needed")
+        needed = f"> {MOST_SEEDS:,}" if number is None else str(number)
+    return {
+        heading: numerals.interval(gap, decimals),
+        "p": numerals.probability(None if gap is None else gap.p),
+        "p (Holm)": numerals.probability(None if gap is None else gap.adjusted_p),
+        "seeds needed": needed,
+    }
+
+
+def _estimate(value: float, interval: Sequence[float] | None, decimals: int) -> str:
+    text = numerals.number(value, decimals)
+    if interval is None:
+        return text
+    return f"{text} ({' to '.join(numerals.number(end, decimals) for end in interval)})"
+
+
+def race_table(comparison: Comparison) -> Table:
+    """Return the table of a race with a result: norms that are left, then the dropped ones."""
+    standing = comparison.standing
+    assert standing is not None
     dropped = {drop["label"]: drop for drop in standing["dropped"]}
     last = {name: drop["after"] for name, drop in dropped.items()}
-    lines = []
     places = sorted(
         [*standing["left"], *dropped],
         key=lambda one: (-last.get(one, inf), one != standing["leader"]),
     )
+    lines = []
     for name in places:
-        drop = dropped.get(name)
-        word = "leads" if name == standing["leader"] else "still in"
-        behind, by = "", ["", ""]
-        if drop is not None:
-            word = f"out after {numerals.counted(drop['after'], 'seed')}"
-            behind = drop["behind"]
+        finished = sum(run.name == name and run.finished for run in comparison.runs)
+        line = {"norm": name, "seeds finished": str(finished)}
+        if drop := dropped.get(name):
             by = [
-                numerals.NOTHING if value is None else f"{value:.3g}"
+                NOTHING if value is None else f"{value:.3g}"
                 for value in (drop["difference"], drop["at_least"])
             ]
-        lines.append(
-            {
-                "norm": name,
-                "seeds finished": str(
-                    sum(run.name == name and run.finished for run in comparison.runs)
-                ),
-                "race": word,
-                "leader then": behind,
-                "behind by": by[0],
-                "at least by": by[1],
-            }
-        )
+            cells = (f"out after {numerals.counted(drop['after'], 'seed')}", drop["behind"], *by)
+        else:
+            cells = ("leads" if name == standing["leader"] else "still in", "", "", "")
+        headings = ("race", "leader then", "behind by", "at least by")
+        lines.append(line | dict(zip(headings, cells, strict=True)))
     return Table.of(lines, ("norm", "race", "leader then"))

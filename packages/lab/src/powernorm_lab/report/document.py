@@ -1,22 +1,23 @@
-"""HTML pages: templates, escaping, and writing to files."""
+"""Pages from templates: rendering, escaping, and writing to files."""
 
+import re
 from base64 import b64encode
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from powernorm.errors import InputError
 from powernorm.files import package_folder, write
-from powernorm_lab.report.numerals import printable
+from powernorm_lab.report.numerals import counted, printable
 
-SectionParts = tuple[str, str, Sequence[Markup]]
-"""Id, heading and contents; a section without contents is omitted."""
+Section = tuple[str, str, Markup]
+"""Id, heading and contents."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Article:
 
     heading: str
     lead: str
-    sections: Sequence[SectionParts]
+    sections: Sequence[Section]
     anchor: str = ""
     conclusion: Sequence[str] = ()
 
@@ -41,6 +42,37 @@ class Article:
     def name(self) -> str:
         """Id of the article, if a page has several."""
         return self.anchor.rstrip("-")
+
+
+def article(
+    module: Any, heading: str, *, conclusion: Sequence[str] = (), anchor: str = ""
+) -> Article:
+    """Return the article of a rendered template, which has a macro `lead` and sections.
+
+    Args:
+        module: result of `rendered`.
+        heading: heading of the article.
+        conclusion: sentences at the top.
+        anchor: prefix of the ids if a page has several articles.
+    """
+    return Article(heading, module.lead(), sections(module), anchor, conclusion)
+
+
+def sections(module: Any) -> list[Section]:
+    """Return the sections of a rendered template; those without contents are left out.
+
+    The template's `sections` are names and headings; each name has a macro of the same name.
+    """
+    found = (
+        (name, heading, getattr(module, name.replace("-", "_"))().strip())
+        for name, heading in module.sections.items()
+    )
+    return [section for section in found if section[2]]
+
+
+def rendered(template: str, **values: object) -> Any:
+    """Return a template as a module, whose macros are functions that see the values."""
+    return _environment().get_template(template).make_module(values)
 
 
 def write_page(page: str, target: Path) -> Path:
@@ -65,16 +97,17 @@ _FOLDER: Final = package_folder("powernorm_lab.report") / "templates"
 def part(name: str, *values: object, **named: object) -> Markup:
     """Render a part of a page by the name of its macro in `parts.html`.
 
-    >>> part("paragraph", "a < b", kind="note")
-    Markup('<p class="note">a &lt; b</p>')
+    >>> part("heading", "a < b")
+    Markup('<h3>a &lt; b</h3>')
     """
     macro = getattr(_environment().get_template("parts.html").module, name)
     return Markup(macro(*values, **named))
 
 
-def gallery(drawn: Sequence[object]) -> list[Markup]:
-    """Return figures with their captions side by side; empty without one."""
-    return [part("gallery", drawn)] if drawn else []
+def words(name: str, *values: object, **named: object) -> str:
+    """Render a caption as plain text by the name of its macro in `words.txt`."""
+    macro = getattr(_environment().get_template("words.txt").module, name)
+    return str(macro(*values, **named))
 
 
 def document(title: str, articles: Sequence[Article]) -> str:
@@ -101,15 +134,51 @@ def document(title: str, articles: Sequence[Article]) -> str:
 
 @lru_cache(maxsize=1)
 def _environment() -> Environment:
-    return Environment(
+    environment = Environment(
         loader=FileSystemLoader(_FOLDER),
-        autoescape=True,
+        autoescape=lambda name: not str(name).endswith((".md", ".txt")),
         undefined=StrictUndefined,
         finalize=_shown,
         auto_reload=False,
     )
+    environment.globals["counted"] = counted
+    environment.filters |= {"md": escaped, "code": code}
+    return environment
 
 
 def _shown(value: object) -> object:
     """Remove control characters, which HTML forbids and files may contain."""
     return value if isinstance(value, Markup) else printable(str(value))
+
+
+# Texts in Markdown.
+
+
+_MARKDOWN: Final = re.compile(
+    r"[\\|*`<>\[\]$~&#]"
+    r"|(?<![^\W_])_|_(?![^\W_])"  # not between letters and digits, where it is not markup
+    r"|:(?=//)|(?<=www)\.",  # in addresses that GitHub would turn into links
+    re.IGNORECASE,
+)
+_BACKTICKS: Final = re.compile("`+")
+
+
+def escaped(text: str) -> str:
+    r"""Escape a text for one line of Markdown: no markup, HTML, links or ends of cells.
+
+    >>> escaped("a|b <i>[x](https://y)</i>\n# `c`")
+    'a\\|b \\<i\\>\\[x\\](https\\://y)\\</i\\> \\# \\`c\\`'
+    """
+    return _MARKDOWN.sub(r"\\\g<0>", printable(" ".join(text.split())))
+
+
+def code(text: str) -> str:
+    """Format any text as code in a line of Markdown.
+
+    >>> code("a <b>"), code("a `b`")
+    ('`a <b>`', '`` a `b` ``')
+    """
+    line = printable(" ".join(text.split()))
+    longest = max(map(len, _BACKTICKS.findall(line)), default=0)
+    fence = "`" * (longest + 1)
+    return f"{fence} {line} {fence}" if longest else f"`{line}`"

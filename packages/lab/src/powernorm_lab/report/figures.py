@@ -1,18 +1,28 @@
-"""The figures of a comparison: what is drawn from which rows, and what the caption says."""
+"""Figures of a comparison: curves, quantities of norms over training, and heat maps of layers."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from functools import partial
-from math import isfinite, nan
+from math import isfinite, log10, nan
 from typing import Final, Literal
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm
+from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 from pandas import DataFrame, Series, concat
 
 from powernorm.records import NORMS_COLUMNS
-from powernorm_lab.report import maps
-from powernorm_lab.report.drawing import DrawnFigure
+from powernorm_lab.report.document import words
+from powernorm_lab.report.drawing import (
+    DrawnFigure,
+    figure,
+    inline_svg,
+    name_rows,
+    paint,
+    short_names,
+)
 from powernorm_lab.report.lines import (
     MAX_POINTS,
     Band,
@@ -21,7 +31,7 @@ from powernorm_lab.report.lines import (
     bands_over_seeds,
     panels_figure,
 )
-from powernorm_lab.report.measures import better_way, own_heading
+from powernorm_lab.report.measures import QUANTITIES, Quantity, own_heading
 from powernorm_lab.report.numerals import printable
 from powernorm_lab.report.records import Comparison, ReportedRun
 from powernorm_lab.runs import METRICS_COLUMNS
@@ -31,7 +41,7 @@ Axis = Literal["tokens", "step", "epoch"]
 
 
 def learning_curves(comparison: Comparison) -> list[DrawnFigure]:
-    """Losses and scores over the training; empty where nothing was logged."""
+    """Draw losses and scores over the training; empty where nothing was logged."""
     columns: Sequence[str] = SCORED if _has_scores(comparison) else LIKELY
     if comparison.function is not None:
         columns = own_columns(comparison)[:MAX_CURVES]
@@ -43,7 +53,7 @@ def learning_curves(comparison: Comparison) -> list[DrawnFigure]:
 
 
 def own_columns(comparison: Comparison) -> list[str]:
-    """The columns of `metrics.csv` in which an own function logged numbers.
+    """Return the columns of `metrics.csv` in which a user's function logged numbers.
 
     Losses first, then the goal's, then the others in their order.
     """
@@ -58,82 +68,71 @@ def own_columns(comparison: Comparison) -> list[str]:
     return [name for name in dict.fromkeys([*first, *found]) if name in found]
 
 
+def hidden_columns(comparison: Comparison) -> list[str]:
+    """Return the headings of columns of a user's function that have no figure."""
+    names = [] if comparison.function is None else own_columns(comparison)[MAX_CURVES:]
+    return list(map(own_heading, names))
+
+
 LIKELY: Final = ("train_loss", "valid_perplexity")
 SCORED: Final = ("train_loss", "valid_loss", "valid_score")
 """Curves of tasks whose checkpoints are chosen by a score: where the loss rises while the training
 loss falls, the model overfits (Xu et al. 2019, Figures 1 and 3)."""
 OWN_FIRST: Final = ("train_loss", "valid_loss", "valid_perplexity", "valid_score")
-"""Columns that every metrics.csv has and that an own function may have filled."""
+"""Columns that every metrics.csv has and that a user's function may have filled."""
 MAX_MAPS: Final = 20
-"""Heat maps of a page: each takes a quarter of a second and tens of kilobytes."""
+"""Largest number of heat maps of a page: each takes a quarter of a second and tens of kilobytes."""
 MAX_CURVES: Final = 8
-"""Most curves of a training function, which may log anything."""
+"""Largest number of curves of a user's function, which may log anything."""
 _DECADES: Final = 1000
 """A curve whose highest value is so many times its lowest is drawn on a logarithmic axis."""
 
 
-_CAPTIONS: Final = {
-    "train_loss": ("Training loss", "Training loss, nats per target, each point a mean of steps."),
-    "valid_loss": (
-        "Validation loss",
-        "Loss on the validation data, nats per target. Where it rises while the training loss "
-        "falls, the model overfits.",
-    ),
-    "valid_score": ("Validation", ""),
-    "valid_perplexity": (
-        "Validation perplexity",
-        "Perplexity on the validation text, logarithmic.",
-    ),
+_TITLES: Final = {
+    "train_loss": "Training loss",
+    "valid_loss": "Validation loss",
+    "valid_perplexity": "Validation perplexity",
 }
 
 
 def _curve(comparison: Comparison, column: str, prefix: str) -> list[DrawnFigure]:
-    """A column of `metrics.csv`, with the metric of the baselines where they have it."""
-    is_own = comparison.function is not None
+    """Draw a column of `metrics.csv`, with the metric of the baselines if they have it."""
+    is_own, is_perplexity = comparison.function is not None, column == "valid_perplexity"
     heading, metric, y_label = own_heading(column), column, ""
-    title, caption = heading, f"The {heading} as the function logged it."
+    title = heading
     against: Axis = "step"
     if not is_own:
         against = "epoch" if _is_by_epoch(comparison) else "tokens"
-        y_label = "nats per target"
-        title, caption = _CAPTIONS[column]
-    if not is_own and column == "valid_perplexity":
-        y_label = perplexity_label(comparison)
-    elif not is_own and column == "valid_score":
+        y_label = perplexity_label(comparison) if is_perplexity else "nats per target"
+        title = _TITLES.get(column, "")
+    if not is_own and column == "valid_score":
         score = comparison.score_measure
         heading = score.heading.removeprefix("test ")
         metric = score.metric.replace("test_", "valid_")
         y_label = ", ".join(filter(None, (heading, score.unit)))
-        title = f"{title} {heading}"
-        caption = (
-            f"{heading[:1].upper()}{heading[1:]} on the validation data{_sample(comparison)}; "
-            f"{better_way(score)} is better."
-        )
+        title = f"Validation {heading}"
     bands = metric_bands(comparison.runs, column, against, comparison.names)
-    values = [y for band in bands for y in (*band.mean, *(y for t in band.traces for y in t.y))]
     baselines = {
         baseline["name"]: value
         for baseline in comparison.baselines
         if (value := baseline["metrics"].get(metric)) is not None
         and (is_own or column.startswith("valid"))
     }
-    if baselines:
-        caption += f" Dotted: {'baselines' if is_own else 'models without a network'}."
-    logarithmic = _is_wide(values) if is_own else column == "valid_perplexity"
+    logarithmic = _is_wide(_values(bands)) if is_own else is_perplexity
     # What the x axis counts, in the words of the task's data.
     units = {"image": "images", "parse": "transitions", "lm-char": "bytes", "sequences": "frames"}
     return panels_figure(
         [Panel(title, y_label, bands, baselines, logarithmic=logarithmic)],
-        caption=caption,
+        caption=words("curve", comparison, column, heading, has_baselines=bool(baselines)),
         x_label=units.get(comparison.task, "tokens") if against == "tokens" else against,
         prefix=prefix,
     )
 
 
-def _sample(comparison: Comparison) -> str:
-    """Describe which pairs a validation translates, and how; empty for other tasks."""
-    is_translated = comparison.task == "translation"
-    return ", at most 500 evenly spaced pairs of it, translated greedily" if is_translated else ""
+def _values(bands: Iterable[Band]) -> list[float]:
+    """Return the finite values of lines, and of runs that are not part of them."""
+    lines = [line for b in bands for line in (b.mean, *(Series(t.points) for t in b.traces))]
+    return [value for line in lines for value in line if value is not None and isfinite(value)]
 
 
 def perplexity_label(comparison: Comparison) -> str:
@@ -143,7 +142,7 @@ def perplexity_label(comparison: Comparison) -> str:
 
 
 def _is_by_epoch(comparison: Comparison) -> bool:
-    """Whether runs with scores all went through their data several times."""
+    """Return whether runs with scores all went through their data several times."""
     runs = [run for run in comparison.runs if len(run.curve)]
     return _has_scores(comparison) and all(_num_epochs(run) >= FEWEST_EPOCHS for run in runs)
 
@@ -163,7 +162,7 @@ def metric_bands(
     names: Sequence[str],
     most: int = MAX_POINTS,
 ) -> list[Band]:
-    """A column of `metrics.csv`, of each norm the mean of its seeds and their range.
+    """Return a band for each norm from a column of `metrics.csv`.
 
     Args:
         runs: of the comparison.
@@ -184,7 +183,7 @@ def bands_of(
     measure: Callable[[ReportedRun], Series | Mapping[float, float]],
     most: int = MAX_POINTS,
 ) -> list[Band]:
-    """A quantity of runs over their training, one band a name; see `bands_over_seeds`."""
+    """Return a band for each name from a quantity over training; see `bands_over_seeds`."""
     return bands_over_seeds(
         {
             name: [SeedLine(measure(run), run.finished, run.broke_down) for run in runs]
@@ -195,7 +194,7 @@ def bands_of(
 
 
 def runs_by_name(runs: Iterable[ReportedRun]) -> dict[str, list[ReportedRun]]:
-    """The seeds of each norm, in the order of the runs."""
+    """Return the runs of each norm, in their order."""
     groups: dict[str, list[ReportedRun]] = {}
     for run in runs:
         groups.setdefault(run.name, []).append(run)
@@ -205,7 +204,7 @@ def runs_by_name(runs: Iterable[ReportedRun]) -> dict[str, list[ReportedRun]]:
 def run_column(
     run: ReportedRun, column: str, axis: str = "step", length: float | None = 1.0
 ) -> Series:
-    """The values of a run's column by position, in units of so much; empty without a unit."""
+    """Return a run's column by position divided by `length`; empty without a length."""
     if length is None or column not in run.curve:
         return Series(dtype=float)
     rows = run.curve[[axis, column]].dropna()
@@ -214,7 +213,7 @@ def run_column(
 
 
 def _steps_per_epoch(runs: Iterable[ReportedRun]) -> float | None:
-    """The steps in which runs go through their data once; None where all ended before.
+    """Return the number of steps of an epoch; None if all runs ended before its end.
 
     By the steps at which one epoch ends and the next begins, to the steps between two rows of the
     log.
@@ -230,132 +229,17 @@ def _steps_per_epoch(runs: Iterable[ReportedRun]) -> float | None:
 
 
 def _num_epochs(run: ReportedRun) -> float:
-    """How often a run has gone through its data; 0 where that is less than once."""
+    """Return how often a run has gone through its data; 0 for less than once."""
     length = _steps_per_epoch([run])
     return float(run.curve["step"].max()) / length if length else 0.0
 
 
 def _is_wide(values: Sequence[float]) -> bool:
-    finite = [value for value in values if isfinite(value)]
-    return bool(finite) and 0 < _DECADES * min(finite) < max(finite)
-
-
-@dataclass(frozen=True)
-class MonitoredPanel:
-    """A figure of one column of `norms.csv` over training."""
-
-    column: str
-    layers: Literal["first", "last", "average"]
-    title: str
-    y_label: str
-    caption: str
-    scale: float = 1
-
-
-FLUCTUATIONS: Final = (
-    MonitoredPanel(
-        "var_tid",
-        "average",
-        "TID over training: deviation",
-        "TID, %",
-        "Online TID of the deviation (quadratic mean where the norm does not center) in percent, "
-        "averaged over the norm layers, logarithmic (Wang et al. 2022, Fig. 4).",
-        scale=100,
-    ),
-    MonitoredPanel(
-        "mean_tid",
-        "average",
-        "TID over training: mean",
-        "TID, %",
-        "Online TID of the mean in percent, averaged over the norm layers, logarithmic.",
-        scale=100,
-    ),
-    MonitoredPanel(
-        "var_distance",
-        "first",
-        "Fluctuation of the variance",
-        "‖batch - running‖ / d",
-        "Distance of the batch's variance (or quadratic mean) to the running one in the first norm "
-        "layer, logarithmic (Shen et al. 2020, Fig. 2 right, Fig. 4 left).",
-    ),
-    MonitoredPanel(
-        "mean_distance",
-        "first",
-        "Fluctuation of the mean",
-        "‖batch - running‖ / d",
-        "The same of the mean (Fig. 2 left).",
-    ),
-)
-
-GRADIENTS: Final = (
-    MonitoredPanel(
-        "var_gradient_norm",
-        "first",
-        "Gradient through the variance",
-        "norm of the part",
-        "Norm of the part of the first norm layer's input gradient that goes through the variance "
-        "or quadratic mean (g_σ², g_ψ²), logarithmic (Shen et al. 2020, Fig. 3 right, Fig. 4 "
-        "right).",
-    ),
-    MonitoredPanel(
-        "mean_gradient_norm",
-        "first",
-        "Gradient through the mean",
-        "norm of the part",
-        "The same for the part through the mean (g_μ; Fig. 3 left).",
-    ),
-    MonitoredPanel(
-        "gradient_norm",
-        "first",
-        "Input gradient, first layer",
-        "norm",
-        "Norm of the whole gradient of the first norm layer's input, logarithmic.",
-    ),
-    MonitoredPanel(
-        "token_gradient_var",
-        "average",
-        "Gradient variance per token",
-        "variance over features",
-        "Variance over features of the input gradient, mean over tokens and norm layers, "
-        "logarithmic: what normalization reduces according to Xu et al. 2019, Theorem 1.",
-    ),
-    MonitoredPanel(
-        "outlier_share",
-        "average",
-        "Share of |y| above 1/k",
-        "%",
-        "Of AdaNorm's and SimpleLayerNorm's outputs, mean over norm layers: where AdaNorm's "
-        "factor would change its sign (Xu et al. 2019, eq. 7).",
-        scale=100,
-    ),
-    MonitoredPanel(
-        "saturated_share",
-        "average",
-        "Share of saturated values",
-        "%",
-        "Of DyT, Derf and DyISRU, mean over norm layers: values beyond the linear range.",
-        scale=100,
-    ),
-    MonitoredPanel(
-        "slope",
-        "average",
-        "Slope of the argument",
-        "α, or 1/√B",
-        "Of DyT, Derf and DyISRU, mean over norm layers.",
-    ),
-    MonitoredPanel(
-        "input_scale",
-        "last",
-        "Scale of the last norm's input",
-        "root mean square",
-        "Root mean square of the last norm layer's input over valid tokens, of norms without batch "
-        "statistics, logarithmic: in a model without norms what enters the head.",
-    ),
-)
+    return bool(values) and 0 < _DECADES * min(values) < max(values)
 
 
 def tid_over_time(comparison: Comparison) -> list[DrawnFigure]:
-    """Online TID averaged over layers, and the fluctuation of the statistics, against steps."""
+    """Draw online TID averaged over layers, and the fluctuation of statistics, against steps."""
     prefix = f"{comparison.anchor}over-time-"
     groups = runs_by_name(comparison.runs)
     caption = (
@@ -365,31 +249,33 @@ def tid_over_time(comparison: Comparison) -> list[DrawnFigure]:
     unit = "nats per token" if comparison.function is None else "loss"
     panel = Panel("Running against batch statistics", unit, bands_of(groups, _gap), zero=True)
     return [
-        *monitored(groups, FLUCTUATIONS, prefix),
+        *monitored(groups, QUANTITIES["fluctuations"], prefix),
         *panels_figure([panel], caption=caption, x_label="step", prefix=f"{prefix}gap"),
     ]
 
 
 def _gap(run: ReportedRun) -> Series:
-    """Loss by running statistics minus loss by each batch's own, by step."""
+    """Return the loss by running statistics minus that by each batch's own, by step."""
     return difference(run_column(run, "gap_running_loss"), run_column(run, "gap_batch_loss"))
 
 
 def difference(ours: Series, theirs: Series) -> Series:
-    """One quantity minus another at the positions that both have."""
+    """Return one quantity minus another at the positions that both have."""
     common = ours.index.intersection(theirs.index)
     return ours[common] - theirs[common]
 
 
 def gradients_over_time(comparison: Comparison) -> list[DrawnFigure]:
-    """Parts of the norms' input gradients against steps; empty where none were recorded."""
-    return monitored(runs_by_name(comparison.runs), GRADIENTS, f"{comparison.anchor}over-time-")
+    """Draw parts of the norms' input gradients against steps; empty where none were recorded."""
+    return monitored(
+        runs_by_name(comparison.runs), QUANTITIES["gradients"], f"{comparison.anchor}over-time-"
+    )
 
 
 def monitored(
-    runs: Mapping[str, Sequence[ReportedRun]], panels: Sequence[MonitoredPanel], prefix: str
+    runs: Mapping[str, Sequence[ReportedRun]], quantities: Sequence[Quantity], prefix: str
 ) -> list[DrawnFigure]:
-    """Columns of `norms.csv` over the training, a line a norm; empty where none was recorded."""
+    """Draw columns of `norms.csv` over the training; empty if none was recorded."""
     drawn: list[DrawnFigure] = []
     # The seeds of a norm have the same layers.
     seen = [run for group in runs.values() for run in [r for r in group if len(r.samples)][:1]]
@@ -399,29 +285,28 @@ def monitored(
         everywhere,
         (set(run.samples.loc[run.samples["norm"] == run.norm, "layer"]) for run in seen),
     )
-    for panel in panels:
-        having = set(rows.loc[rows[panel.column].notna(), "layer"])
+    for quantity in quantities:
+        having = set(rows.loc[rows[quantity.key].notna(), "layer"])
         layers = [layer for layer in compared if layer in having]
         note = f"Over {len(layers)} of {len(everywhere)} norm layers, those that are compared."
-        if panel.layers != "average":
-            layers = layers[:1] if panel.layers == "first" else layers[-1:]
+        if quantity.layers != "average":
+            layers = layers[:1] if quantity.layers == "first" else layers[-1:]
             note = f"The layer: {''.join(map(printable, layers))}."
         elif set(everywhere) <= set(compared):
             note = ""
-        bands = bands_of(runs, partial(layer_column, panel, layers))
-        lines = [line for band in bands for line in (band.mean, *(t.y for t in band.traces))]
-        if any(value > 0 for line in lines for value in line):
-            frame = Panel(panel.title, panel.y_label, bands, logarithmic=True)
-            name = panel.column.replace("_", "-")
-            caption = f"{panel.caption} {note}".rstrip()
+        bands = bands_of(runs, partial(layer_column, quantity, layers))
+        if any(value > 0 for value in _values(bands)):
             drawn += panels_figure(
-                [frame], caption=caption, x_label="step", prefix=f"{prefix}{name}"
+                [Panel(quantity.title, quantity.unit, bands, logarithmic=True)],
+                caption=f"{quantity.caption} {note}".rstrip(),
+                x_label="step",
+                prefix=f"{prefix}{quantity.key.replace('_', '-')}",
             )
     return drawn
 
 
 def shared_layers(layers: Sequence[str], compared: Iterable[AbstractSet[str]]) -> list[str]:
-    """The layers where every run has the norm that it is a run of.
+    """Return the layers in which every run has the norm that it is a run of.
 
     A model of translation keeps LayerNorm in its decoder, which says nothing of the norms that are
     compared. Where the runs have no such layer in common it is all layers.
@@ -436,34 +321,123 @@ def shared_layers(layers: Sequence[str], compared: Iterable[AbstractSet[str]]) -
     return [layer for layer in layers if layer in shared] or list(layers)
 
 
-def layer_column(panel: MonitoredPanel, layers: Sequence[str], run: ReportedRun) -> Series:
-    """The mean of a column of `norms.csv` over layers by step."""
+def layer_column(quantity: Quantity, layers: Sequence[str], run: ReportedRun) -> Series:
+    """Return the mean of a column of `norms.csv` over layers by step."""
     # Not by groupby: a page of 500 runs has thousands of these.
-    values = run.samples[panel.column].to_numpy()
+    values = run.samples[quantity.key].to_numpy()
     known = run.samples["layer"].isin(layers).to_numpy() & ~np.isnan(values)
     steps, place = np.unique(run.samples["step"].to_numpy()[known], return_inverse=True)
     means = np.bincount(place, values[known]) / np.bincount(place)
-    return Series(panel.scale * means, steps)
+    return Series(quantity.scale * means, steps)
 
 
-def tid_heat_maps(comparison: Comparison) -> list[tuple[ReportedRun, DrawnFigure]]:
-    """One heat map of layer against step a run that has batch statistics; one color scale."""
+@dataclass(frozen=True)
+class HeatMaps:
+    """Heat maps of the runs of a comparison.
+
+    Attributes:
+        first: maps of the first seed of each norm that has one.
+        others: maps of other seeds.
+        left_out: number of further runs.
+    """
+
+    first: Sequence[DrawnFigure]
+    others: Sequence[DrawnFigure]
+    left_out: int
+
+
+def tid_heat_maps(comparison: Comparison) -> HeatMaps:
+    """Draw a heat map of layer and step for each run with batch statistics, in one scale."""
     observed = mapped_runs(comparison)
-    scale = maps.color_scale(observed)
+    scale = _color_scale(observed)
     if scale is None:
-        return []
-    return [
-        (run, maps.heat_map(run, scale, prefix=f"{comparison.anchor}heat-{index}"))
-        for index, run in enumerate(observed[:MAX_MAPS])
-    ]
+        return HeatMaps((), (), 0)
+    shown = observed[:MAX_MAPS]
+    first = {run.name: run.seed for run in reversed(shown)}
+    drawn: tuple[list[DrawnFigure], list[DrawnFigure]] = ([], [])
+    for index, run in enumerate(shown):
+        one = _heat_map(run, scale, prefix=f"{comparison.anchor}heat-{index}")
+        drawn[run.seed != first[run.name]].append(one)
+    return HeatMaps(*drawn, left_out=len(observed) - len(shown))
 
 
 def mapped_runs(comparison: Comparison) -> list[ReportedRun]:
-    """The runs that have batch statistics over time, the first seed of each norm first."""
+    """Return the runs that have batch statistics over time, the first seed of each norm first."""
     numbers: dict[str, int] = {}
     places: list[tuple[int, ReportedRun]] = []
     for run in comparison.runs:
-        if maps.kinds_of(run):
+        if _kinds_of(run):
             numbers[run.name] = numbers.get(run.name, -1) + 1
             places.append((numbers[run.name], run))
     return [run for _, run in sorted(places, key=lambda place: place[0])]
+
+
+MAX_COLUMNS: Final = 120
+"""Largest number of columns of a heat map; longer logs are averaged in blocks of steps."""
+
+_KINDS: Final = {"mean_tid": "mean", "var_tid": "variance"}
+
+
+def _kinds_of(run: ReportedRun) -> list[str]:
+    """Return the TID columns of the run's norm; a norm that does not center has no mean."""
+    return [kind for kind in _KINDS if run.samples[kind].notna().any()]
+
+
+def _color_scale(runs: Iterable[ReportedRun]) -> LogNorm | None:
+    """Return a logarithmic scale in percent for all runs, from 2nd to 98th percentile."""
+    parts = [100 * run.samples[list(_KINDS)].to_numpy(dtype=float).ravel() for run in runs]
+    values = np.concatenate([*parts, []])
+    values = values[np.isfinite(values) & (values > 0)]
+    if not values.size:
+        return None
+    low, high = np.quantile(values, [0.02, 0.98])
+    if log10(high) - log10(low) < 0.5:
+        low, high = low / 2, high * 2
+    return LogNorm(low, high, clip=True)
+
+
+def _heat_map(run: ReportedRun, scale: LogNorm, *, prefix: str) -> DrawnFigure:
+    """Draw TID by layer, from top to bottom, and step, with gray for missing numbers.
+
+    Args:
+        run: run with TIDs, see `_kinds_of`.
+        scale: color scale of all runs.
+        prefix: prefix of the ids in the SVG.
+    """
+    titles = {kind: _KINDS[kind] for kind in _kinds_of(run)}
+    if len(titles) == 1:
+        titles = dict.fromkeys(titles, "quadratic mean")
+    # Norms without batch statistics have rows for their gradients.
+    samples = run.samples.dropna(subset=list(titles), how="all")
+    layers = list(samples["layer"].unique())
+    name = f"{printable(run.name)}, seed {run.seed}"
+    with figure(len(titles) * (0.35 + 0.14 * max(len(layers), 3)) + 0.7) as drawn:
+        frames = list(drawn.subplots(len(titles), 1, sharex=True, squeeze=False)[:, 0])
+        for axes, (kind, title) in zip(frames, titles.items(), strict=True):
+            _paint_kind(axes, samples, layers, kind, scale)
+            axes.set_title(title, loc="left", fontweight="bold")
+        frames[-1].set_xlabel("step")
+        bar = drawn.colorbar(frames[0].images[0], ax=frames, location="bottom", shrink=0.8)
+        bar.set_label("TID, %")
+        bar.ax.xaxis.set_major_locator(LogLocator(subs=(1.0, 3.0)))
+        bar.ax.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
+        bar.ax.xaxis.set_minor_locator(NullLocator())
+        svg = inline_svg(drawn, prefix, f"TID by layer and step of {name}")
+    what = " and ".join(titles.values())
+    ending = "" if run.finished else f" The run is marked {run.shown_status}."
+    caption = f"{name}: online TID of the {what} by layer (top: first) and step.{ending}"
+    return DrawnFigure(svg, caption)
+
+
+def _paint_kind(
+    axes: Axes, samples: DataFrame, layers: Sequence[str], kind: str, scale: LogNorm
+) -> None:
+    """Draw percentages by layer and block of steps."""
+    steps = sorted(samples["step"].astype(int).unique())
+    block = np.searchsorted(steps, samples["step"]) // -(-len(steps) // MAX_COLUMNS)
+    table = samples.assign(block=block)
+    means = 100 * table.pivot_table(kind, "layer", "block", dropna=False).reindex(layers)
+    extent = (steps[0], max(steps[-1], steps[0] + 1), len(layers) - 0.5, -0.5)
+    paint(axes, means.to_numpy(), scale, extent)
+    name_rows(axes, short_names(layers), size=6)
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))

@@ -1,13 +1,15 @@
-"""Line figures: over an x axis with bands over seeds, and through named rows."""
+"""Figures of lines over an x axis, lines and dots through named rows, and grids of numbers."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isfinite
+from math import isfinite, nan
 from typing import Any, Final
 
 import numpy as np
 from markupsafe import Markup
 from matplotlib.axes import Axes
+from matplotlib.colors import Normalize
+from matplotlib.patches import Rectangle
 from matplotlib.ticker import (
     EngFormatter,
     FixedLocator,
@@ -18,6 +20,7 @@ from matplotlib.ticker import (
 from numpy.typing import NDArray
 from pandas import Series, concat
 
+from powernorm_lab.report.document import words
 from powernorm_lab.report.drawing import (
     NO_NUMBER,
     REFERENCE,
@@ -31,6 +34,7 @@ from powernorm_lab.report.drawing import (
     line_style,
     logarithmic_scale,
     name_rows,
+    paint,
     plain_axes,
     short_names,
     shorten,
@@ -48,54 +52,8 @@ MAX_TICKS: Final = 8
 """Largest number of positions that all have ticks on a logarithmic x axis."""
 SQUEEZED: Final = 0.2
 """Smallest fraction of the height for the lines if a reference is drawn with them."""
-_SEEDS: Final = "Line: mean of the seeds that finished; shade: their range."
-_LOST: Final = "A cross on the upper edge: a run without a number."
-_THIN: Final = (
-    "Thin: a run that did not finish; a cross marks where it broke down, on the edge if it is "
-    "outside the axes."
-)
 _MARKED: Final = 12
 """Largest number of points of a line that are marked with dots."""
-
-
-@dataclass(frozen=True)
-class UnfinishedLine:
-    """An unfinished run, which is not part of the mean.
-
-    Attributes:
-        x: increasing positions; at least one.
-        y: values.
-        lost: whether it broke down, so that its end is marked.
-    """
-
-    x: Sequence[float]
-    y: Sequence[float]
-    lost: bool
-
-
-@dataclass(frozen=True)
-class Band:
-    """A line, with extremes over seeds if it is their mean.
-
-    Attributes:
-        label: name in the legend, which several lines may share.
-        style: number of its color and dashes.
-        x: increasing positions.
-        mean: values; NaN for missing ones.
-        low: smallest values over seeds; empty or equal to `mean` for a single seed.
-        high: largest values over seeds.
-        lost: positions at which runs have no number.
-        traces: runs that are not part of the mean; they do not affect the limits set by bands.
-    """
-
-    label: str
-    style: int
-    x: Sequence[float]
-    mean: Sequence[float]
-    low: Sequence[float] = ()
-    high: Sequence[float] = ()
-    lost: Sequence[float] = ()
-    traces: Sequence[UnfinishedLine] = ()
 
 
 @dataclass(frozen=True)
@@ -105,12 +63,43 @@ class SeedLine:
     Attributes:
         points: values by position, a Series or a mapping.
         finished: whether the run finished and is part of the mean over seeds.
-        lost: whether it broke down.
+        lost: whether it broke down, so that its end is marked.
     """
 
     points: Series | Mapping[float, float]
     finished: bool = True
     lost: bool = False
+
+
+@dataclass(frozen=True)
+class Band:
+    """A line, with extremes over seeds if it is their mean.
+
+    Attributes:
+        label: name in the legend, which several lines may share.
+        style: number of its color and dashes.
+        x: increasing positions, or the numbers of rows.
+        mean: values; NaN or None for missing ones.
+        low: smallest values over seeds; empty or equal to `mean` for a single seed.
+        high: largest values over seeds.
+        lost: positions at which runs have no number.
+        traces: runs that are not part of the mean, with increasing positions; they do not affect
+            the limits set by bands.
+    """
+
+    label: str
+    style: int
+    x: Sequence[float]
+    mean: Sequence[float | None]
+    low: Sequence[float | None] = ()
+    high: Sequence[float | None] = ()
+    lost: Sequence[float] = ()
+    traces: Sequence[SeedLine] = ()
+
+    @classmethod
+    def of(cls, label: str, style: int, points: Series) -> "Band":
+        """Return the line of one model or run."""
+        return cls(label, style, points.index.tolist(), points.tolist())
 
 
 def bands_over_seeds(lines: Mapping[str, Sequence[SeedLine]], most: int = MAX_POINTS) -> list[Band]:
@@ -143,7 +132,7 @@ def _over_seeds(label: str, style: int, seeds: Sequence[SeedLine], most: int) ->
         values.min(axis=1).tolist() if several else (),
         values.max(axis=1).tolist() if several else (),
         traces=[
-            UnfinishedLine(x.tolist(), values[:, 0].tolist(), seed.lost)
+            SeedLine(Series(values[:, 0], x), seed.finished, seed.lost)
             for seed in seeds
             if all(seed is not one for one in sound)
             for x, values in [_in_blocks([seed], most)]
@@ -230,14 +219,14 @@ def panels_figure(
     if not panels:
         return []
     bands = [band for panel in panels for band in panel.bands]
-    notes = [
-        caption,
-        _SEEDS if any(list(band.low) != list(band.high) for band in bands) else "",
-        _LOST if any(band.lost for band in bands) else "",
-        _THIN if any(band.traces for band in bands) else "",
-    ]
+    notes = words(
+        "line_notes",
+        has_ranges=any(list(band.low) != list(band.high) for band in bands),
+        has_lost=any(band.lost for band in bands),
+        has_traces=any(band.traces for band in bands),
+    )
     svg = draw_panels(panels, x_label=x_label, **options)
-    return [DrawnFigure(svg, " ".join(filter(None, notes)))]
+    return [DrawnFigure(svg, f"{caption}{notes}")]
 
 
 def draw_panel(axes: Axes, panel: Panel) -> None:
@@ -245,7 +234,7 @@ def draw_panel(axes: Axes, panel: Panel) -> None:
     plain_axes(axes, panel.title, "", panel.y_label)
     for band in panel.bands:
         _draw_band(axes, band, panel)
-    if any(isfinite(value) for band in panel.bands for value in band.mean):
+    if any(isfinite(value) for band in panel.bands for value in drawable(band.mean)):
         # Otherwise runs that broke down would squeeze the others to the bottom.
         _frame_lines(axes, panel)
         axes.set_ylim(axes.get_ylim())
@@ -279,9 +268,10 @@ def _draw_traces(axes: Axes, panel: Panel) -> None:
     for band in panel.bands:
         color, dashes = line_style(band.style)
         for trace in band.traces:
+            points = Series(trace.points)
             axes.plot(
-                trace.x,
-                drawable(trace.y, positive=panel.logarithmic),
+                points.index,
+                drawable(points, positive=panel.logarithmic),
                 color=color,
                 linestyle=dashes,
                 linewidth=0.7,
@@ -322,10 +312,11 @@ def _mark_lost(axes: Axes, band: Band) -> None:
         axes.plot(band.lost, heights, transform=axes.get_xaxis_transform(), markersize=6.4, **cross)
     low, high = axes.get_ylim()
     for trace in band.traces:
-        known = [(x, y) for x, y in zip(trace.x, drawable(trace.y), strict=True) if isfinite(y)]
-        if trace.lost and known:
-            x, y = known[-1]
-            axes.plot(x, min(max(y, low), high), markersize=5.6, clip_on=False, **cross)
+        points = Series(trace.points)
+        known = Series(drawable(points), points.index).dropna()
+        if trace.lost and len(known):
+            height = min(max(known.iloc[-1], low), high)
+            axes.plot(known.index[-1], height, markersize=5.6, clip_on=False, **cross)
 
 
 def scale_x(axes: Axes, panels: Sequence[Panel], *, logarithmic: bool = False) -> None:
@@ -351,26 +342,9 @@ _MARKERS: Final = ("o", "s", "^", "D")
 _ROW_NAME: Final = 22
 
 
-@dataclass(frozen=True)
-class RowQuantity:
-    """One quantity with a value for each row; None or NaN for missing values.
-
-    Attributes:
-        label: name in the legend.
-        values: values by row.
-        low: smallest values over seeds if the values are means; else empty.
-        high: largest values over seeds.
-    """
-
-    label: str
-    values: Sequence[float | None]
-    low: Sequence[float | None] = ()
-    high: Sequence[float | None] = ()
-
-
 def rows_figure(
     names: Sequence[str],
-    quantities: Sequence[RowQuantity],
+    bands: Sequence[Band],
     *,
     layers: bool = False,
     notes: Sequence[str] = (),
@@ -385,7 +359,7 @@ def rows_figure(
 
     Args:
         names: names of the rows, from the top.
-        quantities: quantities to draw; several have a legend.
+        bands: quantities with a value for each row; several have a legend.
         layers: whether rows are layers, which are many and have long names.
         notes: notes below the names, such as the statuses of runs.
         limits: positions of dotted vertical lines.
@@ -398,17 +372,17 @@ def rows_figure(
     Returns:
         The figure; an empty list if there is no value that the axis can show.
     """
-    lows = [value for one in quantities for value in drawable(one.low or one.values)]
+    lows = [value for band in bands for value in drawable(band.low or band.mean)]
     logarithmic = logarithmic and (layers or not any(value <= 0 for value in lows))
-    table = np.array([drawable(one.values, positive=logarithmic) for one in quantities])
+    table = np.array([drawable(band.mean, positive=logarithmic) for band in bands])
     if not np.isfinite(table).any():
         return []
     height = 0.14 if layers else 0.3 if any(notes) else 0.22
     with figure(0.8 + height * max(len(names), 4 if layers else 3)) as drawn:
         axes = drawn.subplots()
         plain_axes(axes, title, x_label, "")
-        for index, one in enumerate(quantities):
-            _draw_quantity(axes, index, one, layers=layers, logarithmic=logarithmic)
+        for index, band in enumerate(bands):
+            _draw_row_band(axes, index, band, layers=layers, logarithmic=logarithmic)
         for limit in limits:
             if limit > 0:
                 axes.axvline(limit, **REFERENCE)
@@ -428,25 +402,23 @@ def rows_figure(
             logarithmic_scale(axes.xaxis)
         else:
             axes.xaxis.set_major_locator(MaxNLocator(5))
-        if len(quantities) > 1:
+        if len(bands) > 1:
             add_legend(drawn, [axes])
-        shown = ", ".join(one.label for one in quantities)
+        shown = ", ".join(band.label for band in bands)
         svg = inline_svg(drawn, prefix, printable(f"{title}: {shown}"), unit=x_label, rows=names)
         return [DrawnFigure(svg, caption)]
 
 
-def _draw_quantity(
-    axes: Axes, index: int, one: RowQuantity, *, layers: bool, logarithmic: bool
-) -> None:
+def _draw_row_band(axes: Axes, index: int, band: Band, *, layers: bool, logarithmic: bool) -> None:
     color, dashes = line_style(index)
-    rows = range(len(one.values))
-    low, high = (drawable(end, positive=logarithmic) for end in (one.low, one.high))
+    rows = range(len(band.mean))
+    low, high = (drawable(end, positive=logarithmic) for end in (band.low, band.high))
     if layers and low:
         axes.fill_betweenx(rows, low, high, color=color, alpha=0.18, linewidth=0)
     elif low:
         axes.hlines(rows, low, high, color=color, linewidth=2.4, alpha=0.35)
     axes.plot(
-        drawable(one.values, positive=logarithmic),
+        drawable(band.mean, positive=logarithmic),
         rows,
         color=color,
         linestyle=dashes,
@@ -454,6 +426,58 @@ def _draw_quantity(
         linewidth=0.8 if layers else 0,
         marker=_MARKERS[index % len(_MARKERS)],
         markersize=2.8 if layers else 4.8,
-        label=legend_label(one.label),
-        gid=hover_name(one.label),
+        label=legend_label(band.label),
+        gid=hover_name(band.label),
     )
+
+
+# A grid of variants.
+
+
+def grid(
+    cells: Mapping[tuple[float, float], tuple[float, str]],
+    best: float,
+    *,
+    title: str,
+    x_label: str,
+    y_label: str,
+    prefix: str,
+    description: str,
+) -> Markup:
+    """Draw a heat map with text in every cell.
+
+    Args:
+        cells: number, NaN for a missing one, and text by x and y.
+        best: number whose cells are framed.
+        title: title of the map.
+        x_label: label of the x axis.
+        y_label: label of the y axis.
+        prefix: prefix of the ids in the SVG.
+        description: text for readers who cannot see the figure.
+    """
+    columns, rows = (sorted({place[axis] for place in cells}) for axis in (0, 1))
+    table: NDArray[np.float64] = np.full((len(rows), len(columns)), nan)
+    for (x, y), (value, _) in cells.items():
+        table[rows.index(y), columns.index(x)] = value
+    known = table[np.isfinite(table)]
+    scale = Normalize(known.min(), known.max()) if known.size else Normalize(0, 1)
+    with figure(0.8 + 0.34 * max(len(rows), 3)) as drawn:
+        axes = drawn.subplots()
+        plain_axes(axes, title, x_label, y_label)
+        axes.grid(visible=False)
+        paint(axes, table, scale)
+        for (x, y), (value, words) in cells.items():
+            place = columns.index(x), rows.index(y)
+            # Black on a light cell, white on a dark one.
+            ink = "#ffffff" if isfinite(value) and scale(value) <= 0.5 else "#111111"
+            axes.text(*place, words, ha="center", va="center", fontsize=7, color=ink)
+            if value == best:
+                corner = place[0] - 0.47, place[1] - 0.46
+                axes.add_patch(
+                    Rectangle(corner, 0.94, 0.92, fill=False, edgecolor=ink, linewidth=2, zorder=3)
+                )
+        axes.set_xticks(range(len(columns)), [f"{x:g}" for x in columns])
+        axes.set_yticks(range(len(rows)), [f"{y:g}" for y in rows])
+        axes.tick_params(length=0)
+        axes.set_frame_on(False)
+        return inline_svg(drawn, prefix, description)

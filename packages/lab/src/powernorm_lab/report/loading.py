@@ -4,11 +4,13 @@ import csv
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, fields, replace
+from io import StringIO
 from math import inf, isfinite, isinf, isnan, nan
 from pathlib import Path
 from typing import Any, Final, NotRequired, cast
 
-from pandas import DataFrame
+import numpy as np
+from pandas import DataFrame, Series, read_csv, to_numeric
 from typing_extensions import TypedDict
 
 from powernorm.errors import InputError
@@ -16,7 +18,7 @@ from powernorm.files import read_text
 from powernorm.json_reading import parse_json, read_json_object
 from powernorm.records import CONFIG_FILE, NORMS_COLUMNS, DiagnosisRecord, LayerMeasures, Placement
 from powernorm_lab.report.measures import MAIN, PERPLEXITY, goal_of
-from powernorm_lab.report.records import Comparison, ReportedRun
+from powernorm_lab.report.records import Comparison, ReportedRun, Translation
 from powernorm_lab.runs import (
     COMPARISON_FILE,
     DIAGNOSES_FILE,
@@ -28,6 +30,10 @@ from powernorm_lab.runs import (
     RESULT_FILE,
     RESULTS_FILE,
     SCALES_FILE,
+    TRANSLATIONS_COLUMNS,
+    TRANSLATIONS_FILE,
+    TRIALS_COLUMNS,
+    TRIALS_FILE,
     TRIALS_FOLDER,
     TUNING_FILE,
     ComparisonHead,
@@ -251,6 +257,65 @@ def _is_behind(result: RunResult, curve: DataFrame, floor: float | None) -> bool
     return bool(losses) and floor is not None and floor < min(losses) <= losses[-1] <= losses[0]
 
 
+def read_selection(folders: Sequence[Path]) -> list[Comparison]:
+    """Read comparisons and runs; runs are grouped by their parent folder.
+
+    Raises:
+        InputError: no folder is given, or one is neither a comparison nor a run, or is damaged.
+    """
+    if not folders:
+        raise InputError("no folder is given; expected comparisons or runs of `powernorm compare`")
+    groups: dict[Path, list[str] | None] = {}
+    for folder in folders:
+        place = folder.resolve()
+        if not is_run_folder(place) or is_comparison(place):
+            groups[folder if len(folders) == 1 else place] = None
+            continue
+        names = groups.setdefault(place.parent, [])
+        # A comparison that is shown as a whole already contains its runs.
+        if names is not None and place.name not in names:
+            names.append(place.name)
+    return [
+        read_comparison(folder) if names is None else read_runs(folder, names)
+        for folder, names in groups.items()
+    ]
+
+
+def is_comparison(folder: Path) -> bool:
+    """Return whether a folder has the files of a comparison."""
+    return any((folder / name).exists() for name in (RESULTS_FILE, COMPARISON_FILE))
+
+
+def read_translations(folder: Path) -> list[Translation]:
+    """Read the `translations.tsv` of a run, with or without a header; empty without the file.
+
+    Raises:
+        InputError: the file cannot be read, or a line does not have three columns.
+    """
+    path = folder / TRANSLATIONS_FILE
+    found = []
+    for number, line in enumerate(_complete_text(path).split("\n")[:-1], start=1):
+        cells = line.removesuffix("\r").split("\t")
+        if number == 1 and tuple(cells) == TRANSLATIONS_COLUMNS:
+            continue
+        if len(cells) != len(TRANSLATIONS_COLUMNS):
+            raise InputError(
+                f"{path}, line {number}: {len(cells)} columns, expected "
+                f"{', '.join(TRANSLATIONS_COLUMNS)} with "
+                "tabs between; repair or remove the line"
+            )
+        source, reference, translation = cells
+        found.append((source, reference, translation))
+    return found
+
+
+def _complete_text(path: Path) -> str:
+    """Return the text of a log; empty without the file."""
+    text = read_text(path) if path.exists() else ""
+    # A last line without a line end is still being written, or its writer was killed.
+    return text[: text.rfind("\n") + 1]
+
+
 # Diagnoses.
 
 
@@ -274,18 +339,13 @@ def read_diagnoses(path: Path) -> list[DiagnosisRecord]:
         InputError: a line is damaged, or a newer version of powernorm wrote it; the message names
             file and line.
     """
-    if not path.exists():
-        return []
-    text = read_text(path)
-    # A last line without a line end is still being written, or its writer was killed.
-    complete = text[: text.rfind("\n") + 1].split("\n")[:-1]
     return [
         _diagnosis(
             parse_json(line, str(path), _LINE_HINT, line=number),
             f"{path}, line {number}",
             _LINE_HINT,
         )
-        for number, line in enumerate(complete, start=1)
+        for number, line in enumerate(_complete_text(path).split("\n")[:-1], start=1)
     ]
 
 
@@ -359,10 +419,7 @@ def _read_log(
     texts: Sequence[str] = (),
 ) -> DataFrame:
     header, rows = list(first), []
-    text = read_text(path) if path.exists() else ""
-    # A last line without a line end is still being written, or its writer was killed.
-    complete = text[: text.rfind("\n") + 1]
-    reader = csv.reader(complete.splitlines(keepends=True), strict=True)
+    reader = csv.reader(_complete_text(path).splitlines(keepends=True), strict=True)
     try:
         header = next(reader, header)
         missing = [column for column in first if column not in header]
@@ -403,3 +460,27 @@ def _number(line: str, column: str, cell: str, rules: Mapping[str, _Rule]) -> fl
         if is_valid(number):
             return number
     raise InputError(f"{line}: {column} is {cell!r}, {expected}; repair or remove the line")
+
+
+# Trials of a tuning.
+
+
+def read_trials(folder: Path) -> DataFrame:
+    """Read the finished trials of a `trials.csv`; empty for a missing or foreign file.
+
+    Raises:
+        InputError: the file is not UTF-8 or cannot be read.
+    """
+    text = _complete_text(folder / TRIALS_FILE)
+    header = text.partition("\n")[0].rstrip("\r").split(",")
+    if not set(TRIALS_COLUMNS) <= set(header):
+        return DataFrame(columns=TRIALS_COLUMNS)
+    table = read_csv(StringIO(text), dtype=str, keep_default_na=False, on_bad_lines="skip")
+    table["value"] = numbers(table["value"])
+    return table.dropna(subset="value")
+
+
+def numbers(texts: Series) -> Series:
+    """Convert a column to numbers, with NaN for every other text."""
+    numbers = to_numeric(texts, errors="coerce")
+    return numbers.where(np.isfinite(numbers))

@@ -1,12 +1,14 @@
-"""Metrics of runs: their headings, meanings and better directions."""
+"""Metrics of runs and quantities of figures, whose texts are in TOML files beside this one."""
 
-from collections.abc import Iterable, Mapping
+import tomllib
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import floor, isfinite, log10
 from statistics import median
 from types import MappingProxyType
-from typing import Final
+from typing import Final, Literal, TypeVar
 
+from powernorm.files import package_folder
 from powernorm_lab.runs import Goal
 
 PERPLEXITY: Final = "test_perplexity"
@@ -31,193 +33,59 @@ class Measure:
     heading: str
     meaning: str
     higher_is_better: bool
-    others: tuple[str, ...] = ()
+    others: Sequence[str] = ()
     decimals: int = 2
     unit: str = ""
 
+    @property
+    def better_way(self) -> str:
+        """Better direction in words."""
+        return "higher" if self.higher_is_better else "lower"
 
-_PERCENT: Final = "in percent."
-_SEARCHED: Final = "of the translations of the whole test text by beam search, 0 to 100"
+
+@dataclass(frozen=True, slots=True)
+class Quantity:
+    """A column of `norms.csv` or of a diagnosis's layers in a figure.
+
+    Attributes:
+        key: name of the column.
+        title: title of the figure.
+        unit: label of the axis.
+        caption: description with the paper's figure.
+        scale: factor of the values.
+        layers: layers of a figure over training.
+    """
+
+    key: str
+    title: str
+    unit: str
+    caption: str
+    scale: float = 1
+    layers: Literal["first", "last", "average"] = "average"
+
+
+Row = TypeVar("Row")
+
+
+def _read(file: str, kind: Callable[..., Row]) -> dict[str, list[Row]]:
+    """Read the rows of a TOML file of this package by section."""
+    text = (package_folder("powernorm_lab.report") / file).read_text(encoding="utf-8")
+    sections = tomllib.loads(text)
+    return {name: [kind(**row) for row in rows] for name, rows in sections.items()}
+
 
 COMPOUND_BLEU: Final = "test_bleu_compound"
 """Optional metric of translation."""
 
-_ROWS: Final = (
-    Measure(
-        PERPLEXITY,
-        "test perplexity",
-        "Perplexity per word (of a masked language model per masked token, of a tagger per tag) on "
-        "the test text, which no choice was made on.",
-        higher_is_better=False,
-    ),
-    Measure(
-        VALID_PERPLEXITY,
-        "valid perplexity",
-        "Perplexity on the validation text.",
-        higher_is_better=False,
-    ),
-    Measure(
-        "test_bleu",
-        "test BLEU",
-        f"Corpus BLEU {_SEARCHED}: detokenized, cased, by sacrebleu's own tokens.",
-        higher_is_better=True,
-        others=("test_bleu_tokenised", "test_bleu_lowercase", "test_chrf", "test_loss"),
-    ),
-    Measure(
-        "test_bleu_tokenised",
-        "BLEU tokenized",
-        "BLEU of Moses tokens, cased, as Wang et al. 2022 report it, and Shen et al. 2020 of "
-        "WMT14; comes out another number than detokenized BLEU.",
-        higher_is_better=True,
-    ),
-    Measure(
-        "test_bleu_lowercase",
-        "BLEU lower-case",
-        "BLEU of Moses tokens in lower case, as Shen et al. 2020 report it of IWSLT14.",
-        higher_is_better=True,
-    ),
-    Measure(
-        COMPOUND_BLEU,
-        "BLEU compounds split",
-        "BLEU of Moses tokens, cased, with compounds split at their dashes on both sides, as Xu et "
-        "al. 2019 report it of WMT14.",
-        higher_is_better=True,
-    ),
-    Measure(
-        "test_chrf",
-        "chrF",
-        f"F-score of character n-grams {_SEARCHED}.",
-        higher_is_better=True,
-    ),
-    Measure(
-        "test_loss",
-        "test loss",
-        "Negative log-likelihood of the test split, nats per target (subword, word or example), "
-        "without label smoothing. Lower is better.",
-        higher_is_better=False,
-    ),
-    Measure(
-        "test_accuracy",
-        "test accuracy",
-        f"Share of the test examples whose class is right, {_PERCENT}",
-        higher_is_better=True,
-        others=(
-            *("valid_accuracy", "test_loss", "test_macro_f1", "test_calibration_error"),
-            *("test_padding_changed", "test_bucket_changed", "test_padding_difference"),
-        ),
-        unit="%",
-    ),
-    Measure(
-        "test_macro_f1",
-        "macro F1",
-        f"Harmonic mean of precision and recall, mean over the classes, {_PERCENT}",
-        higher_is_better=True,
-    ),
-    Measure(
-        "test_calibration_error",
-        "calibration error",
-        "Mean distance of the probability of an answer from the share of such answers that are "
-        f"right, over 15 bins (expected calibration error), {_PERCENT} Lower is better.",
-        higher_is_better=False,
-    ),
-    Measure(
-        "test_padding_changed",
-        "changed by padding",
-        "Share of the test series whose answer in a padded batch is another one than alone, "
-        f"{_PERCENT} Lower is better.",
-        higher_is_better=False,
-    ),
-    Measure(
-        "test_bucket_changed",
-        "changed in buckets",
-        "The same in batches of series of like length.",
-        higher_is_better=False,
-    ),
-    Measure(
-        "test_padding_difference",
-        "logits moved",
-        "Largest difference of a logit in a padded batch from the same alone. Lower is better.",
-        higher_is_better=False,
-        decimals=4,
-    ),
-    Measure(
-        "valid_accuracy",
-        "valid accuracy",
-        f"The same of the validation examples, {_PERCENT}",
-        higher_is_better=True,
-    ),
-    Measure(
-        "test_f1",
-        "test F1",
-        "Harmonic mean of precision and recall over the entities of the test split; an entity "
-        f"counts where its words and its kind are right, {_PERCENT}",
-        higher_is_better=True,
-        others=("test_precision", "test_recall", "valid_f1", "test_loss"),
-        unit="%",
-    ),
-    Measure(
-        "test_precision",
-        "precision",
-        f"Share of the entities found that are right, {_PERCENT}",
-        higher_is_better=True,
-    ),
-    Measure(
-        "test_recall",
-        "recall",
-        f"Share of the entities that are found, {_PERCENT}",
-        higher_is_better=True,
-    ),
-    Measure(
-        "valid_f1",
-        "valid F1",
-        f"F1 of the validation split, {_PERCENT}",
-        higher_is_better=True,
-    ),
-    Measure(
-        "test_uas",
-        "test UAS",
-        "Unlabeled attachment score: share of the words of the test split whose head is right, "
-        f"without punctuation, {_PERCENT}",
-        higher_is_better=True,
-        others=("test_las", "valid_uas", "test_loss", "parsing_sentences_per_second"),
-        unit="%",
-    ),
-    Measure(
-        "test_las",
-        "test LAS",
-        f"Labeled attachment score: the same with the kind of relation, {_PERCENT}",
-        higher_is_better=True,
-    ),
-    Measure(
-        "valid_uas",
-        "valid UAS",
-        f"UAS of the validation split, {_PERCENT}",
-        higher_is_better=True,
-    ),
-    Measure(
-        "parsing_sentences_per_second",
-        "parsed sentences/s",
-        "Sentences of the test split that were parsed in a second on this machine.",
-        higher_is_better=True,
-    ),
-    Measure(
-        "test_bits_per_character",
-        "test bits/character",
-        "Negative log-likelihood of the test text in bits per byte. Lower is better.",
-        higher_is_better=False,
-        others=("valid_bits_per_character",),
-        decimals=4,
-    ),
-    Measure(
-        "valid_bits_per_character",
-        "valid bits/character",
-        "The same of the validation text.",
-        higher_is_better=False,
-    ),
+MEASURES: Final[Mapping[str, Measure]] = MappingProxyType(
+    {row.metric: row for row in _read("measures.toml", Measure)["measure"]}
 )
-
-MEASURES: Final[Mapping[str, Measure]] = MappingProxyType({row.metric: row for row in _ROWS})
 """Measures by metric."""
+
+QUANTITIES: Final[Mapping[str, Sequence[Quantity]]] = MappingProxyType(
+    _read("quantities.toml", Quantity)
+)
+"""Quantities of figures by section of `quantities.toml`."""
 
 TRANSLATION_SCORES: Final = (
     "test_bleu",
@@ -288,11 +156,6 @@ def goal_of(metric: str) -> Goal:
     {'metric': 'test_bleu', 'direction': 'max'}
     """
     return Goal(metric=metric, direction="max" if MEASURES[metric].higher_is_better else "min")
-
-
-def better_way(measure: Measure) -> str:
-    """Return "higher" or "lower", the better direction of a measure."""
-    return "higher" if measure.higher_is_better else "lower"
 
 
 def measure_of(metric: str) -> Measure:

@@ -1,30 +1,18 @@
 """Formatting of numbers and names for the terminal, pages and figures."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from math import isfinite, isnan
 from typing import Final
 
 from powernorm.errors import printable as printable
-from powernorm_lab.report.records import BEHIND, ShownStatus
-from powernorm_lab.report.summary import PairedGap, Spread
+from powernorm_lab.report.records import BEHIND, STATUS_WORDS, ShownStatus
+from powernorm_lab.report.statistics import PairedGap, Spread
 
 MOST_DECIMALS: Final = 6
 """Largest number of decimals; numbers that need more have an exponent."""
 
 NOTHING: Final = "–"
 """Text of an empty cell."""
-
-STATUS_WORDS: Final[Mapping[ShownStatus, str]] = {
-    "finished": "finished",
-    "diverged": "diverged",
-    BEHIND: BEHIND,
-    "nonfinite": "NaN",
-    "interrupted": "interrupted",
-    "failed": "failed",
-    "dropped": "dropped",
-    "pruned": "given up",
-    "unfinished": "unfinished",
-}
 
 
 def setting_text(value: object) -> str:
@@ -143,9 +131,7 @@ def duration(seconds: float | None) -> str:
     return f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
 
-def outcome(
-    statuses: Mapping[ShownStatus, tuple[int, ...]] | None, behind: tuple[int, ...] = ()
-) -> str:
+def outcome(statuses: Mapping[ShownStatus, tuple[int, ...]], behind: tuple[int, ...] = ()) -> str:
     """Summarize the statuses of a norm's runs, with the seeds of unfinished ones.
 
     Args:
@@ -157,7 +143,7 @@ def outcome(
     >>> outcome({"nonfinite": (0, 1)})
     'NaN: seeds 0, 1'
     """
-    if statuses is None:
+    if not statuses:
         return NOTHING
     total = sum(len(seeds) for seeds in statuses.values())
     done = len(statuses.get("finished", ()))
@@ -169,13 +155,13 @@ def outcome(
     return "; ".join(parts)
 
 
-def mark(statuses: Mapping[ShownStatus, tuple[int, ...]] | None) -> str:
+def mark(statuses: Iterable[ShownStatus]) -> str:
     """Return the text that replaces a number if no run finished.
 
     >>> mark({"nonfinite": (0,), "diverged": (1,)})
     'NaN/diverged'
     """
-    words = [STATUS_WORDS[status] for status in statuses or () if status != "finished"]
+    words = [STATUS_WORDS[status] for status in statuses if status != "finished"]
     return "/".join(words) or NOTHING
 
 

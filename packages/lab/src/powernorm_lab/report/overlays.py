@@ -1,4 +1,4 @@
-"""Page that compares several diagnoses, with a line per norm as mean and range over seeds."""
+"""Figures and tables of several diagnoses, with a line per norm as mean and range over seeds."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, fields
@@ -8,16 +8,13 @@ from math import ceil, isfinite
 from pathlib import Path
 from typing import Any, Final
 
-from markupsafe import Markup
 from pandas import DataFrame
 
 from powernorm.records import DIAGNOSIS_COLUMNS, DiagnosisRecord, LayerMeasures, SpectrumRecord
 from powernorm_lab.report import figures, numerals
-from powernorm_lab.report.document import Article, SectionParts, document, gallery, part, write_page
+from powernorm_lab.report.document import write_page
 from powernorm_lab.report.drawing import DrawnFigure, short_names
 from powernorm_lab.report.figures import (
-    FLUCTUATIONS,
-    GRADIENTS,
     bands_of,
     runs_by_name,
     shared_layers,
@@ -25,16 +22,16 @@ from powernorm_lab.report.figures import (
 from powernorm_lab.report.lines import (
     Band,
     Panel,
-    RowQuantity,
     SeedLine,
     bands_over_seeds,
     panels_figure,
     rows_figure,
 )
-from powernorm_lab.report.numerals import counted, printable
+from powernorm_lab.report.measures import QUANTITIES, Quantity
+from powernorm_lab.report.numerals import NOTHING, printable
 from powernorm_lab.report.records import ReportedRun
-from powernorm_lab.report.summary import average, mean
-from powernorm_lab.report.tables import Table, copies
+from powernorm_lab.report.statistics import average, mean
+from powernorm_lab.report.tables import Table
 
 MAX_LAYERS: Final = 24
 """Largest number of layers with a figure over training; of more, evenly spaced ones are drawn."""
@@ -44,67 +41,8 @@ _SHOWN: Final = 3
 """Layers whose conditioning is drawn over training, like layers 2, 4 and 6 of six in Wang et al.
 2022, Fig. 6."""
 
-NOTE: Final = (
-    "Several seeds of a norm are one line, their mean, with their range as a band. "
-    "TID of a norm with batch statistics is that of its own statistics; for other norms it is the "
-    "TID of a BatchNorm in their place."
-)
-"""Note on all figures."""
 
-
-@dataclass(frozen=True)
-class LayerQuantity:
-    """A column of a diagnosis's layers to draw.
-
-    Attributes:
-        key: key in DIAGNOSIS_COLUMNS.
-        name: name in titles.
-        unit: unit of the axis.
-        source: description with the paper's figure.
-        scale: factor of the values.
-    """
-
-    key: str
-    name: str
-    unit: str
-    source: str
-    scale: float = 1
-
-
-TIDS: Final = (
-    LayerQuantity(
-        "mean_tid",
-        "TID: mean",
-        "TID, %",
-        "Two-pass TID of the mean in percent, logarithmic.",
-        100,
-    ),
-    LayerQuantity(
-        "var_tid",
-        "TID: deviation",
-        "TID, %",
-        "Two-pass TID of the deviation (of the quadratic mean where a norm with batch statistics "
-        "does not center) in percent, logarithmic.",
-        100,
-    ),
-)
-KAPPAS: Final = tuple(
-    LayerQuantity(
-        f"kappa_{share}",
-        f"κ {share} %",
-        "κ",
-        f"Largest eigenvalue of the covariance of a norm's input over that at {share} % of the "
-        "features, logarithmic (Wang et al. 2022, Fig. 6). Lower usually trains faster.",
-    )
-    for share in (20, 50, 80)
-)
-LAMBDA: Final = LayerQuantity(
-    "lambda_1",
-    "λ₁",
-    "λ₁",
-    "Largest eigenvalue of the same covariance, logarithmic (Wang et al. 2022, Fig. 7). Smaller "
-    "usually permits higher learning rates.",
-)
+TIDS, KAPPAS, LAMBDAS = (QUANTITIES[name] for name in ("tids", "kappas", "lambdas"))
 
 
 @dataclass(frozen=True)
@@ -143,15 +81,15 @@ def by_layer(lines: Sequence[OverlayLine], prefix: str) -> list[DrawnFigure]:
     layers = _layers(record for line in lines for record in line.diagnoses)
     return [
         drawn
-        for quantity in (*TIDS, *KAPPAS, LAMBDA)
+        for quantity in (*TIDS, *KAPPAS, *LAMBDAS)
         for drawn in rows_figure(
             layers,
-            [_profile(line, layers, quantity) for line in lines],
+            [_profile(line, style, layers, quantity) for style, line in enumerate(lines)],
             layers=True,
-            title=f"{quantity.name} by layer",
+            title=f"{quantity.title} by layer",
             x_label=quantity.unit,
             logarithmic=True,
-            caption=f"{quantity.source} Top: first layer.",
+            caption=f"{quantity.caption} Top: first layer.",
             prefix=f"{prefix}layers-{quantity.key.replace('_', '-')}",
         )
     ]
@@ -162,26 +100,24 @@ def _layers(records: Iterable[DiagnosisRecord]) -> list[str]:
     return list(dict.fromkeys(layer["layer"] for record in records for layer in record["layers"]))
 
 
-def _profile(line: OverlayLine, layers: Sequence[str], quantity: LayerQuantity) -> RowQuantity:
+def _profile(line: OverlayLine, style: int, layers: Sequence[str], quantity: Quantity) -> Band:
     seeds = [
         {row["layer"]: _value(row, quantity) for row in record["layers"]}
         for record in line.diagnoses
     ]
     table = DataFrame(seeds, columns=layers).astype(float)
     ends = (table.min().tolist(), table.max().tolist()) if len(seeds) > 1 else ((), ())
-    return RowQuantity(line.name, table.mean().tolist(), *ends)
+    return Band(line.name, style, range(len(layers)), table.mean().tolist(), *ends)
 
 
-def _in_layers(
-    layers: Sequence[str], quantity: LayerQuantity, record: DiagnosisRecord
-) -> float | None:
+def _in_layers(layers: Sequence[str], quantity: Quantity, record: DiagnosisRecord) -> float | None:
     """Return the mean over the layers that have the quantity; None without any."""
     rows = [row for row in record["layers"] if row["layer"] in layers]
     known = [value for row in rows if (value := _value(row, quantity)) is not None]
     return mean(known) if known else None
 
 
-def _value(layer: Mapping[str, Any], quantity: LayerQuantity) -> float | None:
+def _value(layer: Mapping[str, Any], quantity: Quantity) -> float | None:
     value: float | None = layer.get(quantity.key)
     return None if value is None or not isfinite(value) else quantity.scale * value
 
@@ -213,14 +149,14 @@ def over_training(lines: Sequence[OverlayLine], prefix: str) -> list[DrawnFigure
     single = {short[layer]: [layer] for layer in _spaced(layers, _SHOWN)}
     notes = _epochs(records)
     drawn = []
-    for quantity in (*TIDS, *KAPPAS, LAMBDA):
+    for quantity in (*TIDS, *KAPPAS, *LAMBDAS):
         places, source = (ends, [_FIGURE]) if quantity in TIDS else (single, [])
         drawn += panels_figure(
             [
-                _panel(lines, quantity, f"{quantity.name}, {place}", part)
+                _panel(lines, quantity, f"{quantity.title}, {place}", part)
                 for place, part in places.items()
             ],
-            caption=" ".join([quantity.source, *source, *notes]),
+            caption=" ".join([quantity.caption, *source, *notes]),
             x_label="step",
             prefix=f"{prefix}training-{quantity.key.replace('_', '-')}",
         )
@@ -240,8 +176,8 @@ def every_layer(lines: Sequence[OverlayLine], prefix: str) -> list[DrawnFigure]:
         for number, layer in enumerate(_spaced(layers, MAX_LAYERS))
         for drawn in panels_figure(
             [
-                _panel(lines, quantity, quantity.name, [layer])
-                for quantity in (*TIDS, KAPPAS[1], LAMBDA)
+                _panel(lines, quantity, quantity.title, [layer])
+                for quantity in (*TIDS, KAPPAS[1], *LAMBDAS)
             ],
             caption=f"{printable(layer)}, logarithmic.",
             x_label="step",
@@ -251,7 +187,7 @@ def every_layer(lines: Sequence[OverlayLine], prefix: str) -> list[DrawnFigure]:
 
 
 def _panel(
-    lines: Sequence[OverlayLine], quantity: LayerQuantity, title: str, layers: Sequence[str]
+    lines: Sequence[OverlayLine], quantity: Quantity, title: str, layers: Sequence[str]
 ) -> Panel:
     bands = _bands(lines, partial(_in_layers, layers, quantity))
     return Panel(title, quantity.unit, bands, logarithmic=True)
@@ -291,7 +227,9 @@ def _epochs(records: Iterable[DiagnosisRecord]) -> list[str]:
 def monitored(lines: Sequence[OverlayLine], prefix: str) -> list[DrawnFigure]:
     """Draw parts of gradients and fluctuations in training (S20, Fig. 3, 4); empty without any."""
     runs = {line.name: line.runs for line in lines}
-    return figures.monitored(runs, (*GRADIENTS, *FLUCTUATIONS), f"{prefix}monitored-")
+    return figures.monitored(
+        runs, (*QUANTITIES["gradients"], *QUANTITIES["fluctuations"]), f"{prefix}monitored-"
+    )
 
 
 # Spectra -----------------------------------------------------------------------------------------
@@ -373,9 +311,6 @@ def _spectrum_over_training(
     )
 
 
-# Words -------------------------------------------------------------------------------------------
-
-
 def failures(lines: Sequence[OverlayLine]) -> list[str]:
     """Return the reasons for missing diagnoses, without repetitions."""
     found = {
@@ -388,28 +323,14 @@ def failures(lines: Sequence[OverlayLine]) -> list[str]:
     return [f"{run}, step {step}: {reason}" for (run, reason), step in found.items()]
 
 
-def _names(lines: Sequence[OverlayLine]) -> str:
-    return ", ".join(printable(line.name) for line in lines)
+def records_of(lines: Iterable[OverlayLine]) -> list[DiagnosisRecord]:
+    """Return the diagnoses of the trained models."""
+    return [record for line in lines for record in line.diagnoses]
 
 
-# The page ---------------------------------------------------------------------------------------
+# Tables ----------------------------------------------------------------------------------------
 
 _COUNTS: Final = [one.name for one in fields(LayerMeasures) if one.type in (int, int | None)]
-
-
-def write_overlay_page(lines: Sequence[OverlayLine], target: Path) -> Path:
-    """Write the page of several diagnoses and return its path.
-
-    Raises:
-        InputError: the file cannot be written.
-    """
-    return write_page(render_overlay(lines), target)
-
-
-def render_overlay(lines: Sequence[OverlayLine]) -> str:
-    """Return the page of several diagnoses as HTML."""
-    heading = f"Diagnoses: {', '.join(printable(line.name) for line in lines)}"
-    return document(heading, [Article(heading, _lead(lines), _sections(lines))])
 
 
 def overlay_table(lines: Iterable[OverlayLine]) -> Table:
@@ -436,48 +357,13 @@ def write_overlay_csv(lines: Iterable[OverlayLine], target: Path) -> None:
     write_page(table.to_csv(index=False, lineterminator="\r\n"), target)
 
 
-def training_contents(lines: Sequence[OverlayLine], prefix: str) -> list[Markup]:
-    """Return the figures of diagnoses during training; empty without any."""
-    contents = _noted(over_training(lines, prefix))
-    layers = every_layer(lines, prefix)
-    if layers:
-        summary = f"Layer by layer: {counted(len(layers), 'figure')}"
-        contents.append(part("folded", summary, gallery(layers)))
-    missing = failures(lines)
-    if missing:
-        contents += [part("heading", "Without a diagnosis"), part("bullets", missing)]
-    return contents
-
-
-def _sections(lines: Sequence[OverlayLine]) -> list[SectionParts]:
-    table = overlay_table(lines)
-    models = [table.html("Models", "TID: mean / deviation. Last: the last norm."), copies(table)]
-    return [
-        ("models", "Models", models),
-        ("training", "Through training", training_contents(lines, "")),
-        ("layers", "By layer", _noted(by_layer(lines, ""))),
-        ("gradients", "Gradients and fluctuations", gallery(monitored(lines, ""))),
-        ("spectra", "Spectra of the embeddings", gallery(spectra(lines, ""))),
-    ]
-
-
-def _lead(lines: Sequence[OverlayLine]) -> str:
-    records = [record for line in lines for record in line.diagnoses]
-    batches = sorted({record["num_batches"] for record in records})
-    return f"{counted(len(records), 'model')}, {' or '.join(map(str, batches))} batches each."
-
-
-def _noted(drawn: Sequence[DrawnFigure]) -> list[Markup]:
-    return [part("paragraph", NOTE, kind="soft"), *gallery(drawn)] if drawn else []
-
-
 def _row(line: OverlayLine, record: DiagnosisRecord) -> dict[str, str]:
     last = record["layers"][-1] if record["layers"] else {}
     tids = ("mean_tid", "var_tid")
     return {
-        "model": printable(record["model"]),
-        "norm": printable(line.name),
-        "step": numerals.NOTHING if record["step"] is None else str(record["step"]),
+        "model": record["model"],
+        "norm": line.name,
+        "step": NOTHING if record["step"] is None else str(record["step"]),
         "TID last, %": _pair(last.get(key) for key in tids),
         "TID average, %": _pair(average(record["layers"], key) for key in tids),
         "κ 50 % last": numerals.number(last.get("kappa_50")),

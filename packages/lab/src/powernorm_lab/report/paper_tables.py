@@ -1,19 +1,17 @@
 """Published and measured values: results, TID and scores by kind of statistics."""
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from math import isinf
 from typing import Final
 
-from markupsafe import Markup
-
 from powernorm.records import DiagnosisRecord, EvaluationRow, PaperStatistic
 from powernorm_lab.report import numerals
-from powernorm_lab.report.comparison_tables import difference_note
 from powernorm_lab.report.measures import MEASURES, heading_of
-from powernorm_lab.report.numerals import NOTHING, printable
+from powernorm_lab.report.numerals import NOTHING
 from powernorm_lab.report.records import Comparison, ReportedRun, runs_of
-from powernorm_lab.report.summary import average, spread, spread_of
-from powernorm_lab.report.tables import Table, copies
+from powernorm_lab.report.statistics import average, spread, values_by_seed
+from powernorm_lab.report.tables import Column, Table
 from powernorm_lab.runs import PaperRecord
 
 TID_HEADINGS: Final[Mapping[str, str]] = {
@@ -23,12 +21,6 @@ TID_HEADINGS: Final[Mapping[str, str]] = {
     "var_avg": "var TID, average, %",
 }
 """Headings by the keys of `powernorm.records.TID`."""
-
-SCORES_CAPTION: Final = (
-    "Score of the same weights by the statistics that the norms evaluate with: mean ± sample "
-    "standard deviation over the scored seeds. A size is the largest number of positions in a "
-    "batch, padding included, if batches are cut by tokens, else the approximate number of tokens."
-)
 
 Kind = tuple[str, int | None]
 """Kind of statistics, and the size of the batch for batch statistics."""
@@ -49,24 +41,25 @@ def evaluation_table(record: DiagnosisRecord, *, has_tokens: bool = True) -> Tab
     rows = record["evaluation"]
     names = list(dict.fromkeys(name for row in rows for name in row.get("scores", {})))
     printed = {kind_of(one): one for one in _of_scores(record.get("paper", []), names)}
-    tokens = ["tokens in a batch"] if has_tokens else []
-    paper = [f"{one['dataset']}, paper" for one in list(printed.values())[:1]]
-    headings = [
-        *("statistics", *tokens, "loss"),
-        *(printable(_score_heading(name)) for name in names),
-        *map(printable, paper),
+    columns: list[Column[EvaluationRow]] = [
+        Column("statistics", lambda row: _words_of(kind_of(row)), numeric=False)
     ]
-    lines = [
-        [
-            _words_of(kind_of(row)),
-            *(NOTHING if row["tokens"] is None else f"{row['tokens']:,}" for _ in tokens),
-            f"{row['loss']:.4f}",
-            *(numerals.number(row.get("scores", {}).get(name), 2) for name in names),
-            *(_printed(printed.get(kind_of(row))) for _ in paper),
-        ]
-        for row in rows
-    ]
-    return Table(headings, [heading != "statistics" for heading in headings], lines)
+    if has_tokens:
+        columns.append(Column("tokens in a batch", lambda row: _count(row["tokens"])))
+    columns.append(Column("loss", lambda row: f"{row['loss']:.4f}"))
+    columns += [Column(_score_heading(name), partial(_score, name)) for name in names]
+    for one in list(printed.values())[:1]:
+        heading = f"{one['dataset']}, paper"
+        columns.append(Column(heading, lambda row: _printed(printed.get(kind_of(row)))))
+    return Table(columns, rows)
+
+
+def _score(name: str, row: EvaluationRow) -> str:
+    return numerals.number(row.get("scores", {}).get(name), 2)
+
+
+def _count(number: int | None) -> str:
+    return NOTHING if number is None else f"{number:,}"
 
 
 def tid_table(record: DiagnosisRecord) -> Table | None:
@@ -85,31 +78,12 @@ def tid_table(record: DiagnosisRecord) -> Table | None:
         {
             "measure": TID_HEADINGS[one["metric"]],
             "here": numerals.percent(own[one["metric"]]),
-            "paper": f"{one['value']:.1f} ({printable(one['source'])})",
-            "paper's data": printable(one["dataset"]),
+            "paper": f"{one['value']:.1f} ({one['source']})",
+            "paper's data": one["dataset"],
         }
         for one in printed
     ]
     return Table.of(lines, ("measure", "paper", "paper's data"))
-
-
-def tid_lines(comparison: Comparison) -> list[list[str]]:
-    """Return rows with the published and measured TID of each norm.
-
-    A row has norm, placement, published value, measured value, measure, and the paper's data set.
-    """
-    return [
-        [
-            printable(one["norm"]),
-            one["placement"],
-            f"{one['value']:.1f} ({printable(one['source'])})",
-            _measured_tid(runs_of(comparison.runs, one["norm"], one["placement"]), one),
-            TID_HEADINGS[one["metric"]],
-            printable(one["dataset"]),
-        ]
-        for one in comparison.paper_statistics
-        if one["metric"] in TID_HEADINGS
-    ]
 
 
 def score_tables(comparisons: Sequence[Comparison]) -> list[tuple[str, Table]]:
@@ -129,61 +103,38 @@ def score_tables(comparisons: Sequence[Comparison]) -> list[tuple[str, Table]]:
     paper = [row for one in comparisons for row in one.paper_statistics]
     paper += [row for run in runs if run.diagnosis for row in run.diagnosis.get("paper", ())]
     metric = _metric(runs, paper, comparisons[0].metric)
-    columns: dict[tuple[str, str], list[ReportedRun]] = {}
+    groups: dict[tuple[str, str], list[ReportedRun]] = {}
     for run in runs:
-        columns.setdefault((run.placement or "", run.name), []).append(run)
+        groups.setdefault((run.placement or "", run.name), []).append(run)
     kinds = list(dict.fromkeys(kind_of(row) for run in runs for row in _scored(run)))
-    printed: dict[tuple[str, str, Kind], PaperStatistic] = {
-        (one["placement"], one["norm"], kind_of(one)): one for one in _of_scores(paper, [metric])
+    printed: dict[tuple[tuple[str, str], Kind], PaperStatistic] = {
+        ((one["placement"], one["norm"]), kind_of(one)): one for one in _of_scores(paper, [metric])
     }
+    columns: list[Column[Kind]] = [Column("statistics", _words_of, numeric=False)]
+    for key, seeds in groups.items():
+        columns.append(Column(" ".join(filter(None, key)), partial(_spread, seeds, metric)))
+        if printed:
+            published = {kind: printed.get((key, kind)) for kind in kinds}
+            columns.append(Column("paper", partial(_printed_of, published)))
     running = [kind for kind in kinds if kind[0] == "running"]
     estimated = [kind for kind in kinds if kind[0] not in ("running", "batch")]
     batch = sorted((kind for kind in kinds if kind[0] == "batch"), key=lambda kind: kind[1] or 0)
-    name = printable(_score_heading(metric))
-    dataset = next((printable(one["dataset"]) for one in printed.values()), "")
+    dataset = next((one["dataset"] for one in printed.values()), "")
     beside = f"; paper: Wang et al. 2022, {{}}, {dataset}" if dataset else ""
-    found = [
-        (f"{name} by running and re-estimated statistics", "Table 7", [*running, *estimated]),
-        (f"{name} by batch statistics", "Table 8", [*running, *batch]),
-    ]
+    found = (
+        ("running and re-estimated", "Table 7", [*running, *estimated]),
+        ("batch", "Table 8", [*running, *batch]),
+    )
     return [
-        (heading + beside.format(table), _score_table(columns, rows, metric, printed))
-        for heading, table, rows in found
+        (
+            f"{_score_heading(metric)} by {kind} statistics{beside.format(table)}",
+            Table(columns, rows),
+        )
+        for kind, table, rows in found
     ]
 
 
-def score_contents(comparison: Comparison) -> list[Markup]:
-    """Return the section of a comparison's page; empty without a score."""
-    return [
-        content
-        for heading, table in score_tables([comparison])
-        for content in (table.html(heading, f"{heading}. {SCORES_CAPTION}"), copies(table))
-    ]
-
-
-def _score_table(
-    columns: Mapping[tuple[str, str], Sequence[ReportedRun]],
-    kinds: Sequence[Kind],
-    metric: str,
-    printed: Mapping[tuple[str, str, Kind], PaperStatistic],
-) -> Table:
-    headings = ["statistics"]
-    for placement, name in columns:
-        headings.append(printable(" ".join(filter(None, (placement, name)))))
-        if printed:
-            headings.append("paper")
-    lines = []
-    for kind in kinds:
-        line = [_words_of(kind)]
-        for (placement, name), runs in columns.items():
-            line.append(_spread(runs, kind, metric))
-            if printed:
-                line.append(_printed(printed.get((placement, name, kind))))
-        lines.append(line)
-    return Table(headings, [False, *[True] * (len(headings) - 1)], lines)
-
-
-def _spread(runs: Iterable[ReportedRun], kind: Kind, metric: str) -> str:
+def _spread(runs: Iterable[ReportedRun], metric: str, kind: Kind) -> str:
     values = [
         value
         for run in runs
@@ -215,18 +166,16 @@ def _of_scores(paper: Iterable[PaperStatistic], names: Sequence[str]) -> list[Pa
     return [one for one in paper if "statistics" in one and one["metric"] in known]
 
 
-def _measured_tid(ours: Sequence[ReportedRun], printed: PaperStatistic) -> str:
-    values = [
-        100 * value
-        for run in ours
-        if run.finished
-        and run.tid is not None
-        # A TypedDict takes literal keys only.
-        and (value := dict[str, float | None](run.tid)[printed["metric"]]) is not None  # type: ignore[arg-type]
-    ]
-    if not values:
-        return NOTHING if ours else "not run"
-    return numerals.spread(spread(values), 2)
+def _measured_tid(ours: Sequence[ReportedRun], key: str) -> str:
+    values = [run.tid_of(key) for run in ours if run.finished]
+    known = [100 * value for value in values if value is not None]
+    if not known:
+        return NOTHING if ours else NOT_RUN
+    return numerals.spread(spread(known), 2)
+
+
+def _printed_of(published: Mapping[Kind, PaperStatistic | None], kind: Kind) -> str:
+    return _printed(published[kind])
 
 
 def _printed(one: PaperStatistic | None) -> str:
@@ -259,45 +208,53 @@ def statistic_label(one: PaperStatistic) -> str:
 
 def _words_of(kind: Kind) -> str:
     statistics, size = kind
-    return printable(statistics) if size is None else f"{printable(statistics)}, {size:,}"
+    return statistics if size is None else f"{statistics}, {size:,}"
 
-
-HEADINGS: Final = ("norm", "placement", "paper", "measured", "measure", "paper's data")
 
 NOT_RUN: Final = "not run"
-
-CAPTION: Final = (
-    "Published results with their tables, and ours: mean ± sample standard deviation over the "
-    "seeds that finished."
-)
 
 
 def paper_table(comparison: Comparison) -> Table:
     """Return published results in the papers' order with ours, then the TID of the norms."""
-    is_number = [heading == "measured" for heading in HEADINGS]
-    return Table(HEADINGS, is_number, [*_lines(comparison), *tid_lines(comparison)], wide="paper")
+    lines = [*_result_lines(comparison), *_tid_lines(comparison)]
+    return Table.of(lines, ("norm", "placement", "paper", "measure", "paper's data"), wide="paper")
 
 
-def _lines(comparison: Comparison) -> Iterator[list[str]]:
+def _result_lines(comparison: Comparison) -> Iterator[dict[str, str]]:
     # Each measure has its own row; several papers may publish the same one.
     rows: dict[tuple[str, str, str, str], list[PaperRecord]] = {}
     for record in comparison.paper:
         key = record["norm"], record["placement"], record["dataset"], record["metric"]
         rows.setdefault(key, []).append(record)
     for (norm, placement, dataset, metric), records in rows.items():
-        yield [
-            printable(norm),
-            placement,
-            "; ".join(printed_with_source(record, comparison.paper) for record in records),
-            _measured(runs_of(comparison.runs, norm, placement), metric),
-            printable(heading_of(metric)),
-            printable(dataset),
-        ]
+        yield {
+            "norm": norm,
+            "placement": placement,
+            "paper": "; ".join(printed_with_source(one, comparison.paper) for one in records),
+            "measured": _measured(runs_of(comparison.runs, norm, placement), metric),
+            "measure": heading_of(metric),
+            "paper's data": dataset,
+        }
+
+
+def _tid_lines(comparison: Comparison) -> Iterator[dict[str, str]]:
+    for one in comparison.paper_statistics:
+        if one["metric"] in TID_HEADINGS:
+            yield {
+                "norm": one["norm"],
+                "placement": one["placement"],
+                "paper": f"{one['value']:.1f} ({one['source']})",
+                "measured": _measured_tid(
+                    runs_of(comparison.runs, one["norm"], one["placement"]), one["metric"]
+                ),
+                "measure": TID_HEADINGS[one["metric"]],
+                "paper's data": one["dataset"],
+            }
 
 
 def printed_with_source(record: PaperRecord, beside: Iterable[PaperRecord]) -> str:
     """Format a published value with its source, see `_printed_value`."""
-    return f"{_printed_value(record, beside)} ({printable(record['source'])})"
+    return f"{_printed_value(record, beside)} ({record['source']})"
 
 
 def _printed_value(record: PaperRecord, beside: Iterable[PaperRecord] = ()) -> str:
@@ -337,18 +294,9 @@ def _decimals(value: float | None) -> int:
 def _measured(ours: Sequence[ReportedRun], metric: str) -> str:
     if not ours:
         return NOT_RUN
-    value = spread_of(ours, metric)
+    value = spread(values_by_seed(ours, metric).values())
     if value is None:
-        broken = {run.shown_status: (run.seed,) for run in ours if not run.finished}
-        return numerals.mark(broken)
+        return numerals.mark(dict.fromkeys(run.shown_status for run in ours))
     lost = len(ours) - sum(run.finished for run in ours)
     seeds = f"{value.count} of {len(ours)}" if lost else str(value.count)
     return f"{numerals.spread(value)} ({seeds} {'seed' if len(ours) == 1 else 'seeds'})"
-
-
-def paper_contents(comparison: Comparison) -> list[Markup]:
-    """Return the contents of the section; empty without published results."""
-    if not comparison.paper:
-        return []
-    table = paper_table(comparison)
-    return [*difference_note(comparison), table.html("Paper and measured", CAPTION), copies(table)]

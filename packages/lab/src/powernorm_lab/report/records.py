@@ -1,6 +1,6 @@
 """Comparisons for the report: plain values read from run folders."""
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, partial
 from math import isfinite
@@ -29,6 +29,18 @@ BEHIND: Final[Behind] = "worse than a baseline"
 """Status of a completed run that is no better than the first model without a network."""
 ShownStatus = Status | Behind
 
+
+STATUS_WORDS: Final[Mapping[ShownStatus, str]] = {
+    "finished": "finished",
+    "diverged": "diverged",
+    BEHIND: BEHIND,
+    "nonfinite": "NaN",
+    "interrupted": "interrupted",
+    "failed": "failed",
+    "dropped": "dropped",
+    "pruned": "given up",
+    "unfinished": "unfinished",
+}
 
 Translation = tuple[str, str, str]
 """One line of `translations.tsv`: source, reference and translation."""
@@ -63,6 +75,11 @@ class ReportedRun(RunResult):
         return self.status
 
     @property
+    def status_words(self) -> str:
+        """Status in words."""
+        return STATUS_WORDS[self.shown_status]
+
+    @property
     def finished(self) -> bool:
         """Whether its numbers may enter an average."""
         return self.shown_status == "finished"
@@ -76,6 +93,11 @@ class ReportedRun(RunResult):
     def is_as_expected(self) -> bool:
         """Whether it finished, or a race did not need it."""
         return self.shown_status in ("finished", "dropped")
+
+    def tid_of(self, key: str) -> float | None:
+        """Return a TID by its key; None without one."""
+        # A TypedDict takes literal keys only.
+        return None if self.tid is None else {**self.tid}[key]  # type: ignore[return-value]
 
     @property
     def nonfinite_batches(self) -> int | None:

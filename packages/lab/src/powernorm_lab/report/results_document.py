@@ -3,36 +3,33 @@
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from math import isfinite
+from functools import partial
 from pathlib import Path
-from typing import Any, Final, Literal, TypeGuard
+from typing import Any, Final, Literal
 
 from powernorm.errors import InputError
-from powernorm_lab.report import numerals
-from powernorm_lab.report.columns import norm_columns, tid_text
-from powernorm_lab.report.comparison_tables import (
-    FOOTNOTE,
-    any_partial,
-    changes_sentence,
-    changes_table,
-)
+from powernorm_lab.report import comparison_tables, numerals, tuning
+from powernorm_lab.report.comparison_tables import norm_columns, tid_text
+from powernorm_lab.report.conclusion import tested_cells
+from powernorm_lab.report.document import rendered
 from powernorm_lab.report.loading import read_comparison
-from powernorm_lab.report.measures import better_way, heading_of, measure_of
-from powernorm_lab.report.numerals import counted
-from powernorm_lab.report.paper_tables import printed_with_source
+from powernorm_lab.report.measures import heading_of, measure_of
+from powernorm_lab.report.numerals import NOTHING
+from powernorm_lab.report.paper_tables import NOT_RUN, printed_with_source
 from powernorm_lab.report.records import Comparison, runs_of
-from powernorm_lab.report.seed_statistics import POWER, seed_records, tested_cells
-from powernorm_lab.report.summary import (
+from powernorm_lab.report.statistics import (
     LEAST_SEEDS,
+    POWER,
     REFERENCE,
     PairedGap,
     SummaryRow,
+    finite,
     paired_gap,
+    seed_records,
     summarize,
     untested,
 )
-from powernorm_lab.report.tables import Table, code, escaped
-from powernorm_lab.report.tuning import budget_table, ranges_table, tuning_sentence
+from powernorm_lab.report.tables import Column, Table
 from powernorm_lab.runs import ChangesRecord, PaperRecord
 
 # One comparison in several folders, whose seeds or norms were trained separately.
@@ -191,30 +188,30 @@ class Claim:
 
 def claims(comparison: Comparison) -> list[Claim]:
     """Return the published differences for a comparison, in their order."""
-    return list(_claims(comparison))
-
-
-def _claims(comparison: Comparison) -> Iterator[Claim]:
     printed = {_key(record, record["norm"]): record["value"] for record in comparison.paper}
+    found = []
     for record in comparison.paper:
+        norm, metric = record["norm"], record["metric"]
         for against in record.get("against", [REFERENCE]):
-            value, reference = record["value"], printed.get(_key(record, against))
-            if record["norm"] == against or not _is_number(value) or not _is_number(reference):
+            values = finite((record["value"], printed.get(_key(record, against))))
+            if norm == against or len(values) < 2:
                 continue
-            runs, theirs = (
-                runs_of(comparison.runs, norm, record["placement"])
-                for norm in (record["norm"], against)
+            ours, theirs = (
+                runs_of(comparison.runs, name, record["placement"]) for name in (norm, against)
             )
-            measured = paired_gap(runs, theirs, record["metric"])
-            yield Claim(
-                norm=record["norm"],
-                against=against,
-                metric=record["metric"],
-                source=record["source"],
-                dataset=record["dataset"],
-                printed=value - reference,
-                measured=measured if comparison.race is None else untested(measured),
+            measured = paired_gap(ours, theirs, metric)
+            found.append(
+                Claim(
+                    norm=norm,
+                    against=against,
+                    metric=metric,
+                    source=record["source"],
+                    dataset=record["dataset"],
+                    printed=values[0] - values[1],
+                    measured=measured if comparison.race is None else untested(measured),
+                )
             )
+    return found
 
 
 def _key(record: PaperRecord, norm: str) -> tuple[str, str, str, str, str]:
@@ -223,26 +220,10 @@ def _key(record: PaperRecord, norm: str) -> tuple[str, str, str, str, str]:
     return paper, record["dataset"], record["placement"], record["metric"], norm
 
 
-def _is_number(value: float | None) -> TypeGuard[float]:
-    return value is not None and isfinite(value)
+# The document.
 
-
-_EXPLANATION: Final = (
-    "Measured: mean ± sample standard deviation over the seeds that finished. The gap to `ln` "
-    "(with the same remark, where there is one) is the mean of the seeds' differences, with its "
-    "95 % interval and the p of the paired t-test (two-sided), alone and corrected for the number "
-    "of norms (Holm); all need three seeds. Seeds needed: rough number for which the test detects "
-    f"a gap of this size and spread with a power of {100 * POWER:.0f} %. {{split}}TID: two-pass, "
-    "of the mean and of the deviation, averaged over the norm layers, in percent."
-)
-_SPLIT: Final = (
-    "All seeds {whose}have the same split of the data: they show the variation of the training, "
-    "not that of other test data. "
-)
 
 _GAP: Final = f"gap to {REFERENCE}"
-_EMPTY: Final = (_GAP, "p", "p (Holm)", "seeds needed", "TID, %")
-"""Columns that are empty for a norm that was not run."""
 
 
 def results_document(folders: Sequence[Path]) -> str:
@@ -252,102 +233,56 @@ def results_document(folders: Sequence[Path]) -> str:
         InputError: a folder is not a comparison, a file in it is damaged, or two have the same run.
     """
     comparisons = joined(map(read_comparison, folders))
-    return "\n".join([f"{_explanation(comparisons)}\n", *map(_section, comparisons)])
-
-
-def _explanation(comparisons: Sequence[Comparison]) -> str:
-    """Explain the columns; the split of a user's function is not known."""
-    own = [one.function is not None for one in comparisons]
-    split = _SPLIT.format(whose="of a built-in task " if any(own) else "")
-    return _EXPLANATION.format(split="" if all(own) else split)
-
-
-def _section(comparison: Comparison) -> str:
-    table = (
-        Table.of(_lines(comparison), ("norm", "paper")).markdown()
-        if comparison.has_known_measure
-        else _own_table(comparison)
+    module = rendered(
+        "results.md",
+        comparisons=comparisons,
+        claims_table=_claims_table,
+        norm_table=_norm_table,
+        power=f"{100 * POWER:.0f}",
+        summarize=summarize,
+        tables=comparison_tables,
+        tuned=tuning,
     )
-    parts = [f"### {escaped(_title(comparison))}\n", f"{_facts(comparison)}\n", table]
-    if comparison.tuning is not None:
-        parts.append(f"\n{tuning_sentence(comparison.tuning)}\n")
-        parts.append(budget_table(comparison.tuning).markdown())
-        parts.append("\nThe ranges:\n")
-        parts.append(ranges_table(comparison.tuning).markdown())
-    found = claims(comparison)
-    measured = [claim for claim in found if claim.measured is not None]
-    if measured:
-        parts.append("\nDifferences, the paper's and ours:\n")
-        texts = ("norm", "against", "measure", "the paper's sign is", "from")
-        parts.append(Table.of(map(_claim_line, measured), texts).markdown())
-    if comparison.changes is not None:
-        parts.append("\nSettings, ours and the preset's:\n")
-        parts.append(changes_table(comparison.changes).markdown())
-    return "\n".join(parts)
+    return f"{module.explanation()}\n\n" + "\n".join(map(module.section, comparisons))
 
 
-def _title(comparison: Comparison) -> str:
-    study = "" if comparison.study is None else f", study {comparison.study['name']}"
-    preset = f", {comparison.preset}" if comparison.preset else ""
-    tuned = "" if comparison.tuning is None else ", tuned"
-    return f"{comparison.task}{preset}{study}{tuned}"
+def _norm_table(comparison: Comparison) -> Table:
+    """Return the table of norms with paired tests, and published results if there may be any."""
+    rows = summarize(comparison)
+    records = {record["label"]: record for record in seed_records(comparison, rows)}
+    decimals = comparison.measure.decimals
+    tests = {
+        id(row): tested_cells(
+            row.gap, None if row.is_baseline else records.get(row.label), decimals, _GAP
+        )
+        for row in rows
+    }
+    if comparison.has_known_measure:
+        return Table.of(_lines(comparison, rows, tests), ("norm", "paper"))
+    columns: list[Column[SummaryRow]] = []
+    for column in Table.filled(norm_columns(comparison), rows).columns:
+        if column.key == "gap":
+            columns += [
+                Column(heading, partial(_test_of, tests, heading))
+                for heading in (_GAP, "p", "p (Holm)", "seeds needed")
+            ]
+        elif column.key != "interval":
+            columns.append(column)
+        if column.key == "test":
+            columns.append(Column("seeds", _num_seeds))
+    return Table(columns, rows)
 
 
-def _facts(comparison: Comparison) -> str:
-    """Return command, data, hardware, date, and differences from the paper."""
-    preset = f" --preset {comparison.preset}" if comparison.preset else ""
-    # A user-defined study has no command.
-    verb = "compare" if comparison.tuning is None else "tune"
-    budget = "" if comparison.tuning is None else f" --trials {comparison.tuning['num_trials']}"
-    made = (
-        code(f"powernorm {verb} {comparison.task}{preset}{budget}")
-        if comparison.study is None
-        else escaped(comparison.study["title"])
-    )
-    placed = f", {escaped(comparison.where)}" if comparison.where else ""
-    way = "" if comparison.has_known_measure else f" ({better_way(comparison.measure)} is better)"
-    measure = escaped(comparison.measure.heading)
-    sentences = [
-        f"{made}{placed}; the measure is the {measure}{way}.",
-        *_function(comparison),
-        *_data(comparison.data),
-        *_environment(comparison.settings),
-    ]
-    about = "Not as in the paper: " if comparison.paper and comparison.study is None else ""
-    notes = [escaped(comparison.reduced)] if comparison.reduced else []
-    if comparison.changes is not None:
-        notes.append(f"{escaped(changes_sentence(comparison.changes))}, as listed below.")
-    if notes:
-        notes[0] = about + notes[0]
-    return " ".join([*sentences, *notes])
+def _test_of(tests: Mapping[int, Mapping[str, str]], heading: str, row: SummaryRow) -> str:
+    return tests[id(row)][heading]
 
 
-def _function(comparison: Comparison) -> Iterator[str]:
-    function = comparison.function
-    if function is not None and function["file"] is not None:
-        digest = f" (sha256 {function['sha256'][:12]})" if function["sha256"] else ""
-        yield f"The function is in {escaped(function['file'] + digest)}."
-
-
-def _data(data: Mapping[str, Any]) -> Iterator[str]:
-    if data.get("name"):
-        yield f"Data: {escaped(str(data['name']))}, {escaped(str(data.get('source', '')))}."
-
-
-def _environment(settings: Mapping[str, Any]) -> Iterator[str]:
-    machine, versions = (settings.get(key) for key in ("machine", "versions"))
-    if isinstance(machine, Mapping) and isinstance(versions, Mapping | None):
-        threads = counted(machine.get("num_threads", 1), "thread")
-        device = machine.get("gpu") or f"{machine.get('num_cpus')} CPU cores, {threads}"
-        torch = (versions or {}).get("torch")
-        date = f", {escaped(str(settings['date']))}" if settings.get("date") else ""
-        yield f"On {escaped(str(device))}, torch {escaped(str(torch))}{date}."
-
-
-def _lines(comparison: Comparison) -> Iterator[dict[str, str]]:
+def _lines(
+    comparison: Comparison, rows: Sequence[SummaryRow], tests: Mapping[int, Mapping[str, str]]
+) -> Iterator[dict[str, str]]:
     papers = _by_norm(comparison.paper, comparison.metric)
     seen = set()
-    for row, tested in _with_tests(comparison):
+    for row in rows:
         if row.is_baseline and row.test is None:
             # The baseline has no such measure, for example frequencies of transitions have no arcs.
             continue
@@ -355,49 +290,16 @@ def _lines(comparison: Comparison) -> Iterator[dict[str, str]]:
         seen |= keys
         yield {
             "norm": f"{row.label}{' (baseline)' * row.is_baseline}",
-            "paper": next((papers[key] for key in keys if key in papers), numerals.NOTHING),
+            "paper": next((papers[key] for key in keys if key in papers), NOTHING),
             "measured": _measured(row),
             "seeds": _num_seeds(row),
-            **tested,
+            **tests[id(row)],
             "TID, %": tid_text(row, "avg"),
         }
     for (norm, placement), text in papers.items():
         if (norm, placement) not in seen:
-            empty = dict.fromkeys(_EMPTY, numerals.NOTHING)
-            yield {"norm": norm, "paper": text, "measured": "not run", "seeds": "", **empty}
-
-
-def _with_tests(comparison: Comparison) -> Iterator[tuple[SummaryRow, dict[str, str]]]:
-    """Yield the rows of the table of norms with the cells of their paired tests."""
-    rows = summarize(comparison)
-    of_seeds = {record["label"]: record for record in seed_records(comparison, rows)}
-    for row in rows:
-        record = None if row.is_baseline else of_seeds.get(row.label)
-        yield row, tested_cells(row.gap, record, comparison.measure.decimals, _GAP)
-
-
-def _own_table(comparison: Comparison) -> str:
-    """Return the report's columns with the paired test and the number of seeds."""
-    found = list(_with_tests(comparison))
-    rows = [row for row, _ in found]
-    columns = [one for one in norm_columns(comparison, rows) if one.key != "interval"]
-    headings: list[tuple[str, bool]] = []
-    lines: list[list[str]] = [[] for _ in rows]
-    for column in columns:
-        is_gap, is_test = column.key == "gap", column.key == "test"
-        headings += [(name, True) for name in _EMPTY[:-1]] if is_gap else []
-        headings += [] if is_gap else [(column.heading, column.numeric)]
-        headings += [("seeds", True)] * is_test
-        for line, (row, tested) in zip(lines, found, strict=True):
-            if is_gap:
-                line += tested.values()
-            elif column.of_norm:
-                line.append(column.of_norm(row))
-            line += [_num_seeds(row)] * is_test
-    names, numeric = zip(*headings, strict=True)
-    # An unescaped asterisk at the beginning of a line would start a list.
-    note = f"\n\\{FOOTNOTE}\n" if any_partial(rows) else ""
-    return Table(names, numeric, lines).markdown() + note
+            empty = dict.fromkeys((_GAP, "p", "p (Holm)", "seeds needed", "TID, %"), NOTHING)
+            yield {"norm": norm, "paper": text, "measured": NOT_RUN, "seeds": "", **empty}
 
 
 def _num_seeds(row: SummaryRow) -> str:
@@ -406,7 +308,7 @@ def _num_seeds(row: SummaryRow) -> str:
 
 def _measured(row: SummaryRow) -> str:
     if row.test is None:
-        return numerals.NOTHING if row.complete else numerals.mark(row.statuses)
+        return numerals.mark(row.statuses)
     text = numerals.spread(row.test)
     return text if row.complete else f"{text}; {numerals.outcome(row.statuses)}"
 
@@ -421,14 +323,21 @@ def _by_norm(records: Sequence[PaperRecord], metric: str) -> dict[tuple[str, str
     return {key: "; ".join(texts) for key, texts in found.items()}
 
 
-def _claim_line(claim: Claim) -> dict[str, str]:
-    return {
-        "norm": claim.norm,
-        "against": claim.against,
-        "measure": heading_of(claim.metric),
-        "paper": f"{claim.printed:+.2f}",
-        "measured": numerals.interval(claim.measured, measure_of(claim.metric).decimals),
-        "p": numerals.probability(None if claim.measured is None else claim.measured.p),
-        "the paper's sign is": WORDS[claim.outcome],
-        "from": claim.source,
-    }
+def _claims_table(comparison: Comparison) -> Table | None:
+    """Return the published differences that were measured; None without any."""
+    lines = [
+        {
+            "norm": claim.norm,
+            "against": claim.against,
+            "measure": heading_of(claim.metric),
+            "paper": f"{claim.printed:+.2f}",
+            "measured": numerals.interval(claim.measured, measure_of(claim.metric).decimals),
+            "p": numerals.probability(claim.measured.p),
+            "the paper's sign is": WORDS[claim.outcome],
+            "from": claim.source,
+        }
+        for claim in claims(comparison)
+        if claim.measured is not None
+    ]
+    texts = ("norm", "against", "measure", "the paper's sign is", "from")
+    return Table.of(lines, texts) if lines else None

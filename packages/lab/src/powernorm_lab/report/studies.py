@@ -1,35 +1,28 @@
 """Section of a study with figures along an axis, on a grid, of variants, and of γ."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from math import isnan, nan
-from types import MappingProxyType
 from typing import Any, Final
 
-from markupsafe import Markup
 from pandas import DataFrame, Series
 
-from powernorm_lab.report import maps
-from powernorm_lab.report.diagnosis_figures import draw_scales, scale_pairs
-from powernorm_lab.report.document import part
+from powernorm_lab.report.diagnoses import draw_scales, scale_pairs
+from powernorm_lab.report.document import words
 from powernorm_lab.report.drawing import DrawnFigure
-from powernorm_lab.report.figures import bands_of, difference, run_column, runs_by_name
-from powernorm_lab.report.lines import Band, Panel, RowQuantity, panels_figure, rows_figure
-from powernorm_lab.report.numerals import STATUS_WORDS, number, printable
-from powernorm_lab.report.records import Comparison, ReportedRun
-from powernorm_lab.report.study_values import (
-    NATS,
-    VALID_LOSS,
-    Measure,
-    StudyQuantity,
-    main_score,
-    metric,
-    points_of,
-    tid_percent,
-    validation_score,
+from powernorm_lab.report.figures import (
+    bands_of,
+    difference,
+    perplexity_label,
+    run_column,
+    runs_by_name,
 )
-from powernorm_lab.report.summary import REFERENCE
+from powernorm_lab.report.lines import Band, Panel, grid, panels_figure, rows_figure
+from powernorm_lab.report.measures import PERPLEXITY
+from powernorm_lab.report.numerals import number, printable
+from powernorm_lab.report.records import Comparison, ReportedRun
+from powernorm_lab.report.statistics import REFERENCE, finite, mean
 from powernorm_lab.runs import StudyInfo
 
 TAIL: Final = 0.1
@@ -38,6 +31,115 @@ TAIL: Final = 0.1
 LOGARITHMIC_FROM: Final = 4
 """Smallest ratio of the largest to the smallest value for a logarithmic axis."""
 
+_WITHOUT_REFERENCE: Final = f"no {REFERENCE}"
+
+# Values of the variants -----------------------------------------------------------------------
+
+Measure = Callable[[ReportedRun], float | None]
+"""Function from a run to a quantity, or None."""
+
+
+_NUMBERS: Final = ("x", "y", "mean", "low", "high")
+
+
+def points_of(comparison: Comparison, measure: Measure, missing: str = "") -> DataFrame:
+    """Return a row for each variant, by label and in the order of the runs.
+
+    Args:
+        comparison: comparison with the runs.
+        measure: the quantity.
+        missing: note on a finished run without the quantity; empty to ignore it.
+
+    Returns:
+        `norm`; `x` and `y` on the study's axes; `mean`, `low` and `high` over finished runs, NaN
+        without any that have the quantity; `lost`, the statuses of the other runs.
+    """
+    rows = {}
+    for name, runs in runs_by_name(comparison.runs).items():
+        lost = [run.status_words for run in runs if not run.finished]
+        found = [measure(run) for run in runs if run.finished]
+        lost += [missing] if missing and None in found else []
+        known = finite(found)
+        # A run without a result has no position, but other seeds may have one.
+        placed = next((run for run in runs if run.x is not None), runs[0])
+        ends = (mean(known), min(known), max(known)) if known else (nan, nan, nan)
+        rows[name] = [placed.norm, "/".join(dict.fromkeys(lost)), placed.x, placed.y, *ends]
+    table = DataFrame.from_dict(rows, orient="index", columns=["norm", "lost", *_NUMBERS])
+    return table.astype(dict.fromkeys(_NUMBERS, float))
+
+
+@dataclass(frozen=True)
+class StudyQuantity:
+    """A quantity of variants in a figure.
+
+    Attributes:
+        key: name in the ids of an SVG.
+        title: description for titles.
+        unit: unit of an axis.
+        measure: function from a run to the quantity.
+        higher_is_better: whether it is a score, not a loss.
+        decimals: decimals of a number in a cell; None depends on the magnitude.
+    """
+
+    key: str
+    title: str
+    unit: str
+    measure: Measure
+    higher_is_better: bool = False
+    decimals: int | None = None
+
+    @property
+    def direction(self) -> str:
+        """Better direction in words."""
+        return f"{'higher' if self.higher_is_better else 'lower'} is better"
+
+
+def main_score(comparison: Comparison) -> StudyQuantity:
+    """Return the main measure of a comparison, such as perplexity, BLEU or accuracy."""
+    measure = comparison.measure
+    name = measure.heading.removeprefix("test ")
+    return StudyQuantity(
+        "test",
+        f"Test {name}",
+        _unit(comparison, name),
+        metric(measure.metric),
+        measure.higher_is_better,
+        measure.decimals if measure.decimals > 2 else None,
+    )
+
+
+def validation_score(comparison: Comparison) -> StudyQuantity:
+    """Return the main measure on the validation data, else the validation loss."""
+    name = comparison.metric.replace("test_", "valid_", 1)
+    if not any(name in run.metrics for run in comparison.runs):
+        return VALID_LOSS
+    test = main_score(comparison)
+    title = test.title.replace("Test", "Validation", 1)
+    return replace(test, key="valid", title=title, measure=metric(name))
+
+
+def _unit(comparison: Comparison, name: str) -> str:
+    if comparison.metric == PERPLEXITY:
+        return perplexity_label(comparison)
+    return ", ".join(filter(None, (name, comparison.measure.unit)))
+
+
+def metric(name: str) -> Measure:
+    """Return the measure of a metric of the result."""
+    return lambda run: run.metrics.get(name)
+
+
+def tid_percent(key: str) -> Measure:
+    """Return the measure of a TID in percent, by a key of `powernorm.records.TID`."""
+    return lambda run: None if (value := run.tid_of(key)) is None else 100 * value
+
+
+NATS: Final = "nats per target"
+VALID_LOSS: Final = StudyQuantity(
+    "valid", "Validation loss", NATS, metric("valid_loss"), decimals=3
+)
+
+
 _AVERAGE_TID: Final = StudyQuantity(
     "tid", "Variance TID, average over layers", "variance TID, %", tid_percent("var_avg")
 )
@@ -45,20 +147,24 @@ _TIDS: Final = (
     StudyQuantity("var-tid", "Variance TID, average", "%", tid_percent("var_avg"), decimals=2),
     StudyQuantity("mean-tid", "Mean TID, average", "%", tid_percent("mean_avg"), decimals=2),
 )
-_WITHOUT_REFERENCE: Final = f"no {REFERENCE}"
+
+
+def _study(comparison: Comparison) -> StudyInfo:
+    assert comparison.study is not None
+    return comparison.study
+
 
 # Along an axis -----------------------------------------------------------------------------------
 
 
-def micro_batches(comparison: Comparison, study: StudyInfo) -> list[DrawnFigure]:
+def micro_batches(comparison: Comparison) -> list[DrawnFigure]:
     """Draw scores and TID of each norm against the study's axis (S20, Fig. 5)."""
     quantities = (main_score(comparison), validation_score(comparison), _AVERAGE_TID)
-    return [drawn for quantity in quantities for drawn in _along_axis(comparison, study, quantity)]
+    return [drawn for quantity in quantities for drawn in _along_axis(comparison, quantity)]
 
 
-def _along_axis(
-    comparison: Comparison, study: StudyInfo, quantity: StudyQuantity
-) -> list[DrawnFigure]:
+def _along_axis(comparison: Comparison, quantity: StudyQuantity) -> list[DrawnFigure]:
+    study = _study(comparison)
     points = points_of(comparison, quantity.measure)
     norms = list(points["norm"].unique())
     bands = [
@@ -71,15 +177,10 @@ def _along_axis(
     references = points.loc[points["x"].isna(), "mean"].dropna().to_dict()
     # Scores near 0 do not suit a logarithmic axis.
     logarithmic = not quantity.higher_is_better and _spans_decades(bands, references)
-    title, x_label = quantity.title, study["x_label"]
-    scale = ", logarithmic" if logarithmic else ""
-    notes = [f"{title} against {x_label}{scale}; {quantity.direction}."]
-    if references:
-        notes.append(f"Dotted: {', '.join(references)}, which does not depend on them.")
     return panels_figure(
-        [Panel(title, quantity.unit, bands, references, logarithmic=logarithmic)],
-        caption=" ".join(notes),
-        x_label=x_label,
+        [Panel(quantity.title, quantity.unit, bands, references, logarithmic=logarithmic)],
+        caption=words("along_axis", quantity, study["x_label"], logarithmic, references),
+        x_label=study["x_label"],
         logarithmic_x=study["logarithmic"],
         prefix=f"{comparison.anchor}study-{quantity.key}",
     )
@@ -87,7 +188,7 @@ def _along_axis(
 
 def _spans_decades(bands: Sequence[Band], references: Mapping[str, float]) -> bool:
     """Return whether the worst variant would squeeze the others to the bottom of a linear axis."""
-    values = [*references.values(), *(value for band in bands for value in band.mean)]
+    values = finite([*references.values(), *(value for band in bands for value in band.mean)])
     return bool(values) and max(values) > LOGARITHMIC_FROM * min(values) > 0
 
 
@@ -102,25 +203,20 @@ def _band(label: str, style: int, points: DataFrame) -> list[Band]:
     return [Band(label, style, x, mean, low, high, lost)]
 
 
-def lowest_layers(comparison: Comparison, study: StudyInfo) -> list[DrawnFigure]:
+def lowest_layers(comparison: Comparison) -> list[DrawnFigure]:
     """Draw score gap and TID against the number of layers, and over training (W22, Fig. 3)."""
     score = main_score(comparison)
     gaps = points_of(comparison, _gap_to_reference(comparison, score.measure), _WITHOUT_REFERENCE)
     tids = points_of(comparison, tid_percent("var_last"))
-    worse = "below" if score.higher_is_better else "above"
-    caption = f"The layers above have LayerNorm; {worse} 0 is worse than LayerNorm."
-    if gaps["lost"].str.contains(_WITHOUT_REFERENCE, regex=False).any():
-        caption += (
-            " A cross also marks a run whose gap is unknown because ln did not finish its seed."
-        )
+    is_unknown = gaps["lost"].str.contains(_WITHOUT_REFERENCE, regex=False)
     title = f"{score.title}, gap to {REFERENCE}"
     drawn = panels_figure(
         [
             Panel(title, score.unit, _band("bn", 0, gaps), zero=True),
             Panel("Variance TID, last BN layer", "%", _band("bn", 1, tids)),
         ],
-        caption=caption,
-        x_label=study["x_label"],
+        caption=words("lowest_layers", score.higher_is_better, is_unknown.any()),
+        x_label=_study(comparison)["x_label"],
         prefix=f"{comparison.anchor}study-lowest",
     )
     return drawn + _gap_over_time(comparison)
@@ -161,11 +257,10 @@ def _gap_over_time(comparison: Comparison) -> list[DrawnFigure]:
     ]
     if not all(panel.bands for panel in panels):
         return []
-    caption = f"BatchNorm in the {most:g} lowest layers, online TID (logarithmic) against steps."
-    ended = [f"seed {run.seed} {run.shown_status}" for run in runs if not run.finished]
+    unfinished = [run for run in runs if not run.finished]
     return panels_figure(
         panels,
-        caption=f"{caption} Unfinished: {', '.join(ended)}." if ended else caption,
+        caption=words("most_layers", most, unfinished),
         x_label="step",
         prefix=f"{comparison.anchor}study-time",
     )
@@ -187,21 +282,19 @@ def _last_tid(run: ReportedRun) -> Series:
 # On a grid ---------------------------------------------------------------------------------------
 
 
-def penalties(comparison: Comparison, study: StudyInfo) -> list[DrawnFigure]:
+def penalties(comparison: Comparison) -> list[DrawnFigure]:
     """Draw score, validation loss and TID by penalty (W22, Fig. 5)."""
-    return _grids(comparison, study, (main_score(comparison), VALID_LOSS, *_TIDS))
+    return _grids(comparison, (main_score(comparison), VALID_LOSS, *_TIDS))
 
 
-def alphas(comparison: Comparison, study: StudyInfo) -> list[DrawnFigure]:
+def alphas(comparison: Comparison) -> list[DrawnFigure]:
     """Draw scores by forward and backward α; the paper chooses on valid data (S20, App. A)."""
-    return _grids(comparison, study, (validation_score(comparison), main_score(comparison)))
+    return _grids(comparison, (validation_score(comparison), main_score(comparison)))
 
 
-def _grids(
-    comparison: Comparison, study: StudyInfo, quantities: Sequence[StudyQuantity]
-) -> list[DrawnFigure]:
+def _grids(comparison: Comparison, quantities: Sequence[StudyQuantity]) -> list[DrawnFigure]:
     """Draw a map of each quantity that a variant of the grid has."""
-    drawn = []
+    study, drawn = _study(comparison), []
     for quantity in quantities:
         points = points_of(comparison, quantity.measure)
         placed = points.dropna(subset=["x", "y"])
@@ -209,7 +302,7 @@ def _grids(
         is_score = quantity.key in ("valid", "test")
         if len(values) or (is_score and (placed["lost"] != "").any()):
             is_percent = quantity.unit.endswith("%")
-            svg = maps.grid(
+            svg = grid(
                 {(row.x, row.y): _cell(row, quantity) for row in placed.itertuples()},
                 float(values.max() if quantity.higher_is_better else values.min()),
                 # Other titles include their unit.
@@ -233,33 +326,28 @@ def _cell(point: Any, quantity: StudyQuantity) -> tuple[float, str]:
 
 
 def _grid_caption(quantity: StudyQuantity, points: DataFrame) -> str:
-    best = "highest" if quantity.higher_is_better else "lowest"
-    percent = " in percent" if quantity.unit.endswith("%") else ""
-    unit = f", {NATS}" if quantity.unit == NATS else percent
-    notes = [f"{quantity.title}{unit}, mean over seeds. Framed: the {best}."]
     is_placed = points[["x", "y"]].notna().all(axis=1)
-    for name, value in points.loc[~is_placed, "mean"].dropna().items():
-        notes.append(f"{printable(name)} beside it: {number(value, quantity.decimals)}.")
-    if (points.loc[is_placed, "lost"] != "").any():
-        notes.append("Gray: no run finished. Asterisk: not all seeds finished.")
-    return " ".join(notes)
+    others = [
+        (name, number(value, quantity.decimals))
+        for name, value in points.loc[~is_placed, "mean"].dropna().items()
+    ]
+    return words("grid", quantity, NATS, others, (points.loc[is_placed, "lost"] != "").any())
 
 
 # Variants ----------------------------------------------------------------------------------------
 
 
-def layernorm_parts(comparison: Comparison, study: StudyInfo) -> list[DrawnFigure]:
+def layernorm_parts(comparison: Comparison) -> list[DrawnFigure]:
     """Draw final scores, final losses, and learning curves of each part (X19, Fig. 1, 2)."""
     return [
-        *scores_of_variants(comparison, study),
+        *scores_of_variants(comparison),
         *_fit_and_overfit(comparison),
         *_losses_over_time(comparison),
     ]
 
 
-def scores_of_variants(comparison: Comparison, study: StudyInfo) -> list[DrawnFigure]:
+def scores_of_variants(comparison: Comparison) -> list[DrawnFigure]:
     """Draw a dot for the score of each variant."""
-    del study
     score = main_score(comparison)
     points = points_of(comparison, score.measure)
     return _dots(
@@ -275,24 +363,25 @@ def scores_of_variants(comparison: Comparison, study: StudyInfo) -> list[DrawnFi
 
 def _dots(names: Sequence[str], points: Mapping[str, DataFrame], **texts: Any) -> list[DrawnFigure]:
     """Draw a dot for each quantity and variant; other arguments are those of `rows_figure`."""
-    quantities = [
-        RowQuantity(label, *(table.reindex(names)[end].tolist() for end in ("mean", "low", "high")))
-        for label, table in points.items()
+    rows = range(len(names))
+    bands = [
+        Band(label, style, rows, *(found[end].tolist() for end in ("mean", "low", "high")))
+        for style, (label, table) in enumerate(points.items())
+        for found in [table.reindex(names)]
     ]
-    return rows_figure(names, quantities, **texts)
+    return rows_figure(names, bands, **texts)
 
 
 def _note(point: Any) -> str:
-    return str(point.lost) + (" (some seeds)" if point.lost and not isnan(point.mean) else "")
+    return f"{point.lost}{' (some seeds)' * bool(point.lost and not isnan(point.mean))}"
 
 
-def future(comparison: Comparison, study: StudyInfo) -> list[DrawnFigure]:
+def future(comparison: Comparison) -> list[DrawnFigure]:
     """Draw scores and gaps to LayerNorm of each norm, with and without the causal mask.
 
     The reference is the LayerNorm of the same form, so that a gap in one form only comes from the
     leak.
     """
-    del study
     score = main_score(comparison)
     gap = _gap_to_reference(comparison, metric("test_loss"))
     title = f"Test loss, gap to {REFERENCE} of its form"
@@ -311,15 +400,13 @@ def _both_forms(
         runs = [run for run in comparison.runs if run.remark == remark]
         found = points_of(replace(comparison, runs=runs), quantity.measure).set_index("norm")
         points[remark or "causal"] = found[~found.index.duplicated(keep="last")]
-    scale = ", logarithmic" if logarithmic else ""
     return _dots(
         norms,
         points,
         title=quantity.title,
         x_label=quantity.unit,
         logarithmic=logarithmic,
-        caption=f"{quantity.title}{scale}: mean over seeds, and a bar from the lowest to the "
-        f"highest; {quantity.direction}.",
+        caption=words("both_forms", quantity, logarithmic),
         prefix=f"{comparison.anchor}study-{quantity.key}",
     )
 
@@ -332,9 +419,7 @@ def _fit_and_overfit(comparison: Comparison) -> list[DrawnFigure]:
         notes=list(map(_note, points.itertuples())),
         title="Do γ and β overfit?",
         x_label="nats per target, at the end",
-        caption="A part that overfits has a lower training loss and a higher validation loss, so "
-        f"that its line is longer. Training loss: mean of the last {100 * TAIL:.0f} % of the "
-        "steps, with dropout if the model has it.",
+        caption=words("overfit", TAIL),
         prefix=f"{comparison.anchor}study-overfit",
     )
 
@@ -354,11 +439,7 @@ def _losses_over_time(comparison: Comparison) -> list[DrawnFigure]:
     groups = runs_by_name(comparison.runs)
     return panels_figure(
         [
-            Panel(
-                title,
-                NATS,
-                bands_of(groups, partial(run_column, column=column)),
-            )
+            Panel(title, NATS, bands_of(groups, partial(run_column, column=column)))
             for column, title in columns.items()
         ],
         caption="Losses over training.",
@@ -372,81 +453,46 @@ def _losses_over_time(comparison: Comparison) -> list[DrawnFigure]:
 _CENTERED: Final = frozenset({"bn", "rbn", "brn"})
 """Norms with the deviation around the mean, σ_B; the others have ψ_B."""
 
-_LEMMA: Final = (
-    ", which by Lemma 2 of Shen et al. 2020 makes the loss smoother with PowerNormV than without"
-)
 
-
-def scales(comparison: Comparison, study: StudyInfo) -> list[DrawnFigure]:
+def scales(comparison: Comparison) -> list[DrawnFigure]:
     """Draw γ against the batch's deviation for each variant's first seed with scales."""
-    del study
     shown: dict[str, ReportedRun] = {}
     for run in comparison.runs:
         if any(map(scale_pairs, run.scales)):
             shown.setdefault(run.name, run)
-    drawn = []
-    for index, run in enumerate(shown.values()):
-        symbol = "σ_B" if run.norm in _CENTERED else "ψ_B"
-        name, lemma = printable(run.name), _LEMMA if run.norm == "pnv" else ""
-        ending = "" if run.finished else f" The run is marked {run.shown_status}."
-        drawn += [
-            replace(one, caption=f"{one.caption}{ending}")
-            for one in draw_scales(
-                run.scales,
-                lead=f"{name}, seed {run.seed}: one point per feature",
-                below=f"|γ| ≤ {symbol}{lemma}",
-                owner=name,
-                prefix=f"{comparison.anchor}study-scales-{index}",
-            )
-        ]
-    return drawn
+    return [
+        drawn
+        for index, run in enumerate(shown.values())
+        for drawn in draw_scales(
+            run.scales,
+            lead=f"{printable(run.name)}, seed {run.seed}: one point per feature",
+            below=words("scale_bound", run.norm in _CENTERED, run.norm == "pnv"),
+            ending="" if run.finished else f" The run is marked {run.shown_status}.",
+            owner=printable(run.name),
+            prefix=f"{comparison.anchor}study-scales-{index}",
+        )
+    ]
 
 
 # By study ----------------------------------------------------------------------------------------
 
-FIGURES: Final[Mapping[str, Callable[[Comparison, StudyInfo], Sequence[DrawnFigure]]]] = (
-    MappingProxyType(
-        {
-            "micro-batches": micro_batches,
-            "lowest-layers": lowest_layers,
-            "penalties": penalties,
-            "alphas": alphas,
-            "scales": scales,
-            "layernorm-parts": layernorm_parts,
-            "future": future,
-        }
-    )
-)
+FIGURES: Final[Mapping[str, Callable[[Comparison], Sequence[DrawnFigure]]]] = {
+    "micro-batches": micro_batches,
+    "lowest-layers": lowest_layers,
+    "penalties": penalties,
+    "alphas": alphas,
+    "scales": scales,
+    "layernorm-parts": layernorm_parts,
+    "future": future,
+}
 """Drawing functions by the study's name; other studies are drawn by the axes of their variants."""
 
 
-def study_figures(comparison: Comparison, study: StudyInfo) -> Sequence[DrawnFigure]:
+def study_figures(comparison: Comparison) -> Sequence[DrawnFigure]:
     """Draw the figures of a study."""
-    draw = FIGURES.get(study["name"])
+    draw = FIGURES.get(_study(comparison)["name"])
     if draw is None and any(run.y is not None for run in comparison.runs):
         draw = alphas
     elif draw is None and any(run.x is not None for run in comparison.runs):
         draw = micro_batches
-    return (draw or scores_of_variants)(comparison, study)
-
-
-def study_contents(comparison: Comparison) -> list[Markup]:
-    """Return source, figures and lost runs of a study; empty for a comparison of plain norms."""
-    study = comparison.study
-    if study is None:
-        return []
-    drawn = study_figures(comparison, study)
-    source = f"After {study['source']}, with the model and data of this comparison."
-    contents = [
-        part("paragraph", source, kind="soft"),
-        part("gallery", drawn) if drawn else part("paragraph", "No run has a number to draw."),
-    ]
-    lost = [
-        f"{run.name}, seed {run.seed}: {STATUS_WORDS[run.shown_status]}"
-        for run in comparison.runs
-        if not run.finished
-    ]
-    if lost:
-        words = f"Without a number in the figures: {'; '.join(lost)}."
-        contents.append(part("paragraph", words, kind="alarm"))
-    return contents
+    return (draw or scores_of_variants)(comparison)

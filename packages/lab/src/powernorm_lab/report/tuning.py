@@ -1,17 +1,12 @@
-"""Section of a tuning: budgets, ranges, chosen settings, and figures of the trials."""
+"""Tables and figures of a tuning: budgets, ranges, importances of settings, and trials."""
 
 from collections.abc import Iterator
-from io import StringIO
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-from markupsafe import Markup
 from matplotlib.axes import Axes
-from pandas import DataFrame, Series, read_csv, to_numeric
+from pandas import DataFrame, Series
 
-from powernorm.files import read_text
-from powernorm_lab.report.document import part
+from powernorm_lab.report.document import words
 from powernorm_lab.report.drawing import (
     DrawnFigure,
     add_legend,
@@ -25,28 +20,23 @@ from powernorm_lab.report.drawing import (
     plain_axes,
 )
 from powernorm_lab.report.lines import Band, Panel, panels_figure
+from powernorm_lab.report.loading import numbers, read_trials
 from powernorm_lab.report.measures import own_heading
-from powernorm_lab.report.numerals import NOTHING, STATUS_WORDS, counted, printable
-from powernorm_lab.report.records import Comparison
+from powernorm_lab.report.numerals import NOTHING, printable
+from powernorm_lab.report.records import STATUS_WORDS, Comparison
 from powernorm_lab.report.tables import Table
-from powernorm_lab.runs import TRIALS_COLUMNS, TRIALS_FILE, ChosenTrial, TuningRecord
+from powernorm_lab.runs import ChosenTrial, TuningRecord
 
 
 def tuning_sentence(tuning: TuningRecord) -> str:
     """Return a sentence about the budget and the selection."""
-    way = "lowest" if tuning["select_by"]["direction"] == "min" else "highest"
-    pruned = "some given up early" if tuning["pruner"] else "none given up early"
-    return (
-        f"Every norm had {counted(tuning['num_trials'], 'trial')} ({pruned}, all counted) over its "
-        f"ranges, with the seed {tuning['seed']}; the settings of the trial with the {way} "
-        f"{own_heading(tuning['select_by']['metric'])} were trained with other seeds and scored."
-    )
+    return words("tuning", tuning, own_heading(tuning["select_by"]["metric"]))
 
 
 def budget_table(tuning: TuningRecord) -> Table:
     """Return the table of the trials' results for each norm."""
     name = own_heading(tuning["select_by"]["metric"])
-    words: dict[str, str] = {str(status): word for status, word in STATUS_WORDS.items()}
+    words: dict[str, str] = {str(key): word for key, word in STATUS_WORDS.items()}
     lines = []
     for norm, one in tuning["norms"].items():
         best = one["best"]
@@ -55,15 +45,15 @@ def budget_table(tuning: TuningRecord) -> Table:
         trials = [f"{number} {words.get(key, key)}" for key, number in one["trials"].items()]
         lines.append(
             {
-                "norm": printable(norm),
+                "norm": norm,
                 "trials": ", ".join(trials),
-                f"{name}, untuned": _number(one["untuned"]),
-                f"{name}, best": _number(None if best is None else best["value"]),
+                f"{name}, untuned": _four_digits(one["untuned"]),
+                f"{name}, best": _four_digits(None if best is None else best["value"]),
                 "trial": NOTHING if best is None else str(best["trial"]),
                 "chosen settings": NOTHING if best is None else ", ".join(chosen),
             }
         )
-    return Table.of(lines, texts=["norm", "trials", "chosen settings"], wide="chosen settings")
+    return Table.of(lines, ["norm", "trials", "chosen settings"], wide="chosen settings")
 
 
 def ranges_table(tuning: TuningRecord) -> Table:
@@ -75,49 +65,34 @@ def ranges_table(tuning: TuningRecord) -> Table:
             share = one["importance"].get(key)
             lines.append(
                 {
-                    "norm": printable(norm),
-                    "setting": printable(_short(key, norm)),
-                    "range": printable(text),
+                    "norm": norm,
+                    "setting": _short(key, norm),
+                    "range": text,
                     "chosen": _setting(chosen[key]) if key in chosen else NOTHING,
                     "importance": NOTHING if share is None else f"{100 * share:.0f} %",
                 }
             )
-    return Table.of(lines, texts=["norm", "setting", "range"])
+    return Table.of(lines, ["norm", "setting", "range"])
 
 
-def tuning_contents(comparison: Comparison) -> list[Markup]:
-    """Return the section of the report; empty without a tuning."""
+def _short(key: str, norm: str) -> str:
+    """Return the key of a setting without its norm."""
+    return key.removeprefix(f"norm_options.{norm}.")
+
+
+def _four_digits(value: float | None) -> str:
+    return NOTHING if value is None else f"{value:.4g}"
+
+
+def _setting(value: object) -> str:
+    return f"{value:.3g}" if isinstance(value, float) else str(value)
+
+
+def budgets(comparison: Comparison) -> list[DrawnFigure]:
+    """Draw the best value after 1 … T trials, and the importance of the settings."""
     tuning = comparison.tuning
-    if tuning is None:
-        return []
+    assert tuning is not None
     prefix = f"{comparison.anchor}tuning"
-    trials = _read_trials(comparison.folder / TRIALS_FILE)
-    caption = (
-        "Trials are ranked on the valid split, with one seed. Their best value is the best of many "
-        "and less reliable than the table of results. The first trial has the untuned settings."
-    )
-    importance = (
-        "Importance: how well a setting separates good trials from bad ones in these ranges "
-        "(PED-ANOVA of Optuna); only a hint for a few trials."
-    )
-    rules = f"Sampler: {tuning['sampler']}."
-    if tuning["pruner"]:
-        rules += f" Given up by the {tuning['pruner']}."
-    drawn = [*_curves(tuning, prefix), *_importances(tuning, prefix)]
-    contents = [
-        part("paragraph", tuning_sentence(tuning)),
-        budget_table(tuning).html("Trials", caption),
-        ranges_table(tuning).html("Ranges", importance),
-        part("gallery", drawn),
-    ]
-    slices = list(_slices(tuning, trials, prefix))
-    if slices:
-        contents += [part("heading", "Every trial, by setting"), part("gallery", slices)]
-    return [*contents, part("paragraph", printable(rules), kind="soft")]
-
-
-def _curves(tuning: TuningRecord, prefix: str) -> Iterator[DrawnFigure]:
-    """Draw the best value after 1 … T trials."""
     name = own_heading(tuning["select_by"]["metric"])
     curves = {norm: Series(one["curve"], dtype=float) for norm, one in tuning["norms"].items()}
     bands = [
@@ -125,13 +100,14 @@ def _curves(tuning: TuningRecord, prefix: str) -> Iterator[DrawnFigure]:
         for style, (norm, curve) in enumerate(curves.items())
         if len(known := curve.dropna())
     ]
-    yield from panels_figure(
+    drawn = panels_figure(
         [Panel("Budget", f"best {name}", bands)],
         caption=f"Best {name} against the number of trials of a norm. A line that still changes at "
         "its end calls for more trials.",
         x_label="trials",
         prefix=f"{prefix}-budget",
     )
+    return [*drawn, *_importances(tuning, f"{prefix}-importance")]
 
 
 def _importances(tuning: TuningRecord, prefix: str) -> Iterator[DrawnFigure]:
@@ -151,19 +127,25 @@ def _importances(tuning: TuningRecord, prefix: str) -> Iterator[DrawnFigure]:
         for place, (_, style, value) in enumerate(rows):
             axes.barh(place, 100 * value, height=0.7, color=line_style(style)[0])
         name_rows(axes, names, 6.5)
-        svg = inline_svg(drawn, f"{prefix}-importance", "Importance of each setting, by norm")
+        svg = inline_svg(drawn, prefix, "Importance of each setting, by norm")
     yield DrawnFigure(svg, "Share of each setting in the differences between trials.")
 
 
-def _slices(tuning: TuningRecord, trials: DataFrame, prefix: str) -> Iterator[DrawnFigure]:
+def trials_by_setting(comparison: Comparison) -> list[DrawnFigure]:
     """Draw values of trials against each setting."""
+    return list(_slices(comparison))
+
+
+def _slices(comparison: Comparison) -> Iterator[DrawnFigure]:
+    tuning, trials = comparison.tuning, read_trials(comparison.folder)
+    assert tuning is not None
     norms = tuning["norms"]
     keys = dict.fromkeys(key for one in norms.values() for key in one["search"])
     name = own_heading(tuning["select_by"]["metric"])
     for index, key in enumerate(keys):
         if key not in trials:
             continue
-        rows = trials.assign(x=_finite(trials[key])).dropna(subset="x")
+        rows = trials.assign(x=numbers(trials[key])).dropna(subset="x")
         # A single trial shows nothing.
         rows = rows[rows.groupby("norm")["x"].transform("size") > 1]
         if not rows["norm"].isin(list(norms)).any():
@@ -180,7 +162,10 @@ def _slices(tuning: TuningRecord, trials: DataFrame, prefix: str) -> Iterator[Dr
                 logarithmic_scale(axes.xaxis)
             add_legend(drawn, [axes])
             svg = inline_svg(
-                drawn, f"{prefix}-slice-{index}", f"{name} against {key}", unit=_last(key)
+                drawn,
+                f"{comparison.anchor}tuning-slice-{index}",
+                f"{name} against {key}",
+                unit=_last(key),
             )
         yield DrawnFigure(svg, f"The {name} of completed trials by {key}.")
 
@@ -194,46 +179,10 @@ def _draw_slice(
         rows["x"], rows["value"], markersize=4, alpha=0.8, label=legend_label(norm), **look
     )
     line.set_gid(hover_name(norm))
-    chosen = _finite(Series([None if best is None else best["settings"].get(key)]))
+    chosen = numbers(Series([None if best is None else best["settings"].get(key)]))
     if best is not None and chosen.notna().all():
         axes.plot(chosen, [best["value"]], markersize=9, fillstyle="none", **look)
 
 
-def _short(key: str, norm: str) -> str:
-    """Return the key of a setting without its norm."""
-    return key.removeprefix(f"norm_options.{norm}.")
-
-
 def _last(key: str) -> str:
     return key.rpartition(".")[2]
-
-
-def _number(value: float | None) -> str:
-    return NOTHING if value is None else f"{value:.4g}"
-
-
-def _setting(value: object) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else printable(str(value))
-
-
-def _read_trials(path: Path) -> DataFrame:
-    """Read the finished trials of a `trials.csv`; empty for a missing or foreign file.
-
-    Raises:
-        InputError: the file is not UTF-8 or cannot be read.
-    """
-    text = read_text(path) if path.exists() else ""
-    header = text.partition("\n")[0].rstrip("\r").split(",")
-    if not set(TRIALS_COLUMNS) <= set(header):
-        return DataFrame(columns=TRIALS_COLUMNS)
-    # A last line without a line end is still being written.
-    text = text[: text.rfind("\n") + 1]
-    table = read_csv(StringIO(text), dtype=str, keep_default_na=False, on_bad_lines="skip")
-    table["value"] = _finite(table["value"])
-    return table.dropna(subset="value")
-
-
-def _finite(texts: Series) -> Series:
-    """Convert a column to numbers, with NaN for every other text."""
-    numbers = to_numeric(texts, errors="coerce")
-    return numbers.where(np.isfinite(numbers))

@@ -1,7 +1,8 @@
-"""Figures of a diagnosis with their captions."""
+"""Figures and tables of a diagnosis."""
 
 from collections.abc import Mapping, Sequence
-from math import isfinite
+from dataclasses import replace
+from math import isfinite, isnan
 from typing import Any, Final, cast
 
 import numpy as np
@@ -9,7 +10,8 @@ from markupsafe import Markup
 from pandas import DataFrame, Series
 
 from powernorm.records import DiagnosisRecord, ScaleRecord
-from powernorm_lab.report import overlays
+from powernorm_lab.report import numerals, overlays
+from powernorm_lab.report.document import words
 from powernorm_lab.report.drawing import (
     REFERENCE,
     DrawnFigure,
@@ -21,15 +23,17 @@ from powernorm_lab.report.drawing import (
     short_names,
 )
 from powernorm_lab.report.lines import (
+    Band,
     Panel,
-    RowQuantity,
     SeedLine,
     bands_over_seeds,
     panels_figure,
     rows_figure,
 )
-from powernorm_lab.report.numerals import counted, percent, printable
-from powernorm_lab.report.overlays import KAPPAS, LAMBDA, OverlayLine
+from powernorm_lab.report.numerals import NOTHING, percent, printable
+from powernorm_lab.report.overlays import KAPPAS, LAMBDAS, OverlayLine
+from powernorm_lab.report.statistics import average
+from powernorm_lab.report.tables import Column, Table
 
 MAX_LINES: Final = 8
 """Largest number of layers with a line each; of more, the average and the last are drawn."""
@@ -100,7 +104,7 @@ def conditioning(record: DiagnosisRecord, prefix: str) -> list[DrawnFigure]:
     return [
         *_profile_figure(
             record,
-            {one.key: one.name for one in KAPPAS},
+            {one.key: one.title for one in KAPPAS},
             title="Conditioning by layer",
             x_label="κ",
             caption="κ: the largest eigenvalue of the covariance of the layer's input over the "
@@ -110,10 +114,10 @@ def conditioning(record: DiagnosisRecord, prefix: str) -> list[DrawnFigure]:
         ),
         *_profile_figure(
             record,
-            {LAMBDA.key: LAMBDA.name},
+            {LAMBDAS[0].key: LAMBDAS[0].title},
             title="Largest eigenvalue by layer",
-            x_label=LAMBDA.unit,
-            caption=LAMBDA.source,
+            x_label=LAMBDAS[0].unit,
+            caption=LAMBDAS[0].caption,
             prefix=f"{prefix}lambda",
         ),
     ]
@@ -134,14 +138,13 @@ def _profile_figure(
     columns = {
         label: [_value(layer, key, scale) for layer in layers] for key, label in quantities.items()
     }
-    lines = [
-        RowQuantity(label, values)
-        for label, values in columns.items()
-        if any(value is not None for value in values)
-    ]
+    known = {label: values for label, values in columns.items() if set(values) != {None}}
     return rows_figure(
         [str(layer["layer"]) for layer in layers],
-        lines,
+        [
+            Band(label, style, range(len(layers)), values)
+            for style, (label, values) in enumerate(known.items())
+        ],
         layers=True,
         limits=limits,
         title=title,
@@ -252,7 +255,13 @@ _Pairs = list[tuple[float, float]]
 
 
 def draw_scales(
-    layers: Sequence[ScaleRecord], *, lead: str, below: str, owner: str, prefix: str
+    layers: Sequence[ScaleRecord],
+    *,
+    lead: str,
+    below: str,
+    ending: str = "",
+    owner: str,
+    prefix: str,
 ) -> list[DrawnFigure]:
     """Draw γ against the batch's deviation in a small plot per layer; empty without numbers.
 
@@ -260,6 +269,7 @@ def draw_scales(
         layers: layers from the first.
         lead: beginning of the caption.
         below: property of points below the line, for the caption.
+        ending: end of the caption.
         owner: name of the model.
         prefix: prefix of the ids in the SVG.
     """
@@ -268,19 +278,10 @@ def draw_scales(
         return []
     everything = [pair for _, pairs in known for pair in pairs]
     share = sum(weight <= deviation for deviation, weight in everything) / len(everything)
-    notes = [
-        f"{lead}, both axes logarithmic. Below the line {below}: {percent(share)} % of the "
-        "features."
-    ]
     left_out = sum(len(layer["weight"]) for layer in layers) - len(everything)
-    if left_out:
-        notes.append(f"Left out: {counted(left_out, 'feature')} whose γ or deviation is 0.")
-    if len(known) > MAX_FRAMES:
-        notes.append(
-            f"{MAX_FRAMES} of {len(known)} layers are drawn, from the first to the last; the share "
-            "is that of all layers."
-        )
-    return [DrawnFigure(_draw_frames(_evenly_spaced(known), owner, prefix), " ".join(notes))]
+    drawn = _evenly_spaced(known)
+    caption = words("scales", lead, below, percent(share), left_out, len(drawn), len(known))
+    return [DrawnFigure(_draw_frames(drawn, owner, prefix), f"{caption}{ending}")]
 
 
 def scale_pairs(layer: ScaleRecord) -> _Pairs:
@@ -322,3 +323,108 @@ def _draw_frames(layers: Sequence[tuple[str, _Pairs]], owner: str, prefix: str) 
         drawn.supylabel("|γ|", fontsize=8)
         description = f"γ against the deviation of the batch in each layer of {owner}"
         return inline_svg(drawn, prefix, description)
+
+
+# Tables ----------------------------------------------------------------------------------------
+
+Layer = Mapping[str, Any]
+"""Row of a diagnosis by DIAGNOSIS_COLUMNS."""
+
+
+def _share(key: str, heading: str) -> Column[Layer]:
+    """Return a column in percent, which the last line averages."""
+    return Column(heading, lambda layer: percent(layer.get(key)), key=key)
+
+
+def _plain(key: str, heading: str) -> Column[Layer]:
+    return Column(heading, lambda layer: _size(layer.get(key)), key=key)
+
+
+def _words(key: str, *, wide: bool = False) -> Column[Layer]:
+    return Column(key, lambda layer: layer.get(key) or NOTHING, numeric=False, wide=wide)
+
+
+def _size(value: float | None) -> str:
+    """Format a number of any magnitude with about three digits."""
+    if value is None or isnan(value) or 0.01 <= abs(value) < 1e5 or value == 0:
+        return numerals.number(value)
+    return f"{value:.1e}"
+
+
+def _outliers(layer: Layer) -> str:
+    number, ratio, feature = (
+        layer.get(key) for key in ("num_outliers", "outlier_ratio", "outlier_feature")
+    )
+    if number is None:
+        return NOTHING
+    if ratio is None or feature is None:
+        return f"{number:.0f}"
+    return f"{number:.0f} (feature {feature:.0f}: {numerals.number(ratio, 1)}×)"
+
+
+def _position(layer: Layer) -> str:
+    position, ratio = layer.get("top_position"), layer.get("top_position_ratio")
+    if position is None:
+        return NOTHING
+    return f"{position:.0f}" + ("" if ratio is None else f" ({numerals.number(ratio, 1)}×)")
+
+
+def _sink(layer: Layer) -> str:
+    share, feature = layer.get("sink_share"), layer.get("sink_feature")
+    if not share or feature is None:
+        return NOTHING
+    return f"feature {feature:.0f} in {numerals.number(100 * share, 1)} %"
+
+
+_SHARES: Final = (
+    *("mean_tid", "var_tid", "pnv_tid", "pn_tid", "padded_mean_tid", "padded_var_tid"),
+    "saturated_share",
+)
+COLUMNS: Final[Sequence[Column[Layer]]] = (
+    _words("layer"),
+    _words("norm"),
+    _words("verdict"),
+    _share("mean_tid", "mean TID, %"),
+    _share("var_tid", "var TID, %"),
+    _share("pnv_tid", "PowerNormV, %"),
+    _share("pn_tid", "PowerNorm, %"),
+    _share("padded_mean_tid", "mean, padding counted"),
+    _share("padded_var_tid", "var, padding counted"),
+    Column("outlier features", _outliers),
+    Column("top position", _position),
+    _share("saturated_share", "saturated, %"),
+    _plain("slope", "slope"),
+    Column("residual sink", _sink),
+    _plain("lambda_1", "λ₁"),
+    _plain("kappa_20", "κ 20 %"),
+    _plain("kappa_50", "κ 50 %"),
+    _plain("kappa_80", "κ 80 %"),
+    _words("reason", wide=True),
+)
+
+
+def layer_table(layers: Sequence[Layer], *, has_reasons: bool = True) -> Table:
+    """Return the table of layers, with an average of those columns that are shares.
+
+    Args:
+        layers: layers of a diagnosis.
+        has_reasons: whether to include the reasons of verdicts, which are long.
+    """
+    table = Table.filled(COLUMNS if has_reasons else COLUMNS[:-1], layers)
+    if len(layers) < 2:
+        return table
+    averages = [
+        percent(average(layers, column.key)) if column.key in _SHARES else ""
+        for column in table.columns[1:]
+    ]
+    return replace(table, foot=["average", *averages])
+
+
+def padded_tids(layers: Sequence[Layer]) -> list[tuple[str, float, float]]:
+    """Return name, average TID with padding counted, and without, of mean and deviation."""
+    return [
+        (name, padded, own)
+        for key, name in (("mean_tid", "mean"), ("var_tid", "var"))
+        if (own := average(layers, key)) is not None
+        and (padded := average(layers, f"padded_{key}")) is not None
+    ]
