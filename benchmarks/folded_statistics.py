@@ -92,7 +92,7 @@ def variants(name: str, ids: Tensor) -> tuple[dict[str, nn.Module], int]:
         found["folded, centered"] = powernorm.fold(
             model, ids, keep="statistics", centering="weights", inplace=False
         ).model
-    return found, report.num_neutral
+    return found, report.plan.num_neutral
 
 
 def calls(

@@ -249,7 +249,7 @@ def test_untied_models_stay_so_and_keep_their_configuration(
     head = next(name for name in ties if "head" in name)
     report = folded(model, inputs)
     assert static_rows(report) == ["fold"] * len(report.rows)
-    assert head in report.structure.untied
+    assert head in report.plan.folding.structure.untied
     # The record of the fold is all that is new.
     assert {**model.config.to_dict(), "powernorm": before["powernorm"]} == before
     model.tie_weights()

@@ -90,7 +90,7 @@ def test_what_is_left_is_a_statistic(norm: Callable[[int], nn.Module]) -> None:
     assert report.rows[0].into == ("1.layers.0.weight",)
     assert all(is_neutral(model.get_submodule(row.name)) for row in report.rows)
     parts = sum(len(list(model.get_submodule(row.name).parameters())) for row in report.rows)
-    assert report.num_neutral == parts * WIDTH
+    assert report.plan.num_neutral == parts * WIDTH
     assert report.is_stock
     assert {name: (type(one), one) for name, one in model.named_modules()} == before
     report.undo()
@@ -144,7 +144,7 @@ def test_a_class_that_adds_1_to_its_weight() -> None:
     report = folded(model, IDS)
     assert [row.action for row in report.rows] == ["fold"] * 3
     assert not bool(model[1].norm.weight.any())
-    assert report.num_neutral == 3 * WIDTH
+    assert report.plan.num_neutral == 3 * WIDTH
 
 
 class Rotary(nn.Module):

@@ -60,7 +60,7 @@ def test_what_a_fold_makes_is_saved(name: str, tmp_path: Path) -> None:
     ids = torch.randint(6, 60, (2, 9))
     before = model(ids).logits.detach()
     report = powernorm.fold(model, ids, keep="statistics", **options)
-    structure = report.structure
+    structure = report.plan.folding.structure
     assert (bool(structure.biases), bool(structure.untied)) == (name == "a bias", name != "a bias")
     assert not structure.norms
     assert "save it by powernorm.save" in str(report)
@@ -103,7 +103,7 @@ def test_a_bias_in_a_part_of_an_own_model(tmp_path: Path) -> None:
     ids = torch.arange(9)
     before = model(ids).detach()
     report = powernorm.fold(model[0], ids, keep="statistics", centering="weights")
-    assert report.structure.biases == {"2.bias": 4}
+    assert report.plan.folding.structure.biases == {"2.bias": 4}
     powernorm.save(model, tmp_path)
     torch.testing.assert_close(powernorm.load(tmp_path, build())(ids), before)
 

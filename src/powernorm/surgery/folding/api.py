@@ -30,10 +30,10 @@ from powernorm.inspection.rows import NormRow, NormTable
 from powernorm.norms import ProgressiveRepBatchNorm, TaperNorm
 from powernorm.norms.preserved_state import by_itself
 from powernorm.surgery.changes import Changes, parameter_like, slot_of, tensors_of
-from powernorm.surgery.folding.rewrite import Replacement, compute
-from powernorm.surgery.folding.solver import Centering, FoldOutcome, Solved, Tied, solve_fold
-from powernorm.surgery.folding.structure import Structure, build_structure
-from powernorm.surgery.folding.trace import Trace, effects_of, run
+from powernorm.surgery.folding.rewrite import compute
+from powernorm.surgery.folding.solver import Centering, Folding, FoldOutcome, Tied, solve_fold
+from powernorm.surgery.folding.structure import build_structure
+from powernorm.surgery.folding.trace import Trace, effects_of, run, trace
 from powernorm.surgery.folding.verify import Errors, check, differences, run_folded
 from powernorm.surgery.saving.records import mark
 
@@ -46,25 +46,20 @@ class FoldReport(NormTable):
     """Result of folding.
 
     Args:
+        plan: the plan that was applied.
+        rows: those of the plan.
         model: the folded model.
-        rows: one per norm: `fold`, absorbed by these parameters, which leaves nothing, or for a
-            per-token norm its statistic; `swap`, replaced by a multiply-add per feature, or a
-            LayerNorm by an RMSNorm; `keep`. The reason tells which part did not fold, and why.
         errors: differences from the original on the example inputs, one per type.
-        structure: differences of the modules from the original's.
-        num_neutral: number of weights and biases of norms that no longer compute anything: weights
-            of 1, or 0 if the class adds 1 to its weight, and biases of 0.
     """
 
-    model: nn.Module
+    plan: FoldPlan = field(repr=False)
     rows: tuple[NormRow, ...]
+    model: nn.Module
     errors: tuple[Errors, ...]
-    structure: Structure
     _changes: Changes = field(repr=False)
-    num_neutral: int = 0
 
     def _notes(self) -> list[str]:
-        return [*_neutral(self.num_neutral), *map(str, self.errors)]
+        return [*self.plan._notes(), *map(str, self.errors)]
 
     def __str__(self) -> str:
         """Return the table as text, and how the model is saved."""
@@ -74,7 +69,7 @@ class FoldReport(NormTable):
     @property
     def is_stock(self) -> bool:
         """Whether the model's own class holds the result: no module, bias or tie has changed."""
-        structure = self.structure
+        structure = self.plan.folding.structure
         return not (structure.norms or structure.biases or structure.untied)
 
     def undo(self) -> None:
@@ -93,20 +88,18 @@ class FoldPlan(NormTable):
 
     Args:
         model: the model.
-        rows: one per norm.
-        outcomes: outcome of each norm that could fold, by the name of the computing module, with
-            its affine part at the time of the plan.
-        replacements: the parameters that get new values.
-        structure: how the modules change.
+        rows: one per norm: `fold`, absorbed by these parameters, which leaves nothing, or for a
+            per-token norm its statistic; `swap`, replaced by a multiply-add per feature, or a
+            LayerNorm by an RMSNorm; `keep`. The reason tells which part did not fold, and why.
+        folding: the changes: outcome of each norm that could fold, by the name of the computing
+            module, with its affine part at the time of the plan; new parameters and modules.
         examples: the example inputs, one call each.
         wrapper: class around the model that keeps lists of its tensors, `""` if there is none.
     """
 
     model: nn.Module
     rows: tuple[NormRow, ...]
-    outcomes: Mapping[str, FoldOutcome]
-    replacements: tuple[Replacement, ...]
-    structure: Structure
+    folding: Folding
     examples: tuple[Examples, ...]
     wrapper: str = ""
 
@@ -144,17 +137,22 @@ class FoldPlan(NormTable):
                 except InputError:
                     changes.undo()
                     raise
-        return FoldReport(model, self.rows, errors, self.structure, changes, self.num_neutral)
+        return FoldReport(self, self.rows, model, errors, changes)
 
     def _notes(self) -> list[str]:
-        return _neutral(self.num_neutral)
+        count = self.num_neutral
+        text = f"{count:,} weights and biases of norms no longer compute anything"
+        return [text] if count else []
 
     @property
     def num_neutral(self) -> int:
-        """Number of weights and biases of norms that will no longer compute anything."""
+        """Number of weights and biases of norms that will no longer compute anything.
+
+        These are weights of 1, or 0 if the class adds 1 to its weight, and biases of 0.
+        """
         return sum(
             int((value == neutral).sum())
-            for one in self.outcomes.values()
+            for one in self.folding.outcomes.values()
             if one.part.has_statistic and one.left is not None
             for slot, value, neutral in (
                 (one.part.weight, one.left.scale, 1),
@@ -165,7 +163,7 @@ class FoldPlan(NormTable):
 
     def _check_unchanged(self) -> None:
         _check_evaluates(self.model, " since the fold was planned")
-        changed = {name: one.part for name, one in self.outcomes.items() if one.changes}
+        changed = {name: one.part for name, one in self.folding.outcomes.items() if one.changes}
         of_tokens = any(part.has_statistic for part in changed.values())
         now, _ = affine_parts(find_norms(self.model), of_tokens=of_tokens)
         for name, part in changed.items():
@@ -177,13 +175,13 @@ class FoldPlan(NormTable):
     def _fold_into(self, model: nn.Module) -> Changes:
         tensors = tensors_of(model)
         try:
-            new = [compute(replacement, tensors) for replacement in self.replacements]
+            new = [compute(replacement, tensors) for replacement in self.folding.replacements]
         except (KeyError, RuntimeError) as error:
             raise InputError(
                 f"the model's parameters have changed since the fold was planned ({error}): plan "
                 "it again"
             ) from error
-        changes = build_structure(model, self.structure)
+        changes = build_structure(model, self.folding.structure)
         try:
             self._fill(model, new, changes)
         except InputError:
@@ -193,18 +191,18 @@ class FoldPlan(NormTable):
         return changes
 
     def _fill(self, model: nn.Module, new: list[torch.Tensor], changes: Changes) -> None:
-        for replacement, value in zip(self.replacements, new, strict=True):
+        for replacement, value in zip(self.folding.replacements, new, strict=True):
             names = replacement.names
             what = f"the new values of {names[0]} do"
             _set(model, names, value, changes, what, ", or clamp the norms' scales")
-        for name, outcome in self.outcomes.items():
+        for name, outcome in self.folding.outcomes.items():
             part, left = outcome.part, outcome.left
             if left is None:
                 continue
             what = f"what is left of {name!r} does"
             values = {f"{name}.weight": left.scale, f"{name}.bias": left.shift}
             if outcome.eps is not None:
-                affine = self.structure.norms[name].options["affine"]
+                affine = self.folding.structure.norms[name].options["affine"]
                 values = {f"{name}.weight": left.scale} if affine else {}
             elif part.has_statistic:
                 values = {part.weight: left.scale - part.offset, part.bias: left.shift}
@@ -319,11 +317,12 @@ def _plan(
     }
     runs: dict[int, Trace] = {}
 
-    def solved(calls: Sequence[Examples]) -> Solved:
+    def solved(calls: Sequence[Examples]) -> Folding:
         for one in calls:
             if id(one) not in runs:
                 runs[id(one)] = run(model, marks, one)
-        return solve_fold(model, parts, [runs[id(one)] for one in calls], tied, centering, effects)
+        traced = trace(model, [runs[id(one)] for one in calls], effects)
+        return solve_fold(model, parts, traced, tied, centering)
 
     masked = with_masks(model, examples[0])
     examples = (*examples, *taken(model, chain.from_iterable(map(with_other_numbers, examples))))
@@ -340,8 +339,7 @@ def _plan(
         examples = (*examples, *taken(model, more))
         result = solved(examples)
     rows = tuple(_row(norm, result.outcomes, reasons) for norm in found)
-    structure = result.structure(model)
-    return FoldPlan(model, rows, result.outcomes, result.replacements, structure, examples, wrapper)
+    return FoldPlan(model, rows, result, examples, wrapper)
 
 
 def fold(
@@ -397,10 +395,6 @@ def fold(
         tied=tied,
     )
     return plan.apply(inplace=inplace, verify=verify)
-
-
-def _neutral(count: int) -> list[str]:
-    return [f"{count:,} weights and biases of norms no longer compute anything"] if count else []
 
 
 def check_options(keep: str, centering: str, tied: str | None) -> None:

@@ -15,12 +15,12 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from powernorm.surgery.folding.axes import Place
+from powernorm.surgery.folding.operations import Operation
 from powernorm.surgery.folding.relations import (
     NormedValue,
     Relation,
     Relations,
     Same,
-    Weighted,
 )
 from powernorm.surgery.folding.trace import describe, statistic_of
 
@@ -86,7 +86,7 @@ def _stream(relations: Relations, start: Place, layer_norms: Collection[int]) ->
             assert index is not None
             stream.norms.add(index)
         for relation in relations.around(place):
-            if isinstance(relation, Weighted | NormedValue):
+            if isinstance(relation, Operation | NormedValue):
                 continue
             new = {*relation.inputs, relation.output} - stream.places
             stream.places |= new
@@ -102,21 +102,17 @@ def _obstacles(relations: Relations, place: Place, layer_norms: Collection[int])
         if statistic_of(node) not in layer_norms:
             yield f"{describe(node)}, which does not center, reads it"
     for relation in relations.readers.get(place, ()):
-        if isinstance(relation, Weighted | NormedValue):
+        if isinstance(relation, Operation | NormedValue):
             yield f"{_described(relation)} reads it without a LayerNorm"
     producer = relations.producers.get(place)
     if isinstance(producer, NormedValue):
         yield f"{_described(producer)} writes to it"
-    elif isinstance(producer, Weighted):
-        operation = producer.operation
-        if operation.kind == "diagonal" or operation.groups > 1:
-            yield f"{_described(producer)} scales its features one by one, or group by group"
+    elif isinstance(producer, Operation) and (producer.kind == "diagonal" or producer.groups > 1):
+        yield f"{_described(producer)} scales its features one by one, or group by group"
 
 
 def _described(relation: Relation) -> str:
-    if isinstance(relation, Weighted):
-        return describe(relation.operation.node)
-    return describe(relation.output.node)
+    return describe(relation.node if isinstance(relation, Operation) else relation.output.node)
 
 
 def drop(streams: Collection[Stream], conflict: CenteringConflictError) -> None:
@@ -184,6 +180,6 @@ def _passes_on(relation: Relation) -> bool:
 
 
 def _can_center(relation: Relation) -> bool:
-    if isinstance(relation, Weighted):
-        return relation.operation.kind == "linear" and relation.operation.groups == 1
+    if isinstance(relation, Operation):
+        return relation.kind == "linear" and relation.groups == 1
     return _passes_on(relation)

@@ -37,6 +37,8 @@ class TensorPart:
 class Operation:
     """An operator that is affine in its input, with its weights in the model.
 
+    As a relation it absorbs any A and B on its two sides.
+
     `linear`: y = W x + b; `convolution`: the same over a window; `einsum`: the same with W of more
     dimensions and no b; `embedding`: a row of the table; `value`: the parameter itself;
     `diagonal`: y = w ⊙ x.
@@ -46,7 +48,7 @@ class Operation:
     kind: Kind
     reads: Place | None
     """Features of its input, None for an embedding and a value."""
-    writes: Place
+    output: Place
     """Features of its output."""
     weight: TensorPart
     bias: TensorPart | None = None
@@ -56,6 +58,11 @@ class Operation:
     """Groups of a convolution."""
     axes: tuple[int, int] = (0, 1)
     """Dimensions of the weight with the features of the output and of the input, for `einsum`."""
+
+    @property
+    def inputs(self) -> tuple[Place, ...]:
+        """Features that it reads, if any."""
+        return () if self.reads is None else (self.reads,)
 
     @property
     def path(self) -> str:
@@ -124,7 +131,7 @@ def _product_plus_bias(node: fx.Node, trace: Trace) -> Operation | None:
     for value in node.args[:2]:
         if isinstance(value, fx.Node) and operator_name(value) in _PRODUCTS:
             product = operation_of(value, trace)
-            if product is not None and product.writes.node is node:
+            if product is not None and product.output.node is node:
                 return product
     return None
 
@@ -138,7 +145,7 @@ def _with_bias(product: Operation, total: fx.Node, trace: Trace) -> Operation | 
     width = shape_of(product.node)[-1]
     if bias is None or shape_of(_node(others[0])) != (width,):
         return None
-    return replace(product, writes=_last(total), bias=bias)
+    return replace(product, output=_last(total), bias=bias)
 
 
 def _convolution(node: fx.Node, trace: Trace) -> Operation | None:

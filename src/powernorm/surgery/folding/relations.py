@@ -4,8 +4,8 @@ Each value s of the folded model represents a value y of the original one by `y 
 the axis of its features. Each operator relates the (A, B) of its operands to those of its output.
 An operator without a relation (softmax, GELU, LayerNorm) fixes its operands and its output to the
 original values: A = 1, B = 0. So a LayerNorm on a residual stream fixes the whole stream. Its
-    weight
-and bias come after its statistic, which is such an operator: they are a norm with a fixed input.
+weight and bias come after its statistic, which is such an operator: they are a norm with a fixed
+input.
 """
 
 from __future__ import annotations
@@ -92,25 +92,7 @@ class NormedValue:
     index: int
 
 
-@dataclass(frozen=True)
-class Weighted:
-    """An operator with weights, which can absorb any A and B on its two sides."""
-
-    operation: Operation
-
-    @property
-    def inputs(self) -> tuple[Place, ...]:
-        """Features that the operator reads, if any."""
-        place = self.operation.reads
-        return () if place is None else (place,)
-
-    @property
-    def output(self) -> Place:
-        """Features that the operator writes."""
-        return self.operation.writes
-
-
-Relation = Same | Sum | Homogeneous | NormedValue | Weighted
+Relation = Same | Sum | Homogeneous | NormedValue | Operation
 
 
 @dataclass
@@ -156,12 +138,12 @@ def assumes_number(relation: Relation) -> bool:
     This is a 0 that is added or filled in, except for padding. It may come from sizes or from
     arguments. Modules of torch have theirs as attributes.
     """
-    weights = relation.operation if isinstance(relation, Weighted) else None
-    node = relation.output.node if weights is None else weights.node
+    if isinstance(relation, Operation):
+        is_unpadded = relation.kind == "convolution" and not relation.padded
+        return is_unpadded and not is_of_torch(relation.node)
+    node = relation.output.node
     if is_of_torch(node):
         return False
-    if weights is not None:
-        return weights.kind == "convolution" and not weights.padded
     if operator_name(node) in ("add", "sub"):
         return isinstance(relation, Same) or "alpha" in node.kwargs
     return operator_name(node) == "masked_fill" or takes_windows(node)
@@ -191,7 +173,7 @@ def _twins(trace: Trace) -> dict[Place, Place]:
             operation = operation_of(node, trace)
             part = part_of(node, trace) if node.op == "placeholder" else None
             if operation is not None:
-                key, place = (operation.kind, operation.weight), operation.writes
+                key, place = (operation.kind, operation.weight), operation.output
             elif part is not None:
                 key, place = ("value", part), Place(node, len(shape_of(node)) - 1)
             else:
@@ -204,7 +186,7 @@ def _twins(trace: Trace) -> dict[Place, Place]:
 
 
 def _written(node: fx.Node, trace: Trace) -> str:
-    name = trace.written.get(node)
+    name = trace.written_at(node)
     return f"the model's forward writes {name}" if name else ""
 
 
@@ -219,8 +201,6 @@ class _Explorer:
         self.found = Relations()
         self.queue: deque[Place] = deque()
         self.seen: set[Place] = set()
-        self.weighted: dict[fx.Node, Weighted] = {}
-        """Relations of operations with weights, each the same from both sides."""
         self.twins = _twins(trace)
         """Output of the same weights in the first graph, by their output in another one."""
 
@@ -249,7 +229,7 @@ class _Explorer:
         self.found.fixed.setdefault(place, reason)
 
     def _add(self, relation: Relation) -> None:
-        if isinstance(relation, Weighted) and relation.output in self.twins:
+        if isinstance(relation, Operation) and relation.output in self.twins:
             self._add_twin(relation)
             return
         known = self.found.producers.setdefault(relation.output, relation)
@@ -258,11 +238,11 @@ class _Explorer:
         for place in dict.fromkeys(relation.inputs):
             self.found.readers.setdefault(place, []).append(relation)
         # The exploration stops at weights: their other side has its own A and B.
-        if not isinstance(relation, Weighted):
+        if not isinstance(relation, Operation):
             for place in (relation.output, *relation.inputs):
                 self._see(place)
 
-    def _add_twin(self, relation: Weighted) -> None:
+    def _add_twin(self, relation: Operation) -> None:
         """Relate the output of weights to that in the first graph, as weights change only once.
 
         The output therefore cannot have any A and B, but only those that it has there.
@@ -348,7 +328,7 @@ class _Explorer:
             return None
         operation = operation_of(node, self.trace)
         if operation is not None:
-            met = operation.writes == output if output else operation.reads == read
+            met = operation.output == output if output else operation.reads == read
             return self._weights(operation) if met else None
         name = operator_name(node)
         if output is None:
@@ -358,9 +338,9 @@ class _Explorer:
             return None
         return self.found.producers.get(output) or self._build(node, name, output)
 
-    def _weights(self, operation: Operation) -> Weighted:
-        self.found.operations.setdefault(operation.node, operation)
-        return self.weighted.setdefault(operation.node, Weighted(operation))
+    def _weights(self, operation: Operation) -> Operation:
+        """Return the operation of a node, which is the same object from both sides."""
+        return self.found.operations.setdefault(operation.node, operation)
 
     def _norm(self, node: fx.Node, mark: TracedNorm) -> NormedValue:
         axis = self.feature_axes[mark.index] % len(shape_of(node))
@@ -452,7 +432,7 @@ def _by_tensor(
         return Homogeneous(output, (Place(x, axis),))
     if part is None or len(shape_of(factor)) != 1 or output.axis != last or axis != last:
         return None
-    return Weighted(Operation(node, "diagonal", Place(x, axis), output, part))
+    return Operation(node, "diagonal", Place(x, axis), output, part)
 
 
 def _scaled(node: fx.Node, output: Place, x: fx.Node, factor: object = None) -> Homogeneous | None:

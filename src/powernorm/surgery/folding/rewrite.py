@@ -12,7 +12,7 @@ from torch import Tensor, fx
 from powernorm.surgery.folding.axes import Place, only_checks
 from powernorm.surgery.folding.centering import CenteringConflictError, centered_behind
 from powernorm.surgery.folding.operations import Operation, Slots, TensorPart, operation_of, part_of
-from powernorm.surgery.folding.relations import Relations, Weighted
+from powernorm.surgery.folding.relations import Relations
 from powernorm.surgery.folding.solution import FoldConflictError, Problem, Solution, nearest_norm
 from powernorm.surgery.folding.trace import Trace
 
@@ -169,8 +169,8 @@ class Editor:
         """Return all operations of the graphs by their nodes, also those unrelated to any norm."""
         related = dict(self.relations.operations)
         for relation in self.relations.all():
-            if isinstance(relation, Weighted):
-                related[relation.operation.node] = relation.operation
+            if isinstance(relation, Operation):
+                related[relation.node] = relation
         for node in self.trace.nodes():
             operation = None if node in related else operation_of(node, self.trace)
             if operation is not None:
@@ -201,7 +201,7 @@ class Editor:
         touched: dict[str, list[_Use]] = {}
         made: dict[str, int] = {}
         for operation in self.operations.values():
-            update = self._update(operation, solution, operation.writes in centered, read)
+            update = self._update(operation, solution, operation.output in centered, read)
             for part in update.parts:
                 name = part.name
                 if name in self.slots.tensors:
@@ -220,11 +220,11 @@ class Editor:
             try:
                 found += self._replace(name, uses, made.get(name), untie)
             except _SharedError as shared:
-                writes = {use.operation.writes for use in uses if use.update.centers}
+                writes = {use.operation.output for use in uses if use.update.centers}
                 if writes:
                     raise CenteringConflictError(writes, str(shared)) from None
-                place = shared.operation.reads or shared.operation.writes
-                index = nearest_norm(problem, place, shared.operation.writes)
+                place = shared.operation.reads or shared.operation.output
+                index = nearest_norm(problem, place, shared.operation.output)
                 raise FoldConflictError(index, str(shared)) from None
         return found
 
@@ -235,7 +235,7 @@ class Editor:
         centers: bool,
         read: Mapping[Place, Place],
     ) -> WeightUpdate:
-        reads, writes = operation.reads, operation.writes
+        reads, writes = operation.reads, operation.output
         scale_in, shift_in = solution.at(reads)
         scale_out, shift_out = solution.at(writes)
         weight, bias = (

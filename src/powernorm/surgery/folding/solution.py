@@ -11,6 +11,7 @@ from torch import Tensor
 
 from powernorm.inspection.affine import AffineMap
 from powernorm.surgery.folding.axes import Place, operator_name
+from powernorm.surgery.folding.operations import Operation
 from powernorm.surgery.folding.relations import (
     Homogeneous,
     NormedValue,
@@ -18,7 +19,6 @@ from powernorm.surgery.folding.relations import (
     Relations,
     Same,
     Sum,
-    Weighted,
 )
 from powernorm.surgery.folding.trace import describe
 
@@ -86,9 +86,9 @@ class Problem:
         """Return whether the norm is removed, and its readers have to center instead."""
         return self.folds(index) and self.norms[index].centers
 
-    def can_shift(self, relation: Weighted) -> bool:
+    def can_shift(self, relation: Operation) -> bool:
         """Return whether an operation can absorb a shift."""
-        return self.shiftable[id(relation.operation)]
+        return self.shiftable[id(relation)]
 
     def fixed(self) -> dict[Place, str]:
         """Return the features that must equal the original ones, with the reason."""
@@ -141,7 +141,7 @@ class _Scales:
     def solve(self) -> dict[Place, Tensor]:
         relations = self.problem.relations
         for relation in relations.all():
-            if not isinstance(relation, NormedValue | Weighted):
+            if not isinstance(relation, NormedValue | Operation):
                 for place in relation.inputs:
                     self._join(relation.output, place, None)
         for place in self.problem.fixed():
@@ -220,7 +220,7 @@ class _Scales:
         fixed = self.problem.fixed()
         return any(
             other in fixed
-            or isinstance(producer := relations.producers.get(other), Weighted)
+            or isinstance(producer := relations.producers.get(other), Operation)
             # A norm that stays as a multiply-add is divided by the scale.
             or (isinstance(producer, NormedValue) and producer.index in self.problem.decoupled)
             or any(isinstance(reader, NormedValue) for reader in relations.readers.get(other, ()))
@@ -307,7 +307,7 @@ def nearest_norm(problem: Problem, *places: Place, of_shift: bool = False) -> in
             for relation in relations.around(queue.popleft()):
                 if isinstance(relation, NormedValue) and counts(relation.index):
                     return relation.index
-                if not isinstance(relation, Weighted | NormedValue):
+                if not isinstance(relation, Operation | NormedValue):
                     new = dict.fromkeys((*relation.inputs, relation.output))
                     queue.extend(other for other in new if other not in seen)
                     seen |= new.keys()
@@ -363,9 +363,9 @@ class _Shifts:
     def _why_not_shifted(self, place: Place) -> str:
         """Return which reader of the features cannot take a shift."""
         for reader in self.problem.relations.readers.get(place, ()):
-            if isinstance(reader, Weighted) and not self._takes_shift(reader):
-                lacks = "pads with zeros" if reader.operation.padded else "has no place for a bias"
-                return f"{describe(reader.operation.node)} {lacks}"
+            if isinstance(reader, Operation) and not self._takes_shift(reader):
+                lacks = "pads with zeros" if reader.padded else "has no place for a bias"
+                return f"{describe(reader.node)} {lacks}"
             if isinstance(reader, Homogeneous | Same):
                 return f"{describe(reader.output.node)} does not keep it"
         return f"{describe(place.node)} does not give it"
@@ -381,13 +381,13 @@ class _Shifts:
                 if isinstance(reader, Same) and place != reader.inputs[0]:
                     demands.append((place, reader.inputs[0]))
                 if isinstance(reader, Homogeneous) or (
-                    isinstance(reader, Weighted) and not self._takes_shift(reader)
+                    isinstance(reader, Operation) and not self._takes_shift(reader)
                 ):
                     demands.append((place, None))
         return demands
 
-    def _takes_shift(self, relation: Weighted) -> bool:
-        return self.problem.can_shift(relation) and not relation.operation.padded
+    def _takes_shift(self, relation: Operation) -> bool:
+        return self.problem.can_shift(relation) and not relation.padded
 
     def _forward(self) -> dict[Place, Tensor]:
         shifts: dict[Place, Tensor] = {}
@@ -401,7 +401,7 @@ class _Shifts:
     ) -> Tensor:
         if place in self.chosen:
             return self.chosen[place]
-        if producer is None or isinstance(producer, Weighted | Homogeneous):
+        if producer is None or isinstance(producer, Operation | Homogeneous):
             return _number(0)
         before = shifts[producer.inputs[0]]
         if isinstance(producer, Same):
@@ -423,7 +423,7 @@ class _Shifts:
 
     def _settle_by(self, place: Place, target: Tensor, shifts: Mapping[Place, Tensor]) -> bool:
         producer = self.problem.relations.producers.get(place)
-        if isinstance(producer, Weighted):
+        if isinstance(producer, Operation):
             if place in self.chosen or not self.problem.can_shift(producer):
                 return False
             self.chosen[place] = target

@@ -44,18 +44,16 @@ from powernorm.surgery.folding.centering import (
     streams_of,
     why_not_centered_behind,
 )
-from powernorm.surgery.folding.operations import Slots, can_shift
+from powernorm.surgery.folding.operations import Operation, Slots, can_shift
 from powernorm.surgery.folding.relations import (
     NormedValue,
-    Relations,
-    Weighted,
     assumes_number,
     relate,
 )
 from powernorm.surgery.folding.rewrite import Editor, Replacement
 from powernorm.surgery.folding.solution import FoldConflictError, Problem, Solution, solve
 from powernorm.surgery.folding.structure import Part, Structure
-from powernorm.surgery.folding.trace import Effects, Trace, adapter_reason, describe, mark_of, trace
+from powernorm.surgery.folding.trace import Effects, Trace, adapter_reason, describe, mark_of
 from powernorm.surgery.planned_norms import PlannedNorms
 
 Centering = Literal["keep", "weights"]
@@ -102,42 +100,29 @@ class FoldOutcome:
         return Part("norm", (), "rms", size, options)
 
 
-class Solved(NamedTuple):
+class Folding(NamedTuple):
     """The norms that fold, and their changes.
 
     Args:
         outcomes: by name.
         replacements: the parameters that get new values.
+        structure: how the modules change.
         assumes_numbers: whether the result may depend on sizes of the inputs or other numbers.
     """
 
     outcomes: Mapping[str, FoldOutcome]
     replacements: tuple[Replacement, ...]
+    structure: Structure
     assumes_numbers: bool
-
-    def structure(self, model: nn.Module) -> Structure:
-        """Return how the modules change, with every slot of the norms."""
-        slots = dict(model.named_modules(remove_duplicate=False))
-        rests = {slots[name]: one.rest for name, one in self.outcomes.items()}
-        norms = {name: rest for name, module in slots.items() if (rest := rests.get(module))}
-        made = {r.names[0]: r.size for r in self.replacements if r.size is not None}
-        for path in [name.rpartition(".")[0] for name in made if name.endswith("in_proj_bias")]:
-            # torch's fused attention takes two biases or none.
-            out: Any = slots[path].out_proj
-            if isinstance(out, nn.Linear) and out._parameters["bias"] is None:
-                made.setdefault(f"{path}.out_proj.bias".lstrip("."), out.out_features)
-        untied = tuple(name for r in self.replacements if r.unties for name in r.names)
-        return Structure(norms, made, untied)
 
 
 def solve_fold(
     model: nn.Module,
     parts: Mapping[str, AffinePart],
-    runs: Sequence[Trace],
+    traced: Trace,
     tied: Tied,
     centering: Centering,
-    effects: Effects,
-) -> Solved:
+) -> Folding:
     """Find the changes that fold as many norms as possible.
 
     Every norm that conflicts with the others stays as a multiply-add per feature, which makes its
@@ -148,35 +133,33 @@ def solve_fold(
         parts: affine parts of its norms, by the name of the computing module, the static ones
             first. Without static norms no bias is added for the others, so that the model's own
             class can load the result.
-        runs: runs of the model; the fold holds for all of them.
+        traced: runs of the model; the fold holds for all of them.
         tied: see `powernorm.plan_fold`.
         centering: see `powernorm.plan_fold`.
-        effects: effects of the model besides its output.
     """
-    names = list(parts)
-    modules = dict(model.named_modules())
-    traced = trace(model, runs, effects.written)
-    axes = [part.feature_dim for part in parts.values()]
-    relations = relate(traced, axes, streams=centering == "weights")
-    norms = [modules[name] for name in names]
-    solver = _Solver(traced, relations, list(parts.values()), norms, Slots(model), tied)
-    if centering == "weights":
-        solver.center()
-    solver.leave_shared(traced)
-    for name, attribute in effects.read.items():
-        solver.leave_untouched(
-            names.index(name),
-            f"another module reads its attribute {attribute!r}, which nothing folded has: let it "
-            "read that elsewhere to fold the norm",
-        )
-    for index, name in enumerate(names):
-        changed = [one for one in effects.written if one.startswith(f"{name}.")]
-        if changed:
-            solver.leave_untouched(index, f"the model's forward writes {changed[0]}")
+    solver = _Solver(model, parts, traced, tied, centering)
     solver.run()
-    outcomes = {name: solver.outcome(index) for index, name in enumerate(names)}
-    assumes = any(map(assumes_number, relations.all()))
-    return Solved(outcomes, tuple(solver.replacements), assumes)
+    outcomes = {name: solver.outcome(index) for index, name in enumerate(parts)}
+    assumes = any(map(assumes_number, solver.relations.all()))
+    structure = _structure(model, outcomes, solver.replacements)
+    return Folding(outcomes, tuple(solver.replacements), structure, assumes)
+
+
+def _structure(
+    model: nn.Module, outcomes: Mapping[str, FoldOutcome], replacements: Sequence[Replacement]
+) -> Structure:
+    """Return how the modules change, with every slot of the norms."""
+    slots = dict(model.named_modules(remove_duplicate=False))
+    rests = {slots[name]: one.rest for name, one in outcomes.items()}
+    norms = {name: rest for name, module in slots.items() if (rest := rests.get(module))}
+    made = {r.names[0]: r.size for r in replacements if r.size is not None}
+    for path in [name.rpartition(".")[0] for name in made if name.endswith("in_proj_bias")]:
+        # torch's fused attention takes two biases or none.
+        out: Any = slots[path].out_proj
+        if isinstance(out, nn.Linear) and out._parameters["bias"] is None:
+            made.setdefault(f"{path}.out_proj.bias".lstrip("."), out.out_features)
+    untied = tuple(name for r in replacements if r.unties for name in r.names)
+    return Structure(norms, made, untied)
 
 
 class _Solver(Problem):
@@ -184,21 +167,23 @@ class _Solver(Problem):
 
     def __init__(
         self,
+        model: nn.Module,
+        parts: Mapping[str, AffinePart],
         traced: Trace,
-        relations: Relations,
-        parts: Sequence[AffinePart],
-        modules: Sequence[nn.Module],
-        slots: Slots,
         tied: Tied,
+        centering: Centering,
     ) -> None:
-        num_static = sum(not part.has_statistic for part in parts)
+        self.parts = list(parts.values())
+        axes = [part.feature_dim for part in self.parts]
+        relations = relate(traced, axes, streams=centering == "weights")
+        num_static = sum(not part.has_statistic for part in self.parts)
         with_statistic = range(num_static, len(parts))
-        super().__init__(relations, [part.map for part in parts], with_statistic)
-        self.parts = parts
-        self.modules = modules
-        self.slots = slots
+        super().__init__(relations, [part.map for part in self.parts], with_statistic)
+        modules = dict(model.named_modules())
+        self.modules = [modules[name] for name in parts]
+        self.slots = Slots(model)
         self.tied = tied
-        self.editor = Editor(traced, slots, relations)
+        self.editor = Editor(traced, self.slots, relations)
         self.uses: dict[int, list[NormedValue]] = {}
         for use in relations.norms():
             self.uses.setdefault(use.index, []).append(use)
@@ -213,6 +198,10 @@ class _Solver(Problem):
         self.replacements: list[Replacement] = []
         self._exclude(traced)
         self._exclude_centered()
+        if centering == "weights":
+            self._center()
+        self._exclude_shared(traced)
+        self._exclude_by_effects(list(parts), traced.effects)
 
     def _exclude(self, traced: Trace) -> None:
         for index in range(len(self.modules)):
@@ -229,17 +218,17 @@ class _Solver(Problem):
             norm = self.modules[mark.index]
             # It sets padding to 0 in evaluation: with a mask it is no affine map.
             if mark.is_masked and isinstance(norm, BatchStatisticsNorm) and norm.floor:
-                self.leave_untouched(
+                self._leave_untouched(
                     mark.index,
                     "variant='released' sets padding to 0 in evaluation, which is no affine map "
                     "of its input where a mask is given: if the model will run without one, give "
                     "example inputs without one",
                 )
             if traced.adapter_of(node):
-                self.leave_untouched(mark.index, adapter_reason(traced.adapter_of(node)))
+                self._leave_untouched(mark.index, adapter_reason(traced.adapter_of(node)))
         for index, norm in enumerate(self.modules):
             if _does_more(norm):
-                self.leave_untouched(
+                self._leave_untouched(
                     index, "it has hooks or a forward of its own: remove them to fold it"
                 )
             elif index in traced.inplace_neighbors and index not in self.pinned:
@@ -257,15 +246,28 @@ class _Solver(Problem):
             uses = self.uses.get(index, ()) if static.centers else ()
             reason = why_not_centered_behind(self.relations, uses)
             if reason:
-                self.leave_untouched(index, reason)
+                self._leave_untouched(index, reason)
 
-    def leave_untouched(self, index: int, reason: str) -> None:
+    def _leave_untouched(self, index: int, reason: str) -> None:
         """Exclude a norm from those that change, with a reason."""
         self.reasons[index] = reason
         self.pinned.add(index)
         self.untouched.add(index)
 
-    def leave_shared(self, traced: Trace) -> None:
+    def _exclude_by_effects(self, names: Sequence[str], effects: Effects) -> None:
+        """Exclude norms that other modules read attributes of, or that the forward writes to."""
+        for name, attribute in effects.read.items():
+            self._leave_untouched(
+                names.index(name),
+                f"another module reads its attribute {attribute!r}, which nothing folded has: let "
+                "it read that elsewhere to fold the norm",
+            )
+        for index, name in enumerate(names):
+            changed = [one for one in effects.written if one.startswith(f"{name}.")]
+            if changed:
+                self._leave_untouched(index, f"the model's forward writes {changed[0]}")
+
+    def _exclude_shared(self, traced: Trace) -> None:
         """Exclude per-token norms whose weight or bias is in use elsewhere, too."""
         for index, part in enumerate(self.parts):
             for name in part.parameters:
@@ -279,9 +281,9 @@ class _Solver(Problem):
                 ]
                 others = [alias for alias in aliases if alias != name] + readers
                 if others:
-                    self.leave_untouched(index, f"{name} is also in use as {others[0]}")
+                    self._leave_untouched(index, f"{name} is also in use as {others[0]}")
 
-    def center(self) -> None:
+    def _center(self) -> None:
         """Center the streams that LayerNorms read, as far as nothing else needs them."""
         self.epsilons = {
             index: part.eps
@@ -291,12 +293,13 @@ class _Solver(Problem):
         self.streams = streams_of(self.relations, self.epsilons)
 
     def run(self) -> None:
+        """Take out norms until the others have a solution."""
         # Modules whose class changes anyway may get biases.
         makes_biases = self.with_statistic.start > 0 or bool(self.epsilons)
         self.shiftable = {
-            id(relation.operation): can_shift(relation.operation, self.slots, makes_biases)
+            id(relation): can_shift(relation, self.slots, makes_biases)
             for relation in self.relations.all()
-            if isinstance(relation, Weighted)
+            if isinstance(relation, Operation)
         }
         while True:
             try:
@@ -374,7 +377,7 @@ class _Solver(Problem):
         self.reasons[index] = conflict.reason
         if self.norms[index].centers:
             # A multiply-add per feature cannot replace it.
-            self.leave_untouched(index, conflict.reason)
+            self._leave_untouched(index, conflict.reason)
             return
         if index not in self.with_statistic or conflict.of_shift:
             (self.with_bias if index in self.with_statistic else self.decoupled).add(index)
@@ -419,9 +422,8 @@ class _Solver(Problem):
         while queue:
             place = queue.pop(0)
             for relation in self.relations.around(place):
-                if isinstance(relation, Weighted):
-                    operation = relation.operation
-                    slot = self.slots.read_at(operation.weight.name, operation.path)
+                if isinstance(relation, Operation):
+                    slot = self.slots.read_at(relation.weight.name, relation.path)
                     found |= {slot: None} if slot in changed else {}
                 elif not isinstance(relation, NormedValue):
                     new = [p for p in (*relation.inputs, relation.output) if p not in seen]

@@ -77,6 +77,21 @@ def statistic_of(node: fx.Node) -> int | None:
 
 
 @dataclass(frozen=True)
+class Effects:
+    """Effects of a model that the graphs of its runs do not show.
+
+    Args:
+        written: names of the parameters and buffers that its forward writes, in place or by
+            putting another tensor there; they are not constants.
+        read: the attribute of a norm that other modules read, by the norm's name. Mamba converts
+            its stream to the type of `norm.weight`, and would fail without the norm.
+    """
+
+    written: frozenset[str] = frozenset()
+    read: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
 class Trace:
     """Runs of a model, each as a functional graph of torch's operators."""
 
@@ -89,16 +104,20 @@ class Trace:
     """Names of the modules that PEFT put around others."""
     computed: Mapping[str, str] = field(default_factory=dict)
     """Fix for each module whose weights are computed at each call, by name."""
-    written: Mapping[fx.Node, str] = field(default_factory=dict)
-    """Names of the parameters and buffers that the forward writes; they are not constants."""
+    effects: Effects = field(default_factory=Effects)
 
     def nodes(self) -> Iterator[fx.Node]:
         """Yield the nodes of all graphs, in order."""
         return chain.from_iterable(graph.nodes for graph in self.graphs)
 
     def tensor_of(self, node: fx.Node) -> str | None:
-        """Return the name of the parameter or persistent buffer that a node is, else None."""
-        return self.tensors.get(node)
+        """Return the name of the constant parameter or buffer that a node is, else None."""
+        return None if self.written_at(node) else self.tensors.get(node)
+
+    def written_at(self, node: fx.Node) -> str:
+        """Return the name of the parameter or buffer that a node is if it is written, else ""."""
+        name = self.tensors.get(node, "")
+        return name if name in self.effects.written else ""
 
     def adapter_of(self, node: fx.Node) -> str:
         """Return the name of the adapter that a node was called in, "" if there is none."""
@@ -137,22 +156,18 @@ def adapter_reason(name: str) -> str:
     )
 
 
-def trace(model: nn.Module, runs: Sequence[Trace], written: Collection[str] = ()) -> Trace:
+def trace(model: nn.Module, runs: Sequence[Trace], effects: Effects) -> Trace:
     """Combine several runs of a model.
 
     Args:
         model: model in evaluation mode.
         runs: runs of the model.
-        written: names of the parameters and buffers that the forward writes.
+        effects: its effects besides its output.
     """
-    named = [item for one in runs for item in one.tensors.items()]
-    tensors, changed = (
-        {node: name for node, name in named if (name in written) == is_written}
-        for is_written in (False, True)
-    )
+    tensors = {node: name for one in runs for node, name in one.tensors.items()}
     neighbors = dict(ChainMap(*(dict(one.inplace_neighbors) for one in runs)))
     graphs = tuple(graph for one in runs for graph in one.graphs)
-    return Trace(graphs, tensors, neighbors, _adapters_in(model), _computed_in(model), changed)
+    return Trace(graphs, tensors, neighbors, _adapters_in(model), _computed_in(model), effects)
 
 
 def _adapters_in(model: nn.Module) -> frozenset[str]:
@@ -234,21 +249,6 @@ def run(model: nn.Module, norms: Mapping[nn.Module, tuple[int, bool]], example: 
         if node.op == "placeholder" and node.name in named
     }
     return Trace((program.graph,), tensors, inplace_neighbors)
-
-
-@dataclass(frozen=True)
-class Effects:
-    """Effects of a model that the graphs of its runs do not show.
-
-    Args:
-        written: names of the parameters and buffers that its forward writes, in place or by
-            putting another tensor there.
-        read: the attribute of a norm that other modules read, by the norm's name. Mamba converts
-            its stream to the type of `norm.weight`, and would fail without the norm.
-    """
-
-    written: frozenset[str]
-    read: Mapping[str, str]
 
 
 def effects_of(
