@@ -206,39 +206,6 @@ class _Fit:
 
 
 @dataclass
-class _Fits:
-    """Best affine maps per feature behind each of K fixed maps, the first of which is static."""
-
-    moments: Moments
-    """Population of what the first map puts out, (C,)."""
-    scale: Tensor
-    """(K, C) float64."""
-    shift: Tensor
-    """(K, C) float64."""
-    explained: Tensor
-    """(K,) float64: fraction of the variance of the teacher's outputs."""
-
-    def chosen(self, index: int, slope: float | None = None) -> _Fit:
-        """Return the fit behind one of the maps."""
-        explained, affine = float(self.explained[index]), float(self.explained[0])
-        scale, shift = self.scale[index], self.shift[index]
-        return _Fit(self.moments, scale, shift, explained, affine, slope)
-
-    def best(self, slopes: Sequence[float]) -> _Fit:
-        """Return the best fit behind the other maps, which have these slopes.
-
-        Left out are slopes beyond 2^±8 around 1/rms of x, if others are there: f is linear or a
-        step where they explain most, and γ would be large without need.
-        """
-        every = torch.tensor(slopes, dtype=torch.float64, device=self.explained.device)
-        scale = self.moments.second_moment.mean().sqrt().clamp(min=1e-300)
-        octaves = (every * scale).log2().abs()
-        far = octaves > max(_OCTAVES, float(octaves.min()))
-        index = int(self.explained[1:].masked_fill(far, -math.inf).argmax())
-        return self.chosen(1 + index, slopes[index])
-
-
-@dataclass
 class _LeastSquaresSums:
     """Sums over valid tokens for the maps of a layer's input, in float64."""
 
@@ -279,8 +246,16 @@ class _LeastSquaresSums:
         self.moments = moments if self.moments is None else self.moments.merge(moments)
         self.products = products if self.products is None else self.products + products
 
-    def fits(self, layer: _Layer) -> _Fits:
-        """Return the least-squares fits over the sums of all processes."""
+    def best(self, layer: _Layer, slopes: Sequence[float]) -> _Fit:
+        """Return the best least-squares fit over the sums of all processes.
+
+        Left out are slopes beyond 2^±8 around 1/rms of x, if others are there: f is linear or a
+        step where they explain most, and γ would be large without need.
+
+        Args:
+            layer: the layer.
+            slopes: those of the maps behind the first; without them the first is the best.
+        """
         device, group, features = device_of(layer), group_of(layer), layer.num_features
         moments = self.moments or Moments.zero(len(self.maps) * features, device)
         products = self.products
@@ -297,8 +272,18 @@ class _LeastSquaresSums:
         varies = variance > (_CONSTANT * mean).square()
         scale = torch.where(varies, covariance / variance.clamp(min=1e-300), 0.0)
         left = (square_y - mean_y.square() - scale * covariance).sum(-1)
-        spread = (square_y - mean_y.square()).sum().clamp(min=1e-300)
-        return _Fits(first, scale, mean_y - scale * mean, 1 - left / spread)
+        explained = 1 - left / (square_y - mean_y.square()).sum().clamp(min=1e-300)
+        index, slope = 0, None
+        if slopes:
+            every = torch.tensor(slopes, dtype=torch.float64, device=device)
+            rms = first.second_moment.mean().sqrt().clamp(min=1e-300)
+            octaves = (every * rms).log2().abs()
+            far = octaves > max(_OCTAVES, float(octaves.min()))
+            best = int(explained[1:].masked_fill(far, -math.inf).argmax())
+            index, slope = 1 + best, slopes[best]
+        share, affine = float(explained[index]), float(explained[0])
+        shift = mean_y - scale[index] * mean[index]
+        return _Fit(first, scale[index], shift, share, affine, slope)
 
 
 @dataclass
@@ -322,19 +307,23 @@ class _Passes:
         """Return the fit of one layer to the teacher's norm."""
         layer = self.layers[name]
         if not isinstance(layer, SaturatingNorm):
-            return self._fits(name, taught, [layer.scaled]).chosen(0)
+            return self._fit_once(name, taught, [layer.scaled])
         best = 1.0
         for steps in (_COARSE, _FINE):
             slopes = [best * 2**step for step in steps]
             maps = [partial(_saturated, layer, slope) for slope in slopes]
-            fit = self._fits(name, taught, [Tensor.double, *maps]).best(slopes)
+            fit = self._fit_once(name, taught, [Tensor.double, *maps], slopes)
             assert fit.slope is not None
             best = fit.slope
         return fit
 
-    def _fits(
-        self, name: str, taught: nn.Module, maps: Sequence[Callable[[Tensor], Tensor]]
-    ) -> _Fits:
+    def _fit_once(
+        self,
+        name: str,
+        taught: nn.Module,
+        maps: Sequence[Callable[[Tensor], Tensor]],
+        slopes: Sequence[float] = (),
+    ) -> _Fit:
         """Go through the data once."""
         sums = _LeastSquaresSums(name, maps)
         calls: list[NormCall] = []
@@ -366,11 +355,11 @@ class _Passes:
                     sums.add(call, output, dim)
                 calls.clear()
                 outputs.clear()
-        fits = sums.fits(self.layers[name])
+        fit = sums.best(self.layers[name], slopes)
         self.done += 1
         if self.on_progress is not None:
             self.on_progress(self.done, self.total)
-        return fits
+        return fit
 
 
 def _saturated(layer: SaturatingNorm, slope: float, x: Tensor) -> Tensor:

@@ -10,13 +10,9 @@ from powernorm.surgery.removal.losses import (
     logit_divergence,
 )
 from powernorm.surgery.removal.methods import (
-    DeviationFreezing,
-    Fading,
-    Matching,
     MethodName,
     Removal,
     RemovalRow,
-    Tapering,
     build_removal,
     call_order,
     removable_norms,
@@ -25,14 +21,10 @@ from powernorm.surgery.removal.schedules import removal_steps
 
 __all__ = [
     "CenteredBatchNorm",
-    "DeviationFreezing",
-    "Fading",
     "FrozenDeviationNorm",
-    "Matching",
     "MethodName",
     "Removal",
     "RemovalRow",
-    "Tapering",
     "build_removal",
     "call_order",
     "deviation_anchor",

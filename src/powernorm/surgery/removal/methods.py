@@ -88,30 +88,46 @@ def removable_norms(model: nn.Module) -> tuple[Site, ...]:
 
 
 class Removal(ABC):
-    """The removal of all norms of a model during a training.
+    """The removal of all norms of a model during a training; see `build_removal`.
 
     Call `install`, then `fit` (or, to resume from a checkpoint, load the model's state and the
     removal's), then `step` before each update, and `finish` after the last, in evaluation mode.
 
     Args:
+        name: the method.
         model: a copy of the original, changed in place.
         num_steps: number of updates of the training.
+        momentum: weight of the new batch in the averages of `freeze-in-turn`, `taper` and `prepbn`.
+        accumulation: batches per update.
     """
 
-    name: MethodName
-
-    def __init__(self, model: nn.Module, num_steps: int) -> None:
+    def __init__(
+        self,
+        name: MethodName,
+        model: nn.Module,
+        num_steps: int,
+        momentum: float,
+        accumulation: int,
+    ) -> None:
+        self.name = name
         self.model = model
-        self.sites = removable_norms(model)
+        self.sites = {site.name: site for site in removable_norms(model)}
         self.num_steps = num_steps
+        self.momentum = momentum
+        self.accumulation = accumulation
         self.rows: tuple[RemovalRow, ...] = ()
         """Result for each norm, once it is fitted."""
+        self.due = self._schedule()
+        """Number of updates before each norm is removed."""
+
+    def _schedule(self) -> Mapping[str, int]:
+        """Return when each norm is removed, or raise an InputError if the method does not fit."""
+        return dict.fromkeys(self.sites, 0)
 
     @abstractmethod
     def install(self) -> None:
         """Put the layers in place of the norms."""
 
-    @abstractmethod
     def fit(
         self,
         teacher: nn.Module,
@@ -119,7 +135,7 @@ class Removal(ABC):
         forward: Forward,
         on_progress: Progress | None = None,
     ) -> None:
-        """Fit the layers to the original on batches, before the training.
+        """Fit the layers to the original on batches, before the training, if the method does.
 
         Args:
             teacher: the original model, in evaluation mode.
@@ -130,6 +146,9 @@ class Removal(ABC):
         Raises:
             InputError: a norm does not run on the batches.
         """
+        del teacher
+        order = call_order(self.model, self.sites, batches[0], forward)
+        self._set_rows({name: {} for name in order}, on_progress)
 
     @abstractmethod
     def settle(self) -> None:
@@ -176,58 +195,58 @@ class Removal(ABC):
     @property
     def layers(self) -> dict[str, nn.Module]:
         """The layers that replace the norms, by name."""
-        return {site.name: self.model.get_submodule(site.name) for site in self.sites}
+        return {name: self.model.get_submodule(name) for name in self.sites}
 
     def _swap_each(self, to: str, options: Callable[[bool, float], Mapping[str, Any]]) -> None:
         """Put a layer in each norm's place, with options by whether that centers and its eps."""
-        for site in self.sites:
+        for name, site in self.sites.items():
             reading = site.norm.reading
             assert reading is not None
             swap(
                 self.model,
                 to,
-                where=lambda name, _, own=site.name: name == own,  # type: ignore[misc]
+                where=lambda one, _, own=name: one == own,  # type: ignore[misc]
                 **options(_CENTERS[site.norm.kind], reading.eps or 1e-5),
             )
 
-    def _rows_in_order(
-        self, step: int, batch: Any, forward: Forward, on_progress: Progress | None
-    ) -> tuple[RemovalRow, ...]:
-        """Return rows of norms that all go at one step, in the order of their calls."""
-        by_name = {site.name: site for site in self.sites}
-        order = call_order(self.model, by_name, batch, forward)
+    def _set_rows(
+        self, fitted: Mapping[str, Mapping[str, Any]], on_progress: Progress | None = None
+    ) -> None:
+        """Set the rows of the norms, in this order, with the values that were fitted."""
+        self.rows = tuple(
+            RemovalRow(
+                name=name,
+                kind=self.sites[name].norm.kind,
+                action="remove",
+                role=self.sites[name].role,
+                step=self.due[name],
+                **values,
+            )
+            for name, values in fitted.items()
+        )
         if on_progress is not None:
             on_progress(1, 1)
-        return tuple(self._row(by_name[name], step=step) for name in order)
-
-    def _row(self, site: Site, **values: Any) -> RemovalRow:
-        return RemovalRow(
-            name=site.name, kind=site.norm.kind, action="remove", role=site.role, **values
-        )
 
 
-class Matching(Removal):
+class _Matching(Removal):
     """Affine maps fitted to the norms' outputs, with fixed statistics.
 
-    Args:
-        model: as for `Removal`.
-        num_steps: as for `Removal`.
-        center: fit after the centering of each token.
+    `match-centered` fits them after the centering of each token.
     """
 
-    def __init__(self, model: nn.Module, num_steps: int, *, center: bool = False) -> None:
-        super().__init__(model, num_steps)
-        self.name = "match-centered" if center else "match"
-        self._to = _path(CenteredBatchNorm) if center else "bn"
-        if center and not all(_CENTERS[site.norm.kind] for site in self.sites):
-            site = next(site for site in self.sites if not _CENTERS[site.norm.kind])
-            raise InputError(
-                f"{site.name} is a {site.type_name}, which does not center: method.name=match"
-            )
+    def _schedule(self) -> Mapping[str, int]:
+        if self.name == "match-centered":
+            for name, site in self.sites.items():
+                if not _CENTERS[site.norm.kind]:
+                    raise InputError(
+                        f"{name} is a {site.type_name}, which does not center: method.name=match"
+                    )
+        return super()._schedule()
 
     def install(self) -> None:
         """Put BatchNorms in place of the norms."""
-        swap(self.model, self._to, where=lambda name, _: name in self._names)
+        to = _path(CenteredBatchNorm) if self.name == "match-centered" else "bn"
+        swap(self.model, to, where=lambda name, _: name in self.sites)
 
     def fit(
         self,
@@ -238,53 +257,38 @@ class Matching(Removal):
     ) -> None:
         """Fit the maps one after the other, in the order of the calls."""
         report = match_teacher(
-            self.model, teacher, batches, forward, names=list(self._names), on_progress=on_progress
+            self.model, teacher, batches, forward, names=list(self.sites), on_progress=on_progress
         )
-        by_name = {site.name: site for site in self.sites}
-        self.rows = tuple(
-            self._row(by_name[row.name], explained=row.explained) for row in report.rows
-        )
+        self._set_rows({row.name: {"explained": row.explained} for row in report.rows})
         self.settle()
 
     def settle(self) -> None:
         """Keep the statistics fixed, in training too."""
-        freeze_statistics(self.model, list(self._names))
+        freeze_statistics(self.model, list(self.sites))
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Resume from the result of `state_dict`; load the model's own state before."""
         super().load_state_dict(state)
         self.settle()
 
-    @property
-    def _names(self) -> tuple[str, ...]:
-        return tuple(site.name for site in self.sites)
 
+class _DeviationFreezing(Removal):
+    """Norms whose deviation becomes a constant (FakeLN).
 
-class DeviationFreezing(Removal):
-    """Norms whose deviation becomes a constant, at once or one after the other (FakeLN).
-
-    Args:
-        model: as for `Removal`.
-        num_steps: as for `Removal`.
-        in_turn: by the published schedule; else all before the first update, with measured
-            constants.
-        momentum: weight of the new batch in the averages that give the constants.
+    `freeze-in-turn` follows the published schedule; `freeze` makes all constants before the first
+    update, with measured values.
     """
 
-    def __init__(
-        self, model: nn.Module, num_steps: int, *, in_turn: bool = False, momentum: float = 0.1
-    ) -> None:
-        super().__init__(model, num_steps)
-        self.name = "freeze-in-turn" if in_turn else "freeze"
-        self._momentum = momentum
-        names = [site.name for site in self.sites]
-        self._due = removal_steps(self.sites, num_steps) if in_turn else dict.fromkeys(names, 0)
+    def _schedule(self) -> Mapping[str, int]:
+        if self.name == "freeze":
+            return super()._schedule()
+        return removal_steps([*self.sites.values()], self.num_steps)
 
     def install(self) -> None:
         """Replace the norms by layers with their weights, which still normalize."""
         self._swap_each(
             _path(FrozenDeviationNorm),
-            lambda centers, eps: {"center": centers, "eps": eps, "momentum": self._momentum},
+            lambda centers, eps: {"center": centers, "eps": eps, "momentum": self.momentum},
         )
 
     def fit(
@@ -296,18 +300,12 @@ class DeviationFreezing(Removal):
     ) -> None:
         """Measure the mean deviation of each norm's tokens on the original's own inputs."""
         del teacher
-        measured = _mean_deviations(self.model, self._frozen_layers(), batches, forward)
+        layers = self._frozen_layers()
+        measured = _mean_deviations(self.model, layers, batches, forward)
         for name, deviation in measured.items():
-            layer = self._frozen_layers()[name]
-            layer.deviation.fill_(deviation)
-            layer.running_deviation.fill_(deviation)
-        if on_progress is not None:
-            on_progress(1, 1)
-        by_name = {site.name: site for site in self.sites}
-        self.rows = tuple(
-            self._row(by_name[name], step=self._due[name], deviation=deviation)
-            for name, deviation in measured.items()
-        )
+            layers[name].deviation.fill_(deviation)
+            layers[name].running_deviation.fill_(deviation)
+        self._set_rows({name: {"deviation": one} for name, one in measured.items()}, on_progress)
 
     def settle(self) -> None:
         """Let every norm divide by its constant."""
@@ -317,7 +315,7 @@ class DeviationFreezing(Removal):
     def step(self, step: int) -> list[str]:
         """Freeze the norms that are due."""
         layers = self._frozen_layers()
-        due = [name for name, first in self._due.items() if first <= step]
+        due = [name for name, first in self.due.items() if first <= step]
         new = [name for name in due if not layers[name].is_frozen]
         for name in new:
             layers[name].freeze()
@@ -339,36 +337,26 @@ class DeviationFreezing(Removal):
         return cast(dict[str, FrozenDeviationNorm], self.layers)
 
 
-class Tapering(Removal):
+_TAPER_START: Final = 25 / 300
+_TAPER_END: Final = 100 / 300
+
+
+class _Tapering(Removal):
     """Norms that taper off to a constant scale together, the final norm among them (TaperNorm).
 
     The published schedule for GPT-2 small, from step 25 to 100 of 300, scaled to the training. The
     paper keeps the final norm, or anchors its scale; here it is removed as well, so that no norm is
     left.
-
-    Args:
-        model: as for `Removal`.
-        num_steps: as for `Removal`.
-        momentum: weight of the new batch in the averages that give the constant scales.
-        accumulation: batches per update.
-
-    Raises:
-        InputError: as for `Removal`, or the training is too short.
     """
 
-    def __init__(
-        self, model: nn.Module, num_steps: int, *, momentum: float = 0.1, accumulation: int = 1
-    ) -> None:
-        super().__init__(model, num_steps)
-        self.name = "taper"
-        self._start = max(1, round(_TAPER_START * num_steps))
-        self._end = max(self._start + 1, round(_TAPER_END * num_steps))
-        if self._end >= num_steps:
+    def _schedule(self) -> Mapping[str, int]:
+        start = max(1, round(_TAPER_START * self.num_steps))
+        self._end = max(start + 1, round(_TAPER_END * self.num_steps))
+        if self._end >= self.num_steps:
             raise InputError(
-                f"{num_steps} updates are too few to taper in: give 4 or more, best hundreds"
+                f"{self.num_steps} updates are too few to taper in: give 4 or more, best hundreds"
             )
-        self._momentum = momentum
-        self._accumulation = accumulation
+        return dict.fromkeys(self.sites, start)
 
     def install(self) -> None:
         """Replace the norms by layers with their weights, which still normalize."""
@@ -377,62 +365,40 @@ class Tapering(Removal):
             lambda centers, eps: {
                 "kind": "ln" if centers else "rms",
                 "eps": eps,
-                "start_step": self._start,
+                "start_step": next(iter(self.due.values())),
                 "end_step": self._end,
-                "momentum": self._momentum,
-                "accumulation": self._accumulation,
+                "momentum": self.momentum,
+                "accumulation": self.accumulation,
             },
         )
-
-    def fit(
-        self,
-        teacher: nn.Module,
-        batches: Sequence[Any],
-        forward: Forward,
-        on_progress: Progress | None = None,
-    ) -> None:
-        """Fit nothing: the constant scales come from the training before the tapering."""
-        del teacher
-        self.rows = self._rows_in_order(self._start, batches[0], forward, on_progress)
 
     @torch.no_grad()
     def settle(self) -> None:
         """Close the gates that are still open."""
         for layer in cast(dict[str, TaperNorm], self.layers).values():
-            layer.num_batches_tracked.clamp_(min=self._end * self._accumulation)
+            layer.num_batches_tracked.clamp_(min=self._end * self.accumulation)
             if not float(layer.branch_scale):
                 layer.branch_scale.fill_(1.0)
                 layer.start_weight.copy_(layer.weight)
             layer.follow_counter()
 
 
-_TAPER_START: Final = 25 / 300
-_TAPER_END: Final = 100 / 300
+_FADING_END: Final = 0.8
+"""Share of the updates: large in the paper, but before the end."""
 
 
-class Fading(Removal):
+class _Fading(Removal):
     """Norms that fade, step by step, in favor of BatchNorm plus the identity (PRepBN).
 
     `y = λ Norm(x) + (1 - λ)(BN(x) + η x)`, λ from 1 to 0 in the first 0.8 of the updates, and by
     the batches' statistics for the rest. At the end the statistics are measured again, as the
     authors do. η begins at 0, as in their language model. Its γ of 0 would remove the features of a
     trained model, so γ and β of BN start as the norm's.
-
-    Args:
-        model: as for `Removal`.
-        num_steps: as for `Removal`.
-        momentum: weight of the new batch in the running statistics.
-        accumulation: batches per update.
     """
 
-    def __init__(
-        self, model: nn.Module, num_steps: int, *, momentum: float = 0.1, accumulation: int = 1
-    ) -> None:
-        super().__init__(model, num_steps)
-        self.name = "prepbn"
-        self._end = max(1, round(_FADING_END * num_steps))
-        self._momentum = momentum
-        self._accumulation = accumulation
+    def _schedule(self) -> Mapping[str, int]:
+        self._end = max(1, round(_FADING_END * self.num_steps))
+        return dict.fromkeys(self.sites, self._end)
 
     def install(self) -> None:
         """Replace the norms by layers that compute the same in the first step."""
@@ -442,8 +408,8 @@ class Fading(Removal):
                 "kind": "ln" if centers else "rms",
                 "branch_eps": eps,
                 "decay_steps": self._end,
-                "momentum": self._momentum,
-                "accumulation": self._accumulation,
+                "momentum": self.momentum,
+                "accumulation": self.accumulation,
                 "start": "torch",  # as in the stored results
                 # So that a validation uses the trained mixture.
                 "evaluation": "blend",
@@ -451,32 +417,27 @@ class Fading(Removal):
             },
         )
 
-    def fit(
-        self,
-        teacher: nn.Module,
-        batches: Sequence[Any],
-        forward: Forward,
-        on_progress: Progress | None = None,
-    ) -> None:
-        """Fit nothing: the statistics are those of the training."""
-        del teacher
-        self.rows = self._rows_in_order(self._end, batches[0], forward, on_progress)
-
     @torch.no_grad()
     def settle(self) -> None:
         """Let only BatchNorm plus the identity remain."""
         for layer in cast(dict[str, ProgressiveRepBatchNorm], self.layers).values():
-            layer.num_batches_tracked.clamp_(min=self._end * self._accumulation)
+            layer.num_batches_tracked.clamp_(min=self._end * self.accumulation)
             layer.follow_counter()
 
     def finish(self, batches: Sequence[Any], forward: Forward) -> None:
         """Let only BatchNorm plus the identity remain, and measure its statistics."""
         self.settle()
-        calibrate(self.model, batches, forward, names=[site.name for site in self.sites])
+        calibrate(self.model, batches, forward, names=list(self.sites))
 
 
-_FADING_END: Final = 0.8
-"""Share of the updates: large in the paper, but before the end."""
+_METHODS: Final[Mapping[MethodName, type[Removal]]] = {
+    "match": _Matching,
+    "match-centered": _Matching,
+    "freeze": _DeviationFreezing,
+    "freeze-in-turn": _DeviationFreezing,
+    "taper": _Tapering,
+    "prepbn": _Fading,
+}
 
 
 def build_removal(
@@ -498,14 +459,9 @@ def build_removal(
 
     Raises:
         InputError: the model has no norms, norms other than LayerNorm and RMSNorm, or norms that
-            do not fit the method.
+            do not fit the method; or the training is too short for it.
     """
-    if name in ("match", "match-centered"):
-        return Matching(model, num_steps, center=name == "match-centered")
-    if name in ("taper", "prepbn"):
-        kind = Tapering if name == "taper" else Fading
-        return kind(model, num_steps, momentum=momentum, accumulation=accumulation)
-    return DeviationFreezing(model, num_steps, in_turn=name == "freeze-in-turn", momentum=momentum)
+    return _METHODS[name](name, model, num_steps, momentum, accumulation)
 
 
 def call_order(

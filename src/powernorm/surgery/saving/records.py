@@ -28,6 +28,7 @@ from powernorm.surgery.changes import (
 )
 from powernorm.surgery.erasing import erase_padding, erased_names
 from powernorm.surgery.folding.structure import (
+    FeatureAffine,
     FoldedNorm,
     GatedNorm,
     Kind,
@@ -462,10 +463,9 @@ class RecordMark:
 
 
 def _is_changed(model: nn.Module) -> bool:
-    try:
-        return not ModelRecord.of(model).is_empty
-    except InputError:
-        return True  # it has a norm without a name
+    """Return whether a model has a module of this library, or a tensor that a fold has made."""
+    ours = Norm | GatedNorm | FoldedNorm | FeatureAffine
+    return any(isinstance(module, ours) for module in model.modules()) or bool(made_in(model))
 
 
 def _pretrained_in(model: nn.Module) -> list[nn.Module]:

@@ -94,11 +94,9 @@ class RemovalTraining:
             accumulation=self._optimizer.accumulation,
         )
         first = self._batch(0)
-        order = call_order(student, [site.name for site in self.removal.sites], first, original.run)
+        order = call_order(student, self.removal.sites, first, original.run)
         self._final = order[-1]
-        self._final_centers = next(
-            site.norm.kind != "rms" for site in self.removal.sites if site.name == self._final
-        )
+        self._final_centers = self.removal.sites[self._final].norm.kind != "rms"
         self._order = order
         self._distillation, self._share = _chosen_distillation(
             self._settings.distillation,
