@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 import powernorm
 from cases import KEEPING_STATE, STATEFUL, Case, case_id, states
-from powernorm.norms.carrier import BackwardStateNorm
+from powernorm.norms.carrier import CarrierNorm
 
 every_stateful = pytest.mark.parametrize("case", STATEFUL, ids=case_id)
 
@@ -85,7 +85,7 @@ def test_passes_without_gradients(case: Case) -> None:
     before = states(norm)
     with torch.no_grad():
         norm(batch(0))
-    assert same_state(norm, before) == isinstance(norm, BackwardStateNorm)
+    assert same_state(norm, before) == isinstance(norm, CarrierNorm)
     before = states(norm)
     norm.eval()(batch(0))
     with powernorm.training_step(norm.train()) as step, torch.no_grad():

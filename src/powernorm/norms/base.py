@@ -16,6 +16,7 @@ from powernorm.norms.arguments import check_flag, check_number, feature_count
 from powernorm.norms.feature_dims import (
     LAST,
     Normalized,
+    answer,
     check_feature_dim,
     features_last,
     over_dimension,
@@ -282,12 +283,12 @@ class AffineNorm(Norm):
     def __init__(
         self,
         num_features: int | tuple[int, ...],
-        eps: float,
-        affine: bool,
-        bias: bool,
-        device: torch.device | str | None,
-        dtype: torch.dtype | None,
-        feature_dim: int = LAST,
+        eps: float = 1e-5,
+        affine: bool = True,
+        bias: bool = True,
+        feature_dim: int = -1,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(num_features, eps, feature_dim)
         check_flag("affine", affine)
@@ -300,6 +301,15 @@ class AffineNorm(Norm):
             self.bias = nn.Parameter(torch.zeros(shape, device=device, dtype=dtype))
         else:
             self.register_parameter("bias", None)
+
+    def normalize(self, x: Tensor, _: Tensor | None, residual: Tensor | None, /) -> Normalized:
+        """Apply `transform` to (..., C); layers that need more override this."""
+        total = x if residual is None else x + residual
+        return answer((self.transform(total), total), residual)
+
+    def transform(self, x: Tensor) -> Tensor:
+        """Return y, (..., C), of a layer that needs neither mask nor state."""
+        raise NotImplementedError
 
     def gamma_and_beta(self) -> tuple[Tensor | None, Tensor | None]:
         """Return γ and β, or None; computed tensors if they are pruned or parametrized.

@@ -34,7 +34,7 @@ from powernorm.ops.torch_private import is_exporting, version_of
 
 
 class CarrierNorm(StatefulNorm):
-    """A norm whose buffers are updated in the backward.
+    """A norm whose buffers are updated in the backward; of batch statistics with their base class.
 
     Limits: A training-mode forward without a backward changes no state, and neither do
     `torch.autograd.grad` and `backward(inputs=…)` with respect to other tensors. Every `backward`
@@ -210,11 +210,7 @@ class CarrierNorm(StatefulNorm):
         self.register_hook()
 
 
-class BackwardStateNorm(CarrierNorm, BatchStatisticsNorm):
-    """A batch-statistics norm whose buffers are updated in the backward."""
-
-
-class GradientMomentNorm(BackwardStateNorm):
+class GradientMomentNorm(CarrierNorm, BatchStatisticsNorm):
     """A norm with running moments of the gradient (ν), which are in units of the loss.
 
     After its warm-up it also normalizes by running statistics in training.

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any, Final
 
 from torch import nn
@@ -27,84 +26,76 @@ _ATTRIBUTES: Final = {
 """Attribute names of arguments, where the two differ."""
 
 
-@dataclass(frozen=True)
-class NormDescription:
-    """Name and options that a norm is built from, without its parameters and statistics.
+def describe_norm(norm: Norm) -> tuple[str, dict[str, Any], str]:
+    """Return what a norm is built from, without its parameters and statistics.
+
+    Returns:
+        Its short name, or `module:Class`; its options beyond the name's presets, as JSON, with
+        attributes changed since it was built; and module and name of its class, `""` for a norm of
+        this library.
+
+    Raises:
+        InputError: a user-defined class without a name, or options that are not JSON.
+    """
+    name = short_name(norm)
+    if norm.registered_as:
+        options = {key: norm.built_with[key] for key in norm.built_with if key not in _UNTOLD}
+    elif name in NORMS:
+        options = _options_of(norm, NORMS[name])
+    else:
+        raise InputError(
+            f"{type(norm).__name__} is your own norm and has no name from which it can be "
+            f"rebuilt: call powernorm.register_norm('my-norm', {type(norm).__name__}), then "
+            "powernorm.build_norm or powernorm.swap with that name"
+        )
+    _check_json(name, options)
+    source = _source_of(norm) if norm.registered_as else ""
+    if source:
+        _check_unchanged(norm, rebuild_norm(name, norm.num_features, options, source), name)
+    return name, options, source
+
+
+def rebuild_norm(
+    name: str, num_features: int, options: Mapping[str, Any], source: str, **more: Any
+) -> Norm:
+    """Build a norm; only code of norms that this process knows or has registered runs.
 
     Args:
         name: short name, or `module:Class`.
         num_features: C.
-        options: keyword arguments beyond the name's presets, as JSON.
-        source: module and name of the class, unless it is this library's.
+        options: as `describe_norm` returns them.
+        source: as `describe_norm` returns it.
+        more: `device` and `dtype`.
+
+    Raises:
+        InputError: the name is unknown in this process, or does not take the options.
     """
+    if not options.keys().isdisjoint(_UNTOLD):
+        raise InputError(f"the options of {name} have one of {', '.join(_UNTOLD)}")
+    if ":" in name:
+        layer = loaded_class(name)
+        check_options(name, layer, options)
+        norm = build_own(name, layer, num_features, {**options, **more})
+    else:
+        norm = build_norm(name, num_features, **options, **more)
+    if source and _source_of(norm) != source:
+        raise InputError(
+            f"the norm {name!r} is {_source_of(norm)} in this process and was {source}: register "
+            "the latter"
+        )
+    return norm
 
-    name: str
-    num_features: int
-    options: Mapping[str, Any]
-    source: str = ""
 
-    @classmethod
-    def of(cls, norm: Norm) -> NormDescription:
-        """Return the description of a norm, with attributes changed since it was built.
-
-        Raises:
-            InputError: a user-defined class without a name, or options that are not JSON.
-        """
-        name = short_name(norm)
-        if norm.registered_as:
-            options = {key: norm.built_with[key] for key in norm.built_with if key not in _UNTOLD}
-        elif name in NORMS:
-            options = _options_of(norm, NORMS[name])
-        else:
-            raise InputError(
-                f"{type(norm).__name__} is your own norm and has no name from which it can be "
-                f"rebuilt: call powernorm.register_norm('my-norm', {type(norm).__name__}), then "
-                "powernorm.build_norm or powernorm.swap with that name"
-            )
-        _check_json(name, options)
-        source = _source_of(norm) if norm.registered_as else ""
-        described = cls(name, norm.num_features, options, source)
-        if source:
-            described._check_unchanged(norm)
-        return described
-
-    def build(self, **more: Any) -> Norm:
-        """Build the norm; only code of norms that this process knows or has registered runs.
-
-        Args:
-            more: `device` and `dtype`.
-
-        Raises:
-            InputError: the name is unknown in this process, or does not take the options.
-        """
-        known = {key: value for key, value in self.options.items() if key not in _UNTOLD}
-        if len(known) < len(self.options):
-            raise InputError(f"the options of {self.name} have one of {', '.join(_UNTOLD)}")
-        if ":" in self.name:
-            layer = loaded_class(self.name)
-            check_options(self.name, layer, known)
-            norm = build_own(self.name, layer, self.num_features, {**known, **more})
-        else:
-            norm = build_norm(self.name, self.num_features, **known, **more)
-        if self.source and _source_of(norm) != self.source:
-            raise InputError(
-                f"the norm {self.name!r} is {_source_of(norm)} in this process and was "
-                f"{self.source}: register the latter"
-            )
-        return norm
-
-    def _check_unchanged(self, norm: Norm) -> None:
-        """Raise an InputError if a user-defined norm's settings changed after it was built."""
-        built = self.build()
-        for here, there in zip(norm.modules(), built.modules(), strict=False):
-            for key, value in vars(there).items():
-                plain = isinstance(value, int | float | str | None) and key != "training"
-                if plain and not key.startswith("_") and vars(here).get(key) != value:
-                    raise InputError(
-                        f"{key} of a {norm.class_name} is {vars(here).get(key)!r}, but it was "
-                        f"built with {value!r}: build it with its current value, as an option of "
-                        f"{self.name!r}"
-                    )
+def _check_unchanged(norm: Norm, built: Norm, name: str) -> None:
+    """Raise an InputError if a user-defined norm's settings changed after it was built."""
+    for here, there in zip(norm.modules(), built.modules(), strict=False):
+        for key, value in vars(there).items():
+            plain = isinstance(value, int | float | str | None) and key != "training"
+            if plain and not key.startswith("_") and vars(here).get(key) != value:
+                raise InputError(
+                    f"{key} of a {norm.class_name} is {vars(here).get(key)!r}, but it was built "
+                    f"with {value!r}: build it with its current value, as an option of {name!r}"
+                )
 
 
 def _check_json(name: str, options: Mapping[str, Any]) -> None:

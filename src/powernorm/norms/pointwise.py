@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from powernorm.norms.arguments import check_number
 from powernorm.norms.base import AffineNorm, Norm
-from powernorm.norms.feature_dims import Normalized, answer
 from powernorm.ops.arrays import accumulation_dtype
 from powernorm.ops.pointwise import dynamic_erf, dynamic_tanh, inverse_root_unit
 
@@ -24,14 +23,17 @@ class SaturatingNorm(AffineNorm):
 
     is_pointwise = True
 
+    alpha: nn.Parameter
+
     @property
-    @abstractmethod
     def slope(self) -> Tensor:
         """dz/dx, (1,): α, or 1/√B."""
+        return self.alpha
 
-    @abstractmethod
+    @torch.no_grad()
     def set_slope(self, slope: float) -> None:
         """Set the learned scalar such that dz/dx is `slope`, > 0."""
+        self.alpha.fill_(slope)
 
     @abstractmethod
     def saturate(self, z: Tensor) -> Tensor:
@@ -68,29 +70,17 @@ class DynamicTanh(SaturatingNorm):
         dtype: torch.dtype | None = None,
     ) -> None:
         # There is no root and so no eps; the value of the common interface is not used.
-        super().__init__(num_features, 1e-5, affine, True, device, dtype, feature_dim)
+        super().__init__(num_features, 1e-5, affine, True, feature_dim, device, dtype)
         self.initial_alpha = check_number("alpha", alpha)
         self.alpha = nn.Parameter(torch.full((1,), alpha, device=device, dtype=dtype))
-
-    @property
-    def slope(self) -> Tensor:
-        """α, (1,)."""
-        return self.alpha
-
-    @torch.no_grad()
-    def set_slope(self, slope: float) -> None:
-        """Set α."""
-        self.alpha.fill_(slope)
 
     def saturate(self, z: Tensor) -> Tensor:
         """Return tanh(z)."""
         return z.tanh()
 
-    def normalize(self, x: Tensor, _: Tensor | None, residual: Tensor | None, /) -> Normalized:
-        """Apply the scaled tanh to (..., C)."""
-        total = x if residual is None else x + residual
-        y = dynamic_tanh(total, self.alpha, self.weight, self.bias)
-        return answer((y, total), residual)
+    def transform(self, x: Tensor) -> Tensor:
+        """Return y, (..., C)."""
+        return dynamic_tanh(x, self.alpha, self.weight, self.bias)
 
     def reset_parameters(self) -> None:
         """Reset α, γ and β to their initial values."""
@@ -137,21 +127,11 @@ class Derf(SaturatingNorm):
         dtype: torch.dtype | None = None,
     ) -> None:
         # There is no root and so no eps; the value of the common interface is not used.
-        super().__init__(num_features, 1e-5, affine, True, device, dtype, feature_dim)
+        super().__init__(num_features, 1e-5, affine, True, feature_dim, device, dtype)
         self.initial_alpha = check_number("alpha", alpha)
         self.initial_shift = check_number("shift", shift)
         self.alpha = nn.Parameter(torch.full((1,), alpha, device=device, dtype=dtype))
         self.shift = nn.Parameter(torch.full((1,), shift, device=device, dtype=dtype))
-
-    @property
-    def slope(self) -> Tensor:
-        """α, (1,)."""
-        return self.alpha
-
-    @torch.no_grad()
-    def set_slope(self, slope: float) -> None:
-        """Set α."""
-        self.alpha.fill_(slope)
 
     def saturate(self, z: Tensor) -> Tensor:
         """Return erf(z)."""
@@ -161,11 +141,9 @@ class Derf(SaturatingNorm):
         """Return α x + s, with the layer's own α or with another."""
         return super().argument(x, slope) + self.shift.to(x.dtype)
 
-    def normalize(self, x: Tensor, _: Tensor | None, residual: Tensor | None, /) -> Normalized:
-        """Apply the scaled erf to (..., C)."""
-        total = x if residual is None else x + residual
-        y = dynamic_erf(total, self.alpha, self.shift, self.weight, self.bias)
-        return answer((y, total), residual)
+    def transform(self, x: Tensor) -> Tensor:
+        """Return y, (..., C)."""
+        return dynamic_erf(x, self.alpha, self.shift, self.weight, self.bias)
 
     def reset_parameters(self) -> None:
         """Reset α, s, γ and β to their initial values."""
@@ -212,7 +190,7 @@ class DyISRU(SaturatingNorm):
         dtype: torch.dtype | None = None,
     ) -> None:
         # There is no separate eps: B takes its place.
-        super().__init__(num_features, 1e-5, affine, True, device, dtype, feature_dim)
+        super().__init__(num_features, 1e-5, affine, True, feature_dim, device, dtype)
         start = max(self.num_features - 1, 1) if spread is None else spread
         self.initial_spread = check_number("spread", start, above=0)
         start = math.log(start)
@@ -237,12 +215,10 @@ class DyISRU(SaturatingNorm):
         """Return √C z/√(1 + z²), which is √C x/√(B + x²) of z = x/√B."""
         return math.sqrt(self.num_features) * z * (1 + z.square()).rsqrt()
 
-    def normalize(self, x: Tensor, _: Tensor | None, residual: Tensor | None, /) -> Normalized:
-        """Apply the map to (..., C)."""
-        total = x if residual is None else x + residual
+    def transform(self, x: Tensor) -> Tensor:
+        """Return y, (..., C)."""
         spread = self.log_spread.to(accumulation_dtype(x)).exp()
-        y = inverse_root_unit(total, spread, self.weight, self.bias)
-        return answer((y, total), residual)
+        return inverse_root_unit(x, spread, self.weight, self.bias)
 
     def reset_parameters(self) -> None:
         """Reset B, γ and β to their initial values."""
@@ -281,7 +257,7 @@ class Identity(AffineNorm):
         dtype: torch.dtype | None = None,
     ) -> None:
         # There is no root and so no eps; the value of the common interface is not used.
-        super().__init__(num_features, 1e-5, affine, True, device, dtype, feature_dim)
+        super().__init__(num_features, 1e-5, affine, True, feature_dim, device, dtype)
 
     @property
     def is_static(self) -> bool:
@@ -294,10 +270,9 @@ class Identity(AffineNorm):
         scale = ones if self.weight is None else self.weight.double()
         return scale, torch.zeros_like(scale) if self.bias is None else self.bias.double()
 
-    def normalize(self, x: Tensor, _: Tensor | None, residual: Tensor | None, /) -> Normalized:
+    def transform(self, x: Tensor) -> Tensor:
         """Return the input itself, or γ x + β."""
-        total = x if residual is None else x + residual
-        return answer((self.scale_and_shift(total), total), residual)
+        return self.scale_and_shift(x)
 
     def extra_repr(self) -> str:
         """Return the features."""

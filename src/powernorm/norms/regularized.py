@@ -11,7 +11,8 @@ from torch import Tensor
 
 from powernorm.errors import InputError
 from powernorm.norms.arguments import Start, Variant, check_number
-from powernorm.norms.carrier import BackwardStateNorm
+from powernorm.norms.batch_statistics import BatchStatisticsNorm
+from powernorm.norms.carrier import CarrierNorm
 from powernorm.norms.divergences import (
     Compared,
     Divergence,
@@ -30,7 +31,7 @@ _PATIENCE: Final = 100
 """Backwards without a request of the penalty before a layer warns; a few mean nothing."""
 
 
-class RegularizedBatchNorm(BackwardStateNorm):
+class RegularizedBatchNorm(CarrierNorm, BatchStatisticsNorm):
     """Regularized BatchNorm (Wang et al. 2022, Section 4.1).
 
     BatchNorm over the valid tokens, and a penalty to be added to the loss,

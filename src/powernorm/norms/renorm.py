@@ -9,13 +9,14 @@ import torch.distributed as dist
 from torch import Tensor
 
 from powernorm.norms.arguments import Start, check_count, check_number
-from powernorm.norms.carrier import BackwardStateNorm
+from powernorm.norms.batch_statistics import BatchStatisticsNorm
+from powernorm.norms.carrier import CarrierNorm
 from powernorm.norms.feature_dims import Normalized
 from powernorm.ops.batch_norm import batch_norm
 from powernorm.ops.operators import snapshot
 
 
-class BatchRenorm(BackwardStateNorm):
+class BatchRenorm(CarrierNorm, BatchStatisticsNorm):
     """Batch Renormalization over the valid tokens (Ioffe 2017, Algorithm 1).
 
     `x̂ = r (x - μ_B)/σ_B + d` with `r = clip(σ_B/σ, 1/max_r, max_r)` and

@@ -19,7 +19,7 @@ from powernorm.norms.arguments import (
     check_share,
 )
 from powernorm.norms.batch_statistics import BatchStatisticsNorm
-from powernorm.norms.carrier import BackwardStateNorm
+from powernorm.norms.carrier import CarrierNorm
 from powernorm.norms.checkpointing import SeenInputs
 from powernorm.norms.feature_dims import Normalized, answer
 from powernorm.ops.arrays import accumulation_dtype
@@ -167,7 +167,7 @@ class RepBatchNorm(_RepNorm):
         return answer((self.with_identity(y, total, seen), total), residual)
 
 
-class ProgressiveRepBatchNorm(_RepNorm, BackwardStateNorm):
+class ProgressiveRepBatchNorm(_RepNorm, CarrierNorm, BatchStatisticsNorm):
     """PRepBN (Guo et al. 2024): a transition from LayerNorm to RepBN during training.
 
     `y = λ LN(x) + (1 - λ) RepBN(x)` in training. The first `warmup_steps` use LN only, and RepBN's

@@ -82,7 +82,7 @@ class StatefulNorm(AffineNorm):
         device: torch.device | str | None,
         dtype: torch.dtype | None,
     ) -> None:
-        super().__init__(num_features, eps, affine, bias, device, dtype, feature_dim)
+        super().__init__(num_features, eps, affine, bias, feature_dim, device, dtype)
         self.sync = sync
         self.process_group = process_group
         self._records = CallRecords()

@@ -15,7 +15,7 @@ from torch import Tensor
 from powernorm.errors import InputError
 from powernorm.norms.arguments import Variant, check_groups, check_number, check_variant
 from powernorm.norms.base import AffineNorm, Norm
-from powernorm.norms.feature_dims import Normalized, answer
+from powernorm.norms.feature_dims import Normalized
 from powernorm.ops.token_norm import OPERATOR as TOKEN_NORM
 from powernorm.ops.token_norm import TokenNormArgs, layer_norm, token_norm
 
@@ -42,14 +42,14 @@ class _StandardizingNorm(AffineNorm):
     def __init__(
         self,
         num_features: int | tuple[int, ...],
-        eps: float,
-        variant: Variant,
-        affine: bool,
-        device: torch.device | str | None,
-        dtype: torch.dtype | None,
-        feature_dim: int,
+        eps: float = 1e-5,
+        variant: Variant = "paper",
+        affine: bool = False,
+        feature_dim: int = -1,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(num_features, eps, affine, True, device, dtype, feature_dim)
+        super().__init__(num_features, eps, affine, True, feature_dim, device, dtype)
         self.variant = check_variant(variant)
         if variant == "released" and self.num_features == 1:
             raise InputError(
@@ -103,19 +103,6 @@ class SimpleLayerNorm(_StandardizingNorm):
     tensor([[-1.,  1.]])
     """
 
-    def __init__(
-        self,
-        num_features: int | tuple[int, ...],
-        *,
-        eps: float = 1e-5,
-        variant: Variant = "paper",
-        affine: bool = False,
-        feature_dim: int = -1,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(num_features, eps, variant, affine, device, dtype, feature_dim)
-
     def normalize(self, x: Tensor, _: Tensor | None, residual: Tensor | None, /) -> Normalized:
         """Normalize (..., C)."""
         return self.standardize(x, residual)
@@ -159,7 +146,7 @@ class DetachNorm(_StandardizingNorm):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(num_features, eps, variant, affine, device, dtype, feature_dim)
+        super().__init__(num_features, eps, variant, affine, feature_dim, device, dtype)
         self.detach_mean = detach_mean
         self.detach_std = detach_std
 
@@ -212,7 +199,7 @@ class AdaNorm(_StandardizingNorm):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(num_features, eps, variant, affine, device, dtype, feature_dim)
+        super().__init__(num_features, eps, variant, affine, feature_dim, device, dtype)
         self.scale = check_number("scale", scale)
         self.k = check_number("k", k)
 
@@ -245,27 +232,17 @@ class LayerNorm(AffineNorm):
         x (..., C), output as x.
     """
 
-    def __init__(
-        self,
-        num_features: int | tuple[int, ...],
-        eps: float = 1e-5,
-        affine: bool = True,
-        bias: bool = True,
-        *,
-        feature_dim: int = -1,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(num_features, eps, affine, bias, device, dtype, feature_dim)
-
     def normalize(self, x: Tensor, _: Tensor | None, residual: Tensor | None, /) -> Normalized:
         """Normalize (..., C)."""
         if self.training:
             # Padding may hold NaN, which torch's backward multiplies by incoming zeros. Chosen by
             # the mode only, because a checkpoint repeats the forward without a known mask.
             return _by_token(self, x, residual)
-        total = x if residual is None else x + residual
-        return answer((layer_norm(total, self.weight, self.bias, self.eps), total), residual)
+        return super().normalize(x, None, residual)
+
+    def transform(self, x: Tensor) -> Tensor:
+        """Return y, (..., C), in evaluation."""
+        return layer_norm(x, self.weight, self.bias, self.eps)
 
 
 class RMSNorm(AffineNorm):
@@ -296,7 +273,7 @@ class RMSNorm(AffineNorm):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(num_features, eps, affine, False, device, dtype, feature_dim)
+        super().__init__(num_features, eps, affine, False, feature_dim, device, dtype)
 
     def normalize(self, x: Tensor, _: Tensor | None, residual: Tensor | None, /) -> Normalized:
         """Normalize (..., C)."""
@@ -336,7 +313,7 @@ class GroupScaling(AffineNorm):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(num_features, eps, affine, True, device, dtype, feature_dim)
+        super().__init__(num_features, eps, affine, True, feature_dim, device, dtype)
         self.groups = check_groups(groups, self.num_features)
 
     def normalize(self, x: Tensor, _: Tensor | None, residual: Tensor | None, /) -> Normalized:
@@ -375,7 +352,7 @@ class GroupNorm(AffineNorm):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(num_features, eps, affine, True, device, dtype, feature_dim)
+        super().__init__(num_features, eps, affine, True, feature_dim, device, dtype)
         self.groups = check_groups(groups, self.num_features)
 
     def normalize(self, x: Tensor, _: Tensor | None, residual: Tensor | None, /) -> Normalized:

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 from powernorm.errors import InputError
 from powernorm.norms.arguments import check_count
 from powernorm.norms.base import AffineNorm, Norm
-from powernorm.norms.feature_dims import Normalized, answer
 from powernorm.ops.arrays import accumulation_dtype
 from powernorm.ops.pointwise import centered_scale, dynamic_scale, low_rank_gate, unit_length
 from powernorm.ops.token_norm import TokenNormArgs, token_norm
@@ -56,7 +55,7 @@ class SeeDNorm(AffineNorm):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(num_features, eps, True, False, device, dtype, feature_dim)
+        super().__init__(num_features, eps, True, False, feature_dim, device, dtype)
         self.num_heads = check_count("num_heads", num_heads, 1)
         if self.num_features % num_heads:
             raise InputError(
@@ -66,13 +65,12 @@ class SeeDNorm(AffineNorm):
         self.alpha = nn.Parameter(torch.ones(shape, device=device, dtype=dtype))
         self.beta = nn.Parameter(torch.zeros(shape, device=device, dtype=dtype))
 
-    def normalize(self, x: Tensor, _: Tensor | None, residual: Tensor | None, /) -> Normalized:
-        """Normalize (..., C)."""
-        total = x if residual is None else x + residual
-        wide = total.to(accumulation_dtype(total))
-        z, _total = token_norm(TokenNormArgs(wide, None, None, None, eps=self.eps, centered=False))
+    def transform(self, x: Tensor) -> Tensor:
+        """Return y, (..., C)."""
+        wide = x.to(accumulation_dtype(x))
+        z, _ = token_norm(TokenNormArgs(wide, None, None, None, eps=self.eps, centered=False))
         y = dynamic_scale(wide, z, self.weight, self.alpha, self.beta, self.num_heads)
-        return answer((y.to(total.dtype), total), residual)
+        return y.to(x.dtype)
 
     def reset_parameters(self) -> None:
         """Set γ and α to 1 and b to 0."""
@@ -116,14 +114,13 @@ class ScaleNorm(AffineNorm):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(num_features, eps, False, False, device, dtype, feature_dim)
+        super().__init__(num_features, eps, False, False, feature_dim, device, dtype)
         start = math.sqrt(self.num_features)
         self.scale = nn.Parameter(torch.full((1,), start, device=device, dtype=dtype))
 
-    def normalize(self, x: Tensor, _: Tensor | None, residual: Tensor | None, /) -> Normalized:
-        """Normalize (..., C)."""
-        total = x if residual is None else x + residual
-        return answer((unit_length(total, self.scale, self.eps), total), residual)
+    def transform(self, x: Tensor) -> Tensor:
+        """Return y, (..., C)."""
+        return unit_length(x, self.scale, self.eps)
 
     def reset_parameters(self) -> None:
         """Set g to √C."""
@@ -167,15 +164,14 @@ class BiasNorm(AffineNorm):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(num_features, eps, False, False, device, dtype, feature_dim)
+        super().__init__(num_features, eps, False, False, feature_dim, device, dtype)
         self.center = nn.Parameter(torch.zeros(self.num_features, device=device, dtype=dtype))
         self.log_scale = nn.Parameter(torch.zeros(1, device=device, dtype=dtype))
 
-    def normalize(self, x: Tensor, _: Tensor | None, residual: Tensor | None, /) -> Normalized:
-        """Normalize (..., C)."""
-        total = x if residual is None else x + residual
-        scale = self.log_scale.to(accumulation_dtype(total)).exp()
-        return answer((centered_scale(total, self.center, scale, self.eps), total), residual)
+    def transform(self, x: Tensor) -> Tensor:
+        """Return y, (..., C)."""
+        scale = self.log_scale.to(accumulation_dtype(x)).exp()
+        return centered_scale(x, self.center, scale, self.eps)
 
     def reset_parameters(self) -> None:
         """Set γ and b to 0."""
@@ -227,21 +223,19 @@ class GatedRMSNorm(AffineNorm):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(num_features, eps, True, False, device, dtype, feature_dim)
+        super().__init__(num_features, eps, True, False, feature_dim, device, dtype)
         self.rank = check_count("rank", rank, 1)
         shape = (rank, self.num_features)
         self.down = nn.Parameter(torch.empty(shape, device=device, dtype=dtype))
         self.up = nn.Parameter(torch.zeros(shape[::-1], device=device, dtype=dtype))
         self._start_gate()
 
-    def normalize(self, x: Tensor, _: Tensor | None, residual: Tensor | None, /) -> Normalized:
-        """Normalize (..., C)."""
-        total = x if residual is None else x + residual
-        wide = total.to(accumulation_dtype(total))
-        z, _total = token_norm(
-            TokenNormArgs(wide, None, self.weight, None, eps=self.eps, centered=False)
-        )
-        return answer((low_rank_gate(z, self.down, self.up).to(total.dtype), total), residual)
+    def transform(self, x: Tensor) -> Tensor:
+        """Return y, (..., C)."""
+        wide = x.to(accumulation_dtype(x))
+        args = TokenNormArgs(wide, None, self.weight, None, eps=self.eps, centered=False)
+        z, _ = token_norm(args)
+        return low_rank_gate(z, self.down, self.up).to(x.dtype)
 
     def reset_parameters(self) -> None:
         """Set γ to 1, U to 0 and D to its start."""

@@ -18,10 +18,9 @@ from powernorm.inspection.selection import stacks
 from powernorm.norms import build_norm
 from powernorm.norms.arguments import check_model
 from powernorm.surgery.changes import CHILD, has_one_behind, modules_around
-from powernorm.surgery.optimizers import Exchange, Optimizers
+from powernorm.surgery.optimizers import NewNorm, Optimizers
 from powernorm.surgery.plans import (
     AppliedPlan,
-    NewNorm,
     NormPlan,
     PlanRow,
     check_options,
@@ -81,8 +80,7 @@ class _Map:
         around = (self.module, *modules_around(modules, self.name)[::-1])
         names = tuple(f"{name}.{CHILD}" for name in self.names)
         slots = (Slot(self.module, CHILD),)
-        exchange = Exchange(None, new, (), around)
-        return NewNorm(new, names, new, slots, self.names, exchange, behind=self.module)
+        return NewNorm(new, names, new, slots, self.names, around, behind=self.module)
 
 
 def _notes(plan: NormPlan) -> list[str]:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
-from typing import Any, Final, NamedTuple
+from dataclasses import dataclass
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -18,6 +19,8 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from powernorm.errors import InputError
+from powernorm.inspection.finder import Slot
+from powernorm.norms import Norm
 
 Optimizers = Optimizer | Sequence[Optimizer] | None
 """Optimizers of a model, given to a swap or an insertion."""
@@ -26,20 +29,31 @@ _NAMES: Final = "param_names"
 _SHOWN: Final = 4
 
 
-class Exchange(NamedTuple):
-    """A norm that was put in, and the one that it replaced.
+@dataclass(frozen=True, eq=False)
+class NewNorm:
+    """A norm that is put in its place in a model, and the one that it replaces.
 
-    Attributes:
-        old: the replaced norm; None for an insertion.
-        new: the new norm.
-        pairs: old and new parameters with the same meaning.
+    Args:
+        norm: the new norm.
+        names: its dotted names.
+        module: module that is put into the slots: the norm, perhaps with a gate.
+        slots: slots that get the module.
+        places: names of the modules that it replaces, or that get it.
         around: modules around the norm, the nearest first.
+        old: the replaced norm; None for an insertion.
+        pairs: old and new parameters with the same meaning.
+        behind: the linear map that calls it by a hook, if it replaces nothing.
     """
 
-    old: nn.Module | None
-    new: nn.Module
-    pairs: Sequence[tuple[Tensor | None, Tensor | None]]
+    norm: Norm
+    names: tuple[str, ...]
+    module: nn.Module
+    slots: tuple[Slot, ...]
+    places: tuple[str, ...]
     around: Sequence[nn.Module]
+    old: nn.Module | None = None
+    pairs: Sequence[tuple[Tensor | None, Tensor | None]] = ()
+    behind: nn.Module | None = None
 
     @property
     def old_parameters(self) -> list[nn.Parameter]:
@@ -50,7 +64,7 @@ class Exchange(NamedTuple):
     def new_parameters(self) -> list[nn.Parameter]:
         """Parameters of the new norm that the old one does not have."""
         known = {id(p) for p in self.old_parameters}
-        return [p for p in self.new.parameters() if id(p) not in known]
+        return [p for p in self.norm.parameters() if id(p) not in known]
 
     def near(self) -> list[nn.Parameter]:
         """Return parameters whose group new ones may join: the first that is in one decides."""
@@ -82,9 +96,9 @@ def checked_optimizers(optimizers: Optimizers, model: nn.Module) -> tuple[Optimi
     return given
 
 
-def follow_exchanges(
+def follow_norms(
     model: nn.Module,
-    exchanges: Sequence[Exchange],
+    norms: Sequence[NewNorm],
     optimizers: Sequence[Optimizer] | None,
     verb: str,
 ) -> Callable[[], None]:
@@ -94,11 +108,11 @@ def follow_exchanges(
         A function that undoes it.
     """
     if optimizers is None:
-        new = [p for one in exchanges for p in one.new_parameters]
+        new = [p for one in norms for p in one.new_parameters]
         return _UntrainedWatch(model, new, verb).remove if new else lambda: None
     names = {id(p): name for name, p in model.named_parameters()}
     groups = [_Group(one, group, names) for one in optimizers for group in one.param_groups]
-    for one in exchanges:
+    for one in norms:
         _follow(one, groups, names.keys())
 
     def put_back() -> None:
@@ -108,7 +122,7 @@ def follow_exchanges(
     return put_back
 
 
-def _follow(change: Exchange, groups: Sequence[_Group], present: Iterable[int]) -> None:
+def _follow(change: NewNorm, groups: Sequence[_Group], present: Iterable[int]) -> None:
     home = next((group for p in change.near() for group in groups if p in group), None)
     new = {id(p): p for p in change.new_parameters}
     partners = {id(old): new.get(id(one)) for old, one in change.pairs}

@@ -11,12 +11,11 @@ from torch import nn
 from torch.optim import Optimizer
 
 from powernorm.errors import InputError
-from powernorm.inspection.finder import Slot
 from powernorm.inspection.mask_owners import attach_mask_owners
 from powernorm.inspection.modules import is_compiled
 from powernorm.inspection.rows import NormRow, NormTable
 from powernorm.inspection.selection import Role, Side
-from powernorm.norms import Norm, check_norm_options
+from powernorm.norms import check_norm_options
 from powernorm.norms.preserved_state import made_like
 from powernorm.surgery.changes import (
     Changes,
@@ -26,10 +25,10 @@ from powernorm.surgery.changes import (
     share_hooks,
 )
 from powernorm.surgery.optimizers import (
-    Exchange,
+    NewNorm,
     Optimizers,
     checked_optimizers,
-    follow_exchanges,
+    follow_norms,
 )
 from powernorm.surgery.planned_norms import PlannedNorms
 from powernorm.surgery.saving.records import mark
@@ -61,29 +60,6 @@ class PlanRow(NormRow):
     side: Side | None = None
     layer: int | None = None
     shared: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class NewNorm:
-    """A norm that is put in its place in a model.
-
-    Args:
-        norm: the norm.
-        names: its dotted names.
-        module: module that is put into the slots: the norm, perhaps with a gate.
-        slots: slots that get the module.
-        places: names of the modules that it replaces, or that get it.
-        exchange: old and new parameters, for optimizers.
-        behind: the linear map that calls it by a hook, if it replaces nothing.
-    """
-
-    norm: Norm
-    names: tuple[str, ...]
-    module: nn.Module
-    slots: tuple[Slot, ...]
-    places: tuple[str, ...]
-    exchange: Exchange
-    behind: nn.Module | None = None
 
 
 class PlanSite(Protocol):
@@ -181,9 +157,9 @@ class AppliedPlan:
         self._changes = changes = Changes()
         changes.on_undo(lambda: mark(model))
         self._replaced = [
-            (one, old, kind_of(one.norm, model), hook_ids(old))
+            (one, one.old, kind_of(one.norm, model), hook_ids(one.old))
             for one in new
-            if (old := one.exchange.old) is not None
+            if one.old is not None
         ]
         for one, old, *_ in self._replaced:
             share_hooks(old, one.module)
@@ -197,8 +173,7 @@ class AppliedPlan:
         masked = [name for one in new for name in one.names if one.norm.reads_mask]
         for use in attach_mask_owners(model, masked, plan._sides):
             changes.on_undo(use.release)
-        exchanges = [one.exchange for one in new]
-        changes.on_undo(follow_exchanges(model, exchanges, optimizers, plan.verb))
+        changes.on_undo(follow_norms(model, new, optimizers, plan.verb))
         places = {one.names[0]: one.places for one in new}
         changes.on_undo(PlannedNorms(model, self.norms, places, plan.verb).remove)
         mark(model)

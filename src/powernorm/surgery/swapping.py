@@ -18,10 +18,9 @@ from powernorm.norms import Norm, build_norm
 from powernorm.norms.arguments import check_model
 from powernorm.surgery.erasing import erase_padding
 from powernorm.surgery.folding.structure import GatedNorm
-from powernorm.surgery.optimizers import Exchange, Optimizers
+from powernorm.surgery.optimizers import NewNorm, Optimizers
 from powernorm.surgery.plans import (
     AppliedPlan,
-    NewNorm,
     NormPlan,
     PlanRow,
     check_options,
@@ -47,8 +46,8 @@ class _NormSite:
         module = new if found.gated is None else GatedNorm(new, found.gated[1])
         names = tuple(f"{name}.norm" if found.gated else name for name in found.names)
         parents = [slot.parent for slot in found.slots]
-        exchange = Exchange(found.module, new, same_parameters(found, new), parents)
-        return NewNorm(new, names, module, found.slots, names, exchange)
+        pairs = same_parameters(found, new)
+        return NewNorm(new, names, module, found.slots, names, parents, found.module, pairs)
 
 
 def _notes(plan: NormPlan, calls: Sequence[FoundNorm] | None) -> list[str]:

@@ -238,9 +238,11 @@ class _Explorer:
         for place in dict.fromkeys(relation.inputs):
             self.found.readers.setdefault(place, []).append(relation)
         # The exploration stops at weights: their other side has its own A and B.
-        if not isinstance(relation, Operation):
-            for place in (relation.output, *relation.inputs):
-                self._see(place)
+        if isinstance(relation, Operation):
+            self.found.operations.setdefault(relation.node, relation)
+            return
+        for place in (relation.output, *relation.inputs):
+            self._see(place)
 
     def _add_twin(self, relation: Operation) -> None:
         """Relate the output of weights to that in the first graph, as weights change only once.

@@ -168,9 +168,6 @@ class Editor:
     def _operations(self) -> dict[fx.Node, Operation]:
         """Return all operations of the graphs by their nodes, also those unrelated to any norm."""
         related = dict(self.relations.operations)
-        for relation in self.relations.all():
-            if isinstance(relation, Operation):
-                related[relation.node] = relation
         for node in self.trace.nodes():
             operation = None if node in related else operation_of(node, self.trace)
             if operation is not None:

@@ -13,7 +13,7 @@ from powernorm.errors import InputError
 from powernorm.inspection.mask_owners import retire_owners
 from powernorm.inspection.trials import ACTIVATIONS, Gate
 from powernorm.norms import BatchStatisticsNorm, Norm
-from powernorm.norms.descriptions import NormDescription
+from powernorm.norms.descriptions import describe_norm, rebuild_norm
 from powernorm.norms.feature_dims import LAST
 from powernorm.ops.arrays import accumulation_dtype
 from powernorm.surgery.changes import (
@@ -178,8 +178,14 @@ class Part:
             return FoldedNorm()
         if self.kind == "multiply-add":
             return FeatureAffine(self.num_features, **options, device=like.device, dtype=like.dtype)
-        described = NormDescription(self.norm, self.num_features, options, self.source)
-        norm = described.build(device=like.device, dtype=like.dtype)
+        norm = rebuild_norm(
+            self.norm,
+            self.num_features,
+            options,
+            self.source,
+            device=like.device,
+            dtype=like.dtype,
+        )
         if self.frozen:
             cast(BatchStatisticsNorm, norm).freeze_statistics()
         return norm
@@ -203,19 +209,11 @@ def part_of(name: str, module: nn.Module) -> Part | None:
     if not isinstance(module, Norm):
         return None
     try:
-        described = NormDescription.of(module)
+        short, options, source = describe_norm(module)
     except InputError as error:
         raise InputError(f"{name or 'the model'}: {error}") from error
     frozen = isinstance(module, BatchStatisticsNorm) and module.is_frozen
-    return Part(
-        "norm",
-        (),
-        described.name,
-        described.num_features,
-        dict(described.options),
-        frozen,
-        described.source,
-    )
+    return Part("norm", (), short, module.num_features, options, frozen, source)
 
 
 @dataclass(frozen=True)

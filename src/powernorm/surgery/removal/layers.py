@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from typing import cast
+from typing import Any, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from powernorm.errors import InputError
+from powernorm.inspection.batches import Forward
+from powernorm.inspection.modules import listed
+from powernorm.inspection.observer import NormCall, observe
 from powernorm.norms import BatchNorm
 from powernorm.norms.arguments import check_flag, check_share
 from powernorm.norms.checkpointing import SeenInputs
 from powernorm.norms.feature_dims import Normalized, answer
+from powernorm.norms.preserved_state import preserved_state
 from powernorm.norms.stateful import StatefulNorm
 from powernorm.ops.arrays import accumulation_dtype
 from powernorm.ops.graphs import refuse_transforms
@@ -283,3 +288,40 @@ def centered(x: Tensor) -> Tensor:
     """Return x minus its mean over the features, which are last, in the accumulation type."""
     wide = x.to(accumulation_dtype(x))
     return wide - wide.mean(-1, keepdim=True)
+
+
+@torch.no_grad()
+def mean_deviations(
+    model: nn.Module,
+    layers: Mapping[str, FrozenDeviationNorm],
+    batches: Sequence[Any],
+    forward: Forward,
+) -> dict[str, float]:
+    """Return the mean deviation of each layer's valid tokens, in the order of the calls.
+
+    Args:
+        model: the model, in evaluation mode.
+        layers: the layers by name.
+        batches: batches of the training.
+        forward: runs a model on a batch.
+
+    Raises:
+        InputError: no valid token goes through a layer.
+    """
+    sums: dict[str, Tensor] = {}
+
+    def look(call: NormCall) -> None:
+        layer = layers[call.name]
+        deviations = layer.deviations(call.x.double())
+        mask = call.padding_mask
+        valid = deviations.flatten() if mask is None else deviations[~mask]
+        pair = torch.stack([valid.sum(), valid.new_tensor(valid.numel())])
+        sums[call.name] = sums.get(call.name, torch.zeros_like(pair)) + pair
+
+    with preserved_state(model, layers.values()), observe(layers, on_input=look):
+        for batch in batches:
+            forward(model, batch)
+    missing = [name for name in layers if name not in sums or not float(sums[name][1])]
+    if missing:
+        raise InputError(f"no valid token of the batches goes through {listed(missing)}")
+    return {name: float(total / count) for name, (total, count) in sums.items()}

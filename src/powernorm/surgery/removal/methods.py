@@ -20,13 +20,13 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal, cast
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from powernorm.errors import InputError
 from powernorm.inspection.batches import Forward, Progress
 from powernorm.inspection.finder import find_norms
 from powernorm.inspection.modules import listed
-from powernorm.inspection.observer import NormCall, observe
+from powernorm.inspection.observer import observe
 from powernorm.inspection.rows import NormRow
 from powernorm.inspection.selection import Site, place
 from powernorm.norms import ProgressiveRepBatchNorm, TaperNorm
@@ -34,7 +34,11 @@ from powernorm.norms.preserved_state import preserved_state
 from powernorm.surgery.calibration import calibrate
 from powernorm.surgery.freezing import freeze_statistics
 from powernorm.surgery.matching import match_teacher
-from powernorm.surgery.removal.layers import CenteredBatchNorm, FrozenDeviationNorm
+from powernorm.surgery.removal.layers import (
+    CenteredBatchNorm,
+    FrozenDeviationNorm,
+    mean_deviations,
+)
 from powernorm.surgery.removal.schedules import removal_steps
 from powernorm.surgery.swapping import swap
 
@@ -301,7 +305,7 @@ class _DeviationFreezing(Removal):
         """Measure the mean deviation of each norm's tokens on the original's own inputs."""
         del teacher
         layers = self._frozen_layers()
-        measured = _mean_deviations(self.model, layers, batches, forward)
+        measured = mean_deviations(self.model, layers, batches, forward)
         for name, deviation in measured.items():
             layers[name].deviation.fill_(deviation)
             layers[name].running_deviation.fill_(deviation)
@@ -486,33 +490,6 @@ def call_order(
             "cannot be removed"
         )
     return tuple(called)
-
-
-@torch.no_grad()
-def _mean_deviations(
-    model: nn.Module,
-    layers: Mapping[str, FrozenDeviationNorm],
-    batches: Sequence[Any],
-    forward: Forward,
-) -> dict[str, float]:
-    """Return the mean deviation of each layer's valid tokens, in the order of the calls."""
-    sums: dict[str, Tensor] = {}
-
-    def look(call: NormCall) -> None:
-        layer = layers[call.name]
-        deviations = layer.deviations(call.x.double())
-        mask = call.padding_mask
-        valid = deviations.flatten() if mask is None else deviations[~mask]
-        pair = torch.stack([valid.sum(), valid.new_tensor(valid.numel())])
-        sums[call.name] = sums.get(call.name, torch.zeros_like(pair)) + pair
-
-    with preserved_state(model, layers.values()), observe(layers, on_input=look):
-        for batch in batches:
-            forward(model, batch)
-    missing = [name for name in layers if name not in sums or not float(sums[name][1])]
-    if missing:
-        raise InputError(f"no valid token of the batches goes through {listed(missing)}")
-    return {name: float(total / count) for name, (total, count) in sums.items()}
 
 
 def _path(layer: type[nn.Module]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields, replace
+from itertools import chain
 from types import UnionType
 from typing import Any, Final, get_args
 
@@ -147,7 +148,7 @@ class ModelRecord:
 
     def names(self) -> Iterator[str]:
         """Return the names of all modules."""
-        return (name for part in self.parts for names in part.names for name in names)
+        return chain.from_iterable(names for part in self.parts for names in part.names)
 
     def below(self, prefix: str) -> ModelRecord:
         """Return the record for a model that has this record's model as a part.
@@ -285,16 +286,14 @@ class ModelRecord:
         """Raise an InputError if the model has changes of this library that are not recorded."""
         known = set(self.names())
         for part in _parts_of(model):
-            for name in (name for names in part.names for name in names):
+            for name in chain(*part.names):
                 if name not in known:
                     what = f"the norm {part.norm}" if part.norm else "a norm that was folded"
                     raise InputError(
                         f"the given {type(model).__name__} has {what} at {name!r}, where the saved "
                         f"model had none of this library: {REBUILD}"
                     )
-        folded = {
-            name for part in self.parts if not part.norm for names in part.names for name in names
-        }
+        folded = {name for part in self.parts if not part.norm for name in chain(*part.names)}
         for root, names in masked_norms(model).items():
             masked = sorted(set(names) - set(self.masks.get(root, ())) - folded)
             if masked:

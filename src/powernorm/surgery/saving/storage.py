@@ -235,7 +235,7 @@ def _record_of(model: nn.Module) -> ModelRecord:
             f"{type(model).__name__} holds no norm of powernorm and none that was folded: save it "
             "as you save any other model"
         )
-    if any("" in names for part in record.parts for names in part.names):
+    if "" in record.names():
         raise InputError(
             f"the model is itself a norm ({type(model).__name__}): save its state_dict()"
         )
