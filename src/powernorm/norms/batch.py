@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from powernorm.norms.arguments import Start, Variant
 from powernorm.norms.batch_statistics import BatchStatisticsNorm
 from powernorm.norms.buffers import rename_key
 
@@ -68,39 +65,6 @@ class BatchNorm(BatchStatisticsNorm):
     read_in_training = ("running_mean", "running_var")  # of a batch without valid tokens
     trains_by_batch = True
 
-    def __init__(
-        self,
-        num_features: int | tuple[int, ...],
-        eps: float = 1e-5,
-        momentum: float | None = 0.1,
-        affine: bool = True,
-        track_running_stats: bool = True,
-        *,
-        start: Start | None = None,
-        groups: int | None = None,
-        variant: Variant = "paper",
-        sync: bool = True,
-        process_group: dist.ProcessGroup | None = None,
-        feature_dim: int = -1,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(
-            num_features,
-            eps=eps,
-            momentum=momentum,
-            affine=affine,
-            track_running_stats=track_running_stats,
-            start=start,
-            groups=groups,
-            sync=sync,
-            process_group=process_group,
-            feature_dim=feature_dim,
-            device=device,
-            dtype=dtype,
-            variant=variant,
-        )
-
 
 class PowerNormV(BatchStatisticsNorm):
     """PowerNorm-V: BatchNorm without the mean (Shen et al. 2020, Definition 1, eq. 4-6).
@@ -142,39 +106,6 @@ class PowerNormV(BatchStatisticsNorm):
     centered = False
     read_in_training = ("running_second_moment",)  # of a batch without valid tokens
     trains_by_batch = True
-
-    def __init__(
-        self,
-        num_features: int | tuple[int, ...],
-        eps: float = 1e-5,
-        momentum: float | None = 0.1,
-        affine: bool = True,
-        track_running_stats: bool = True,
-        *,
-        start: Start | None = None,
-        groups: int | None = None,
-        variant: Variant = "paper",
-        sync: bool = True,
-        process_group: dist.ProcessGroup | None = None,
-        feature_dim: int = -1,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(
-            num_features,
-            eps=eps,
-            momentum=momentum,
-            affine=affine,
-            track_running_stats=track_running_stats,
-            start=start,
-            groups=groups,
-            sync=sync,
-            process_group=process_group,
-            feature_dim=feature_dim,
-            device=device,
-            dtype=dtype,
-            variant=variant,
-        )
 
     def adopt_keys(self, state_dict: dict[str, Tensor], prefix: str) -> None:
         """Rename `running_var` of the released layer, which is ψ²."""

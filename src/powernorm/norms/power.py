@@ -90,9 +90,9 @@ class PowerNorm(GradientMomentNorm):
     State:
         running_second_moment (ψ², starts at 1), running_gradient_moment (ν, starts at 0),
         num_batches_tracked, num_nonfinite_batches; all updated in the *backward*. A training-mode
-        nothing. ν is in units of the loss: a constant factor of the loss, such as that of
-        gradient accumulation or of the number of processes, multiplies every gradient and changes
-        nothing else; if the factor changes, see `set_loss_scale`.
+        forward alone changes nothing. ν is in units of the loss: a constant factor of the loss,
+        such as that of gradient accumulation or of the number of processes, multiplies every
+        gradient and changes nothing else; if the factor changes, see `set_loss_scale`.
 
     Numerics:
         Sums in float32 per batch, merged in float64. Without a valid token ψ is used, and nothing
@@ -143,7 +143,6 @@ class PowerNorm(GradientMomentNorm):
             momentum=momentum,
             affine=affine,
             track_running_stats=track_running_stats,
-            start=None,  # the warm-up averages
             groups=groups,
             sync=sync,
             process_group=process_group,

@@ -134,7 +134,6 @@ class UnifiedNorm(GradientMomentNorm):
             affine=affine,
             track_running_stats=track_running_stats,
             start=start,
-            groups=None,
             sync=sync,
             process_group=process_group,
             feature_dim=feature_dim,
