@@ -78,6 +78,8 @@ class Norm(nn.Module):
     """Short name of a user-defined layer, under which it was built."""
     built_with: Mapping[str, Any] = MappingProxyType({})
     """Options with which a user-defined layer was built."""
+    shown_settings: tuple[str, ...] = ()
+    """Attributes that `repr` shows besides the features; `affine` is whether there is a γ."""
 
     def __init_subclass__(cls) -> None:
         super().__init_subclass__()
@@ -249,9 +251,13 @@ class Norm(nn.Module):
         return f": build the layer with feature_dim={dim} for it"
 
     def extra_repr(self) -> str:
-        """Return the features and their dimension."""
+        """Return the features, their dimension and the `shown_settings`."""
         dim = "" if self.feature_dim == LAST else f", feature_dim={self.feature_dim}"
-        return f"{self.num_features}{dim}"
+        shown = {name: getattr(self, name) for name in self.shown_settings}
+        if "affine" in shown:
+            shown["affine"] = self.weight is not None
+        settings = [f", {name.removeprefix('initial_')}={shown[name]!r}" for name in shown]
+        return f"{self.num_features}{dim}{''.join(settings)}"
 
 
 def _wrapped(result: Normalized, wrap: Callable[[Tensor], Tensor]) -> Normalized:
@@ -274,6 +280,7 @@ def _own_code(forward: Any, owner: type) -> Any:
 class AffineNorm(Norm):
     """A norm with learned γ (`weight`) and β (`bias`), each (C,), or neither."""
 
+    shown_settings: tuple[str, ...] = ("eps", "affine")
     _prepared: Prepared | None = None
     """The last training call as its backend prepared it, for the next calls."""
 
@@ -377,7 +384,3 @@ class AffineNorm(Norm):
             nn.init.ones_(self.weight)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
-
-    def extra_repr(self) -> str:
-        """Return the features, eps and whether γ and β are learned."""
-        return f"{super().extra_repr()}, eps={self.eps}, affine={self.weight is not None}"

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from powernorm.norms.arguments import check_number
-from powernorm.norms.base import AffineNorm, Norm
+from powernorm.norms.base import AffineNorm
 from powernorm.ops.arrays import accumulation_dtype
 from powernorm.ops.pointwise import dynamic_erf, dynamic_tanh, inverse_root_unit
 
@@ -59,6 +59,8 @@ class DynamicTanh(SaturatingNorm):
         x (..., C), output as x.
     """
 
+    shown_settings = ("initial_alpha", "affine")
+
     def __init__(
         self,
         num_features: int | tuple[int, ...],
@@ -87,11 +89,6 @@ class DynamicTanh(SaturatingNorm):
         super().reset_parameters()
         nn.init.constant_(self.alpha, self.initial_alpha)
 
-    def extra_repr(self) -> str:
-        """Return the features and the initial α."""
-        affine = self.weight is not None
-        return f"{Norm.extra_repr(self)}, alpha={self.initial_alpha}, affine={affine}"
-
 
 class Derf(SaturatingNorm):
     """Derf, dynamic erf (Chen et al. 2025): `y = γ erf(α x + s) + β`, no statistics at all.
@@ -114,6 +111,8 @@ class Derf(SaturatingNorm):
     >>> Derf(1)(torch.tensor([1.0])).round(decimals=4)
     tensor([0.5205], grad_fn=<RoundBackward1>)
     """
+
+    shown_settings = ("initial_alpha", "initial_shift", "affine")
 
     def __init__(
         self,
@@ -151,11 +150,6 @@ class Derf(SaturatingNorm):
         nn.init.constant_(self.alpha, self.initial_alpha)
         nn.init.constant_(self.shift, self.initial_shift)
 
-    def extra_repr(self) -> str:
-        """Return the features and the initial α and s."""
-        start = f"alpha={self.initial_alpha}, shift={self.initial_shift}"
-        return f"{Norm.extra_repr(self)}, {start}, affine={self.weight is not None}"
-
 
 class DyISRU(SaturatingNorm):
     """DyISRU (Stollenwerk 2025): `y = γ √C x/sqrt(B + x²) + β`, no statistics at all.
@@ -178,6 +172,8 @@ class DyISRU(SaturatingNorm):
     >>> DyISRU(4, spread=12.0)(torch.full((4,), 2.0)).round(decimals=4)
     tensor([1., 1., 1., 1.], grad_fn=<RoundBackward1>)
     """
+
+    shown_settings = ("initial_spread", "affine")
 
     def __init__(
         self,
@@ -225,11 +221,6 @@ class DyISRU(SaturatingNorm):
         super().reset_parameters()
         nn.init.constant_(self.log_spread, math.log(self.initial_spread))
 
-    def extra_repr(self) -> str:
-        """Return the features and the initial B."""
-        affine = self.weight is not None
-        return f"{Norm.extra_repr(self)}, spread={self.initial_spread}, affine={affine}"
-
 
 class Identity(AffineNorm):
     """No normalization: `y = x`; the "w/o Norm" row of comparisons.
@@ -245,6 +236,7 @@ class Identity(AffineNorm):
         x (..., C), output as x.
     """
 
+    shown_settings = ("affine",)
     is_pointwise = True
 
     def __init__(
@@ -273,7 +265,3 @@ class Identity(AffineNorm):
     def transform(self, x: Tensor) -> Tensor:
         """Return the input itself, or γ x + β."""
         return self.scale_and_shift(x)
-
-    def extra_repr(self) -> str:
-        """Return the features."""
-        return f"{Norm.extra_repr(self)}, affine={self.weight is not None}"

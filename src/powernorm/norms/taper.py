@@ -75,6 +75,7 @@ class TaperNorm(CarrierNorm):
     (0.0, True)
     """
 
+    shown_settings = (*CarrierNorm.shown_settings, "kind", "start_step", "end_step")
     num_sums = 6
     read_in_training = ("num_batches_tracked", "branch_scale", "start_weight")
     running_numerator: Tensor
@@ -301,11 +302,6 @@ class TaperNorm(CarrierNorm):
         super().reset_parameters()
         nn.init.zeros_(self.tapered_offset)
         self.reset_running_stats()
-
-    def extra_repr(self) -> str:
-        """Return the features and the schedule."""
-        steps = f"start_step={self.start_step}, end_step={self.end_step}"
-        return f"{super().extra_repr()}, kind={self.kind!r}, {steps}"
 
 
 _SCALARS = (

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from powernorm.errors import InputError
 from powernorm.norms.arguments import Variant, check_groups, check_number, check_variant
-from powernorm.norms.base import AffineNorm, Norm
+from powernorm.norms.base import AffineNorm
 from powernorm.norms.feature_dims import Normalized
 from powernorm.ops.token_norm import OPERATOR as TOKEN_NORM
 from powernorm.ops.token_norm import TokenNormArgs, layer_norm, token_norm
@@ -38,6 +38,8 @@ def _by_token(norm: AffineNorm, x: Tensor, residual: Tensor | None, **settings: 
 
 class _StandardizingNorm(AffineNorm):
     """Base of norms with LayerNorm's statistics, in the papers' and the released form."""
+
+    shown_settings = (*AffineNorm.shown_settings, "variant")
 
     def __init__(
         self,
@@ -78,10 +80,6 @@ class _StandardizingNorm(AffineNorm):
             detach_mean=detach_mean,
             detach_std=detach_std,
         )
-
-    def extra_repr(self) -> str:
-        """Return the features, eps and variant."""
-        return f"{super().extra_repr()}, variant={self.variant!r}"
 
 
 class SimpleLayerNorm(_StandardizingNorm):
@@ -133,6 +131,8 @@ class DetachNorm(_StandardizingNorm):
     True
     """
 
+    shown_settings = (*_StandardizingNorm.shown_settings, "detach_mean", "detach_std")
+
     def __init__(
         self,
         num_features: int | tuple[int, ...],
@@ -154,12 +154,6 @@ class DetachNorm(_StandardizingNorm):
         """Normalize (..., C)."""
         return self.standardize(
             x, residual, detach_mean=self.detach_mean, detach_std=self.detach_std
-        )
-
-    def extra_repr(self) -> str:
-        """Return the features and which statistics are detached."""
-        return (
-            f"{super().extra_repr()}, detach_mean={self.detach_mean}, detach_std={self.detach_std}"
         )
 
 
@@ -186,6 +180,8 @@ class AdaNorm(_StandardizingNorm):
     torch.Size([2, 3, 4])
     """
 
+    shown_settings = (*_StandardizingNorm.shown_settings, "scale", "k")
+
     def __init__(
         self,
         num_features: int | tuple[int, ...],
@@ -206,10 +202,6 @@ class AdaNorm(_StandardizingNorm):
     def normalize(self, x: Tensor, _: Tensor | None, residual: Tensor | None, /) -> Normalized:
         """Normalize (..., C)."""
         return self.standardize(x, residual, scale=self.scale, k=self.k)
-
-    def extra_repr(self) -> str:
-        """Return the features, scale and k."""
-        return f"{super().extra_repr()}, scale={self.scale}, k={self.k}"
 
 
 class LayerNorm(AffineNorm):
@@ -302,6 +294,8 @@ class GroupScaling(AffineNorm):
     tensor([1., 1., 1., 1.])
     """
 
+    shown_settings = ("groups", "eps")
+
     def __init__(
         self,
         num_features: int | tuple[int, ...],
@@ -320,10 +314,6 @@ class GroupScaling(AffineNorm):
         """Scale the groups of (..., C)."""
         return _by_token(self, x, residual, groups=self.groups, centered=False)
 
-    def extra_repr(self) -> str:
-        """Return the features and groups."""
-        return f"{Norm.extra_repr(self)}, groups={self.groups}, eps={self.eps}"
-
 
 class GroupNorm(AffineNorm):
     """GroupNorm over the features of one token (Wu and He 2018), not over other tokens.
@@ -340,6 +330,8 @@ class GroupNorm(AffineNorm):
     Shape:
         x (..., C), output as x.
     """
+
+    shown_settings = (*AffineNorm.shown_settings, "groups")
 
     def __init__(
         self,
@@ -358,7 +350,3 @@ class GroupNorm(AffineNorm):
     def normalize(self, x: Tensor, _: Tensor | None, residual: Tensor | None, /) -> Normalized:
         """Normalize (..., C)."""
         return _by_token(self, x, residual, groups=self.groups)
-
-    def extra_repr(self) -> str:
-        """Return the features and groups."""
-        return f"{super().extra_repr()}, groups={self.groups}"

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from powernorm.errors import InputError
 from powernorm.norms.arguments import check_count
-from powernorm.norms.base import AffineNorm, Norm
+from powernorm.norms.base import AffineNorm
 from powernorm.ops.arrays import accumulation_dtype
 from powernorm.ops.pointwise import centered_scale, dynamic_scale, low_rank_gate, unit_length
 from powernorm.ops.token_norm import TokenNormArgs, token_norm
@@ -43,6 +43,7 @@ class SeeDNorm(AffineNorm):
     tensor([[0.8490, 1.1310]], grad_fn=<RoundBackward1>)
     """
 
+    shown_settings = ("num_heads", "eps")
     weight: nn.Parameter
 
     def __init__(
@@ -78,10 +79,6 @@ class SeeDNorm(AffineNorm):
         nn.init.ones_(self.alpha)
         nn.init.zeros_(self.beta)
 
-    def extra_repr(self) -> str:
-        """Return the features, heads and eps."""
-        return f"{Norm.extra_repr(self)}, num_heads={self.num_heads}, eps={self.eps}"
-
 
 class ScaleNorm(AffineNorm):
     """ScaleNorm (Nguyen and Salazar 2019): `y = g x/max(‖x‖, eps)` per token, g one learned scalar.
@@ -105,6 +102,8 @@ class ScaleNorm(AffineNorm):
     tensor([[0.8490, 1.1310]], grad_fn=<RoundBackward1>)
     """
 
+    shown_settings = ("eps",)
+
     def __init__(
         self,
         num_features: int | tuple[int, ...],
@@ -125,10 +124,6 @@ class ScaleNorm(AffineNorm):
     def reset_parameters(self) -> None:
         """Set g to √C."""
         nn.init.constant_(self.scale, math.sqrt(self.num_features))
-
-    def extra_repr(self) -> str:
-        """Return the features and eps."""
-        return f"{Norm.extra_repr(self)}, eps={self.eps}"
 
 
 class BiasNorm(AffineNorm):
@@ -155,6 +150,8 @@ class BiasNorm(AffineNorm):
     tensor([[0.8490, 1.1310]], grad_fn=<RoundBackward1>)
     """
 
+    shown_settings = ("eps",)
+
     def __init__(
         self,
         num_features: int | tuple[int, ...],
@@ -177,10 +174,6 @@ class BiasNorm(AffineNorm):
         """Set γ and b to 0."""
         nn.init.zeros_(self.center)
         nn.init.zeros_(self.log_scale)
-
-    def extra_repr(self) -> str:
-        """Return the features and eps."""
-        return f"{Norm.extra_repr(self)}, eps={self.eps}"
 
 
 class GatedRMSNorm(AffineNorm):
@@ -211,6 +204,7 @@ class GatedRMSNorm(AffineNorm):
     tensor([[0.4240, 0.5660]], grad_fn=<RoundBackward1>)
     """
 
+    shown_settings = ("rank", "eps")
     weight: nn.Parameter
 
     def __init__(
@@ -251,7 +245,3 @@ class GatedRMSNorm(AffineNorm):
         )
         angles = torch.outer(row, column) * (math.pi / self.num_features)
         self.down.copy_(torch.cos(angles) * math.sqrt(2 / self.num_features))
-
-    def extra_repr(self) -> str:
-        """Return the features, rank and eps."""
-        return f"{Norm.extra_repr(self)}, rank={self.rank}, eps={self.eps}"

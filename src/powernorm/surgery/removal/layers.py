@@ -76,6 +76,7 @@ class FrozenDeviationNorm(StatefulNorm):
     [-0.5, 0.5]
     """
 
+    shown_settings = (*StatefulNorm.shown_settings, "center", "is_frozen")
     num_sums = 4
     checks_itself = False
     deviation: Tensor
@@ -242,10 +243,6 @@ class FrozenDeviationNorm(StatefulNorm):
         self.running_deviation.fill_(1)
         self.deviation.fill_(1)
         super().reset_running_stats()
-
-    def extra_repr(self) -> str:
-        """Return the features, eps and state."""
-        return f"{super().extra_repr()}, center={self.center}, is_frozen={self.is_frozen}"
 
 
 class CenteredBatchNorm(BatchNorm):
