@@ -309,15 +309,6 @@ class AffineNorm(Norm):
         else:
             self.register_parameter("bias", None)
 
-    def normalize(self, x: Tensor, _: Tensor | None, residual: Tensor | None, /) -> Normalized:
-        """Apply `transform` to (..., C); layers that need more override this."""
-        total = x if residual is None else x + residual
-        return answer((self.transform(total), total), residual)
-
-    def transform(self, x: Tensor) -> Tensor:
-        """Return y, (..., C), of a layer that needs neither mask nor state."""
-        raise NotImplementedError
-
     def gamma_and_beta(self) -> tuple[Tensor | None, Tensor | None]:
         """Return γ and β, or None; computed tensors if they are pruned or parametrized.
 
@@ -384,3 +375,16 @@ class AffineNorm(Norm):
             nn.init.ones_(self.weight)
         if self.bias is not None:
             nn.init.zeros_(self.bias)
+
+
+class StatelessNorm(AffineNorm):
+    """A norm that computes its output from the input alone, without a mask or a state."""
+
+    @abstractmethod
+    def transform(self, x: Tensor) -> Tensor:
+        """Return y, (..., C), features last."""
+
+    def normalize(self, x: Tensor, _: Tensor | None, residual: Tensor | None, /) -> Normalized:
+        """Normalize (..., C), features last, whatever `feature_dim` is."""
+        total = x if residual is None else x + residual
+        return answer((self.transform(total), total), residual)

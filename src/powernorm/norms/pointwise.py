@@ -9,12 +9,12 @@ import torch
 from torch import Tensor, nn
 
 from powernorm.norms.arguments import check_number
-from powernorm.norms.base import AffineNorm
+from powernorm.norms.base import StatelessNorm
 from powernorm.ops.arrays import accumulation_dtype
 from powernorm.ops.pointwise import dynamic_erf, dynamic_tanh, inverse_root_unit
 
 
-class SaturatingNorm(AffineNorm):
+class SaturatingNorm(StatelessNorm):
     """Base of norms that apply one bounded function to every value: `y = γ f(z) + β`.
 
     z is linear in x. At |z| = 1 f has less than half of its slope at 0: tanh 0.42, erf 0.37,
@@ -222,7 +222,7 @@ class DyISRU(SaturatingNorm):
         nn.init.constant_(self.log_spread, math.log(self.initial_spread))
 
 
-class Identity(AffineNorm):
+class Identity(StatelessNorm):
     """No normalization: `y = x`; the "w/o Norm" row of comparisons.
 
     Args:

@@ -41,10 +41,37 @@ class _RepNorm(BatchStatisticsNorm):
     num_sums = 4
     eta: nn.Parameter
 
-    def add_identity(
-        self, eta: float, device: torch.device | str | None, dtype: torch.dtype | None
+    def __init__(
+        self,
+        num_features: int | tuple[int, ...],
+        eps: float = 1e-5,
+        momentum: float | None = 0.1,
+        affine: bool = True,
+        track_running_stats: bool = True,
+        *,
+        start: Start | None = None,
+        eta: float = 1.0,
+        variant: Variant = "paper",
+        sync: bool = True,
+        process_group: dist.ProcessGroup | None = None,
+        feature_dim: int = -1,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
     ) -> None:
-        """Register η; called in a subclass's constructor."""
+        super().__init__(
+            num_features,
+            eps=eps,
+            momentum=momentum,
+            affine=affine,
+            track_running_stats=track_running_stats,
+            start=start,
+            sync=sync,
+            process_group=process_group,
+            feature_dim=feature_dim,
+            device=device,
+            dtype=dtype,
+            variant=variant,
+        )
         self.initial_eta = check_number("eta", eta)
         self.eta = nn.Parameter(torch.full((1,), eta, device=device, dtype=dtype))
 
@@ -120,39 +147,6 @@ class RepBatchNorm(_RepNorm):
 
     read_in_training = ("running_mean", "running_var")  # of a batch without valid tokens
     trains_by_batch = True
-
-    def __init__(
-        self,
-        num_features: int | tuple[int, ...],
-        eps: float = 1e-5,
-        momentum: float | None = 0.1,
-        affine: bool = True,
-        track_running_stats: bool = True,
-        *,
-        start: Start | None = None,
-        eta: float = 1.0,
-        variant: Variant = "paper",
-        sync: bool = True,
-        process_group: dist.ProcessGroup | None = None,
-        feature_dim: int = -1,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-    ) -> None:
-        super().__init__(
-            num_features,
-            eps=eps,
-            momentum=momentum,
-            affine=affine,
-            track_running_stats=track_running_stats,
-            start=start,
-            sync=sync,
-            process_group=process_group,
-            feature_dim=feature_dim,
-            device=device,
-            dtype=dtype,
-            variant=variant,
-        )
-        self.add_identity(eta, device, dtype)
 
     def normalize(self, x: Tensor, mask: Tensor | None, residual: Tensor | None, /) -> Normalized:
         """Normalize (..., C) by the batch's statistics; in evaluation by the running ones."""
@@ -266,6 +260,7 @@ class ProgressiveRepBatchNorm(_RepNorm, CarrierNorm, BatchStatisticsNorm):
             affine=affine,
             track_running_stats=track_running_stats,
             start=start,
+            eta=eta,
             sync=sync,
             process_group=process_group,
             feature_dim=feature_dim,
@@ -286,7 +281,6 @@ class ProgressiveRepBatchNorm(_RepNorm, CarrierNorm, BatchStatisticsNorm):
         self.branch_eps = (
             branch_eps if branch_eps is None else check_number("branch_eps", branch_eps, above=0)
         )
-        self.add_identity(eta, device, dtype)
         for name, wanted, fill in (
             ("branch_weight", affine, torch.ones),
             ("branch_bias", affine and kind == "ln", torch.zeros),

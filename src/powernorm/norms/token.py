@@ -14,7 +14,7 @@ from torch import Tensor
 
 from powernorm.errors import InputError
 from powernorm.norms.arguments import Variant, check_groups, check_number, check_variant
-from powernorm.norms.base import AffineNorm
+from powernorm.norms.base import AffineNorm, StatelessNorm
 from powernorm.norms.feature_dims import Normalized
 from powernorm.ops.token_norm import OPERATOR as TOKEN_NORM
 from powernorm.ops.token_norm import TokenNormArgs, layer_norm, token_norm
@@ -204,7 +204,7 @@ class AdaNorm(_StandardizingNorm):
         return self.standardize(x, residual, scale=self.scale, k=self.k)
 
 
-class LayerNorm(AffineNorm):
+class LayerNorm(StatelessNorm):
     """torch's LayerNorm with this library's signature: `y = γ (x - μ)/σ + β` per token.
 
     Numerics:

@@ -9,13 +9,13 @@ from torch import Tensor, nn
 
 from powernorm.errors import InputError
 from powernorm.norms.arguments import check_count
-from powernorm.norms.base import AffineNorm
+from powernorm.norms.base import StatelessNorm
 from powernorm.ops.arrays import accumulation_dtype
 from powernorm.ops.pointwise import centered_scale, dynamic_scale, low_rank_gate, unit_length
 from powernorm.ops.token_norm import TokenNormArgs, token_norm
 
 
-class SeeDNorm(AffineNorm):
+class SeeDNorm(StatelessNorm):
     """SeeDNorm, self-rescaled dynamic norm (Cai et al. 2025).
 
     `y = (γ + α tanh⟨x, b⟩) ⊙ x/sqrt(mean x² + eps)` per token: RMSNorm while b is 0; then its scale
@@ -80,7 +80,7 @@ class SeeDNorm(AffineNorm):
         nn.init.zeros_(self.beta)
 
 
-class ScaleNorm(AffineNorm):
+class ScaleNorm(StatelessNorm):
     """ScaleNorm (Nguyen and Salazar 2019): `y = g x/max(‖x‖, eps)` per token, g one learned scalar.
 
     The paper pairs it with embeddings of fixed length (FixNorm).
@@ -126,7 +126,7 @@ class ScaleNorm(AffineNorm):
         nn.init.constant_(self.scale, math.sqrt(self.num_features))
 
 
-class BiasNorm(AffineNorm):
+class BiasNorm(StatelessNorm):
     """BiasNorm of the Zipformer (Yao et al. 2023, arXiv:2310.11230), `y = exp(γ) x/RMS(x - b)`.
 
     The scale ignores b, and x itself is not centered. The model therefore need not keep a feature
@@ -176,7 +176,7 @@ class BiasNorm(AffineNorm):
         nn.init.zeros_(self.log_scale)
 
 
-class GatedRMSNorm(AffineNorm):
+class GatedRMSNorm(StatelessNorm):
     """GatedNorm (Qiu et al. 2026, arXiv:2601.22966): `y = z ⊙ σ(U silu(D z))`, z = RMSNorm(x).
 
     The gate of low rank scales features depending on the token, for which a model otherwise needs

@@ -123,21 +123,25 @@ class Trace:
         """Return the name of the adapter that a node was called in, "" if there is none."""
         if not self.adapters:
             return ""
-        stack = (node.meta.get("nn_module_stack") or {}).values()
-        paths = (_strip(name) for name, _ in stack)
+        paths = (_strip(name) for name, _ in _callers(node))
         return next((path for path in paths if path in self.adapters), "")
+
+
+def _callers(node: fx.Node) -> list[tuple[str, object]]:
+    """Return name and class of the modules that a node was called in, the innermost last."""
+    return list((node.meta.get("nn_module_stack") or {}).values())
 
 
 def path_of(node: fx.Node) -> str:
     """Return the name of the module that a node was called in, `""` for the model itself."""
-    stack = list((node.meta.get("nn_module_stack") or {}).values())
-    return _strip(stack[-1][0]) if stack else ""
+    callers = _callers(node)
+    return _strip(callers[-1][0]) if callers else ""
 
 
 def is_of_torch(node: fx.Node) -> bool:
     """Return whether a node was called in a module of torch itself, which holds its numbers."""
-    stack = list((node.meta.get("nn_module_stack") or {}).values())
-    return bool(stack) and str(stack[-1][1]).startswith("torch.nn.modules.")
+    callers = _callers(node)
+    return bool(callers) and str(callers[-1][1]).startswith("torch.nn.modules.")
 
 
 def describe(node: fx.Node) -> str:
