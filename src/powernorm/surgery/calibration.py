@@ -1,7 +1,7 @@
 """Calibration: population statistics, averaged exactly over data, replace running statistics."""
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Sized
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import torch
@@ -238,70 +238,57 @@ def _kept_row(name: str, layer: BatchStatisticsNorm) -> CalibrationRow:
     )
 
 
+@dataclass
 class _Survey:
-    """Passes over the data that pool the moments of the layers' inputs.
+    """Passes over the data that pool the moments of the layers' inputs."""
 
-    Args:
-        model: model in evaluation mode, except for the layers, which are also called in it.
-        layers: layers to measure; their buffers are written, and the caller restores them.
-        batches: the data.
-        run: runs the model on a batch.
-        num_passes: number of passes, for the progress.
-        on_progress: see `calibrate`.
-    """
+    model: nn.Module
+    """In evaluation mode, except for the layers, which are also called in it."""
+    layers: Mapping[str, BatchStatisticsNorm]
+    """Layers to measure; their buffers are written, and the caller restores them."""
+    batches: Iterable[Any]
+    run: Forward
+    num_passes: int
+    on_progress: Progress | None
+    num_done: int = 0
+    pools: dict[str, Moments] = field(default_factory=dict)
 
-    def __init__(
-        self,
-        model: nn.Module,
-        layers: Mapping[str, BatchStatisticsNorm],
-        batches: Iterable[Any],
-        run: Forward,
-        num_passes: int,
-        on_progress: Progress | None,
-    ) -> None:
-        self._model = model
-        self._layers = layers
-        self._batches = batches
-        self._run = run
-        self._on_progress = on_progress
-        self._num_passes = num_passes
-        self._num_done = 0
-        self._num_batches = _length(batches) * num_passes
-        self._pools: dict[str, Moments] = {}
+    def __post_init__(self) -> None:
+        self.num_batches = _length(self.batches) * self.num_passes
 
     def measure(self, way: Way, optional: Container[str]) -> dict[str, Moments]:
         """Return each layer's population moments over all processes, in the order of the calls.
 
         Layers in `optional` that were not called are left out.
         """
-        self._go_through(self._layers, normalize_by_batch=True)
-        order = order_of_calls(self._layers, self._pools, "no batch went", optional)
+        self._go_through(self.layers, normalize_by_batch=True)
+        order = order_of_calls(self.layers, self.pools, "no batch went", optional)
         if way == "layer_by_layer":
-            self._num_batches -= self._num_done * (len(self._layers) - len(order))
-        merged = {name: self._merged(name) for name in self._layers}
+            self.num_batches -= self.num_done * (len(self.layers) - len(order))
+        merged = {name: self._merged(name) for name in self.layers}
         if way == "one_pass":
             for name in order:
-                check_population(name, self._layers[name], merged[name])
+                check_population(name, self.layers[name], merged[name])
             return {name: merged[name] for name in order}
         for index, name in enumerate(order):
             if index:
                 self._go_through([name], normalize_by_batch=False)
                 merged[name] = self._merged(name)
-            check_population(name, self._layers[name], merged[name])
+            check_population(name, self.layers[name], merged[name])
             write_statistics(
-                self._layers[name], evaluated_statistics(self._layers[name], merged[name])
+                self.layers[name], evaluated_statistics(self.layers[name], merged[name])
             )
             if not index:
                 # Drop the last batch's statistics; a layer that is called twice reads its own.
                 for later in order[1:]:
                     write_statistics(
-                        self._layers[later],
-                        evaluated_statistics(self._layers[later], merged[later]),
+                        self.layers[later],
+                        evaluated_statistics(self.layers[later], merged[later]),
                     )
         return {name: merged[name] for name in order}
 
     def _go_through(self, measured: Container[str], *, normalize_by_batch: bool) -> None:
-        self._pools = {}
+        self.pools = {}
 
         def measure(call: NormCall) -> None:
             if call.name in measured:
@@ -310,31 +297,31 @@ class _Survey:
                 if normalize_by_batch:
                     # All norms can evaluate by the batch's own statistics; in training mode some
                     # would normalize by running statistics.
-                    adopt_batch(self._layers[call.name], moments)
+                    adopt_batch(self.layers[call.name], moments)
 
-        with evaluating(self._layers, measure):
+        with evaluating(self.layers, measure):
             count = 0
             # Every pass draws the same numbers: a shuffling loader yields the same batches.
             with torch.random.fork_rng(devices=[]):
-                for batch in self._batches:
-                    self._run(self._model, batch)
+                for batch in self.batches:
+                    self.run(self.model, batch)
                     count += 1
                     self._report()
-        self._num_batches = self._num_batches or count * self._num_passes
-        check_not_empty(count, self._layers)
+        self.num_batches = self.num_batches or count * self.num_passes
+        check_not_empty(count, self.layers)
 
     def _report(self) -> None:
-        self._num_done += 1
-        if self._on_progress is not None:
-            self._on_progress(self._num_done, self._num_batches)
+        self.num_done += 1
+        if self.on_progress is not None:
+            self.on_progress(self.num_done, self.num_batches)
 
     def _add(self, name: str, batch: Moments) -> None:
-        earlier = self._pools.get(name)
-        self._pools[name] = batch if earlier is None else earlier.merge(batch)
+        earlier = self.pools.get(name)
+        self.pools[name] = batch if earlier is None else earlier.merge(batch)
 
     def _merged(self, name: str) -> Moments:
-        layer = self._layers[name]
-        own = self._pools.get(name)
+        layer = self.layers[name]
+        own = self.pools.get(name)
         if own is None:  # no data in this process
             own = Moments.zero(layer.num_features, layer.num_batches_tracked.device)
         return own.all_reduce(layer.group_name)
