@@ -242,9 +242,9 @@ class _Solver(Problem):
 
     def _exclude_centered(self) -> None:
         """Exclude norms that center if no reader could center instead."""
-        for index, static in enumerate(self.norms):
-            uses = self.uses.get(index, ()) if static.centers else ()
-            reason = why_not_centered_behind(self.relations, uses)
+        for index, uses in self.uses.items():
+            centers = self.norms[index].centers
+            reason = why_not_centered_behind(self.relations, uses) if centers else ""
             if reason:
                 self._leave_untouched(index, reason)
 
