@@ -93,6 +93,19 @@ def test_a_fold_that_any_library_saves_says_so(tmp_path: Path) -> None:
     torch.testing.assert_close(again(ids).logits, before, atol=1e-6, rtol=1e-5)
 
 
+def test_a_fold_that_fails_leaves_no_record(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise InputError("the folded model fails")
+
+    model, ids = _trained(_opt()), torch.randint(6, 60, (2, 9))
+    before = model.config.to_dict()
+    plan = powernorm.plan_fold(model, ids, keep="statistics", centering="weights")
+    monkeypatch.setattr("powernorm.surgery.folding.api.run_folded", fail)
+    with pytest.raises(InputError, match="the folded model fails"):
+        plan.apply(verify=False)
+    assert model.config.to_dict() == before
+
+
 def test_a_bias_in_a_part_of_an_own_model(tmp_path: Path) -> None:
     def build() -> nn.Module:
         part = nn.Sequential(nn.Embedding(9, 8), nn.LayerNorm(8), nn.Linear(8, 4, bias=False))

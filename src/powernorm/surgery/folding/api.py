@@ -79,7 +79,6 @@ class FoldReport(NormTable):
             InputError: it was undone already.
         """
         self._changes.undo()
-        mark(self.model)
 
 
 @dataclass(frozen=True)
@@ -181,7 +180,9 @@ class FoldPlan(NormTable):
                 f"the model's parameters have changed since the fold was planned ({error}): plan "
                 "it again"
             ) from error
-        changes = build_structure(model, self.folding.structure)
+        changes = Changes()
+        changes.on_undo(lambda: mark(model))
+        build_structure(model, self.folding.structure, changes)
         try:
             self._fill(model, new, changes)
         except InputError:

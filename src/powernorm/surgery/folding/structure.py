@@ -231,13 +231,14 @@ class Structure:
     untied: tuple[str, ...]
 
 
-def build_structure(model: nn.Module, structure: Structure) -> Changes:
+def build_structure(model: nn.Module, structure: Structure, changes: Changes) -> None:
     """Give a model the modules and parameters of its folded form; values are set afterwards.
 
-    Returns:
-        The changes, which can be undone.
+    Args:
+        model: changed in place.
+        structure: the folded form.
+        changes: record of the change, for undo.
     """
-    changes = Changes()
     changes.leave_fast_path(model, map(model.get_submodule, structure.norms))
     made: dict[int, nn.Module] = {}
     for name, rest in structure.norms.items():
@@ -249,7 +250,6 @@ def build_structure(model: nn.Module, structure: Structure) -> Changes:
     changes.on_undo(retire_owners(model))
     end_watches(model)
     make_tensors(model, (*structure.biases, *structure.untied), changes)
-    return changes
 
 
 _MADE: Final = "_powernorm_made"
