@@ -182,8 +182,8 @@ class FoldPlan(NormTable):
             ) from error
         changes = Changes()
         changes.on_undo(lambda: mark(model))
-        build_structure(model, self.folding.structure, changes)
         try:
+            build_structure(model, self.folding.structure, changes)
             self._fill(model, new, changes)
         except InputError:
             changes.undo()
