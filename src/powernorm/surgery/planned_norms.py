@@ -29,6 +29,7 @@ from powernorm.inspection.modules import is_compiled
 from powernorm.norms import Norm
 from powernorm.ops.torch_private import in_backward
 from powernorm.surgery.changes import modules_around
+from powernorm.surgery.optimizers import NewNorm
 
 _FORWARDS: Final = 10
 """Number of training forwards after which a norm should have been called."""
@@ -42,25 +43,18 @@ class PlannedNorms:
 
     Args:
         model: the model that was changed.
-        norms: new norms by dotted name.
-        places: all names, by the same names, of the modules that were replaced or got the norm.
+        new: the new norms.
         verb: `swap` or `insert`, for messages.
     """
 
-    def __init__(
-        self,
-        model: nn.Module,
-        norms: Mapping[str, Norm],
-        places: Mapping[str, Sequence[str]],
-        verb: str,
-    ) -> None:
+    def __init__(self, model: nn.Module, new: Sequence[NewNorm], verb: str) -> None:
         self.model = model
         self.verb = verb
         self.key = f"{next(_number)}"  # a string, which is a constant in compiled code
-        self.waiting = {norm: name for name, norm in norms.items()}
-        self.counts = {norm: _count(norm) for norm in norms.values()}
+        self.waiting = {one.norm: one.names[0] for one in new}
+        self.counts = {norm: _count(norm) for norm in self.waiting}
         modules = dict(model.named_modules(remove_duplicate=False))
-        paths = {name: [_around(modules, place) for place in places[name]] for name in norms}
+        paths = {one.names[0]: [_around(modules, place) for place in one.places] for one in new}
         # If the map's forward is called by name, neither the map's hook nor the norm runs.
         self.unseen = {
             name
@@ -71,7 +65,7 @@ class PlannedNorms:
         self.forwards: Counter[nn.Module] = Counter()
         self.used: set[str] = set()  # got a gradient, or were called as they were before
         self.handles: list[RemovableHandle] = []
-        for norm in norms.values():
+        for norm in self.waiting:
             self.handles.append(norm.register_forward_pre_hook(self.called))
         for module in {model, *(one for around in self.around.values() for one in around)}:
             self.handles.append(module.register_forward_hook(self.left))

@@ -174,8 +174,7 @@ class AppliedPlan:
         for use in attach_mask_owners(model, masked, plan._sides):
             changes.on_undo(use.release)
         changes.on_undo(follow_norms(model, new, optimizers, plan.verb))
-        places = {one.names[0]: one.places for one in new}
-        changes.on_undo(PlannedNorms(model, self.norms, places, plan.verb).remove)
+        changes.on_undo(PlannedNorms(model, new, plan.verb).remove)
         mark(model)
 
     def on_undo(self, step: Callable[[], None]) -> None:
