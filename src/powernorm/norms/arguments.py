@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 import operator
-from typing import Literal, cast, get_args
+from collections.abc import Sequence
+from typing import Literal, TypeVar
 
 import torch
 from torch import nn
@@ -16,6 +17,8 @@ Start = Literal["average", "torch"]
 """How running statistics start."""
 TokenKind = Literal["ln", "rms"]
 """Kind of per-token norm."""
+
+_Choice = TypeVar("_Choice")
 
 
 def check_number(
@@ -85,25 +88,12 @@ def check_count(name: str, value: int, least: int) -> int:
     return count
 
 
-def check_variant(variant: str) -> Variant:
-    """Return `paper` or `released`, or raise an InputError."""
-    if variant not in ("paper", "released"):
-        raise InputError(f"variant is {variant!r}, expected 'paper' or 'released'")
-    return cast(Variant, variant)
-
-
-def check_start(start: str | None) -> Start | None:
-    """Return `average`, `torch` or None, or raise an InputError."""
-    if start not in (None, *get_args(Start)):
-        raise InputError(f"start is {start!r}, expected 'average', 'torch' or None")
-    return cast(Start | None, start)
-
-
-def check_kind(kind: str) -> TokenKind:
-    """Return `ln` or `rms`, or raise an InputError."""
-    if kind not in get_args(TokenKind):
-        raise InputError(f"kind is {kind!r}, expected 'ln' or 'rms'")
-    return cast(TokenKind, kind)
+def check_choice(name: str, value: _Choice, choices: Sequence[object]) -> _Choice:
+    """Return one of several values, or raise an InputError that lists them."""
+    if value not in choices:
+        *others, last = map(repr, choices)
+        raise InputError(f"{name} is {value!r}, expected {', '.join(others)} or {last}")
+    return value
 
 
 def feature_count(num_features: int | tuple[int, ...]) -> int:

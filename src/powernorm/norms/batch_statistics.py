@@ -6,7 +6,7 @@ import itertools
 import operator
 import warnings
 from collections.abc import Iterator
-from typing import Any, ClassVar, Final, cast
+from typing import Any, ClassVar, Final, cast, get_args
 
 import torch
 import torch.distributed as dist
@@ -16,11 +16,10 @@ from powernorm.errors import InputError
 from powernorm.norms.arguments import (
     Start,
     Variant,
+    check_choice,
     check_groups,
     check_share,
-    check_start,
     check_tracking,
-    check_variant,
 )
 from powernorm.norms.averaging import is_update_bn_asking, stand_in_for
 from powernorm.norms.buffers import (
@@ -154,7 +153,7 @@ class BatchStatisticsNorm(StatefulNorm):
             dtype=dtype,
         )
         check_tracking(track_running_stats)
-        self.variant = check_variant(variant)
+        self.variant = check_choice("variant", variant, get_args(Variant))
         self.momentum = momentum
         self.start = start
         self.groups = None if groups is None else check_groups(groups, self.num_features)
@@ -188,7 +187,7 @@ class BatchStatisticsNorm(StatefulNorm):
 
     @start.setter
     def start(self, start: Start | None) -> None:
-        self._start = check_start(start)
+        self._start = check_choice("start", start, (*get_args(Start), None))
 
     @property
     def starts_by_average(self) -> bool:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from numbers import Real
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor, nn
 
 from powernorm.errors import InputError
-from powernorm.norms.arguments import check_model, check_number, shown
+from powernorm.norms.arguments import check_choice, check_model, check_number, shown
 from powernorm.norms.carrier import GradientMomentNorm
 from powernorm.norms.regularized import RegularizedBatchNorm
 from powernorm.norms.stateful import StatefulNorm
@@ -49,8 +49,7 @@ def penalty(
             without a backward.
     """
     check_model(model)
-    if reduction not in ("mean", "token_sum"):
-        raise InputError(f"reduction is {reduction!r}, expected 'mean' or 'token_sum'")
+    check_choice("reduction", reduction, get_args(Reduction))
     layers = [m for m in model.modules() if isinstance(m, RegularizedBatchNorm) and m.training]
     # A frozen layer in evaluation mode, or one that this forward skipped, has none.
     terms = [layer.penalty() for layer in layers if layer.has_penalty]

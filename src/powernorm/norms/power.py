@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from typing import Any, ClassVar, Final, Literal, cast
+from typing import Any, ClassVar, Final, Literal, cast, get_args
 
 import torch
 import torch.distributed as dist
@@ -13,6 +13,7 @@ from torch import Tensor
 from powernorm.errors import InputError
 from powernorm.norms.arguments import (
     Variant,
+    check_choice,
     check_count,
     check_number,
     check_share,
@@ -158,7 +159,8 @@ class PowerNorm(GradientMomentNorm):
         self.max_ratio = (
             None if max_ratio is None else check_number("max_ratio", max_ratio, at_least=1)
         )
-        self.decay = _check_decay(decay, max_ratio)
+        check_choice("decay", decay, (*get_args(Decay), None))
+        self.decay: Decay = decay or ("plain" if max_ratio is None else "floored")
         if variant == "released" and (self.max_ratio is not None or self.decay == "floored"):
             raise InputError(
                 "variant='released' reproduces the published layer and cannot be stabilized: "
@@ -303,11 +305,3 @@ class PowerNorm(GradientMomentNorm):
             f"{super().extra_repr()}, backward_momentum={self.backward_momentum}, "
             f"warmup_steps={self.warmup_steps}, max_ratio={self.max_ratio}, decay={self.decay!r}"
         )
-
-
-def _check_decay(decay: str | None, max_ratio: float | None) -> Decay:
-    if decay is None:
-        return "plain" if max_ratio is None else "floored"
-    if decay not in ("plain", "floored"):
-        raise InputError(f"decay is {decay!r}, expected 'plain', 'floored' or None")
-    return cast(Decay, decay)

@@ -13,8 +13,8 @@ from powernorm.norms.arguments import (
     Start,
     TokenKind,
     Variant,
+    check_choice,
     check_count,
-    check_kind,
     check_number,
     check_share,
 )
@@ -274,10 +274,8 @@ class ProgressiveRepBatchNorm(_RepNorm, CarrierNorm, BatchStatisticsNorm):
         self.start_ratio = check_number("start_ratio", start_ratio, at_least=0)
         if start_ratio > 1:
             raise InputError(f"start_ratio is {start_ratio!r}, expected a number in [0, 1]")
-        if evaluation not in get_args(Evaluation):
-            raise InputError(f"evaluation is {evaluation!r}, expected 'rep' or 'blend'")
-        self.evaluation = evaluation
-        self.kind = check_kind(kind)
+        self.evaluation = check_choice("evaluation", evaluation, get_args(Evaluation))
+        self.kind = check_choice("kind", kind, get_args(TokenKind))
         self.branch_eps = (
             branch_eps if branch_eps is None else check_number("branch_eps", branch_eps, above=0)
         )

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from typing import get_args
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from powernorm.errors import InputError
-from powernorm.norms.arguments import TokenKind, check_count, check_kind, check_share
+from powernorm.norms.arguments import TokenKind, check_choice, check_count, check_share
 from powernorm.norms.carrier import CarrierNorm
 from powernorm.norms.feature_dims import Normalized, answer
 from powernorm.norms.masks import current_padding_mask
@@ -102,7 +103,7 @@ class TaperNorm(CarrierNorm):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        self.kind = check_kind(kind)
+        self.kind = check_choice("kind", kind, get_args(TokenKind))
         super().__init__(
             num_features,
             eps=eps,

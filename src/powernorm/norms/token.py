@@ -7,13 +7,13 @@ in padding reaches neither the parameters nor the layers below.
 
 from __future__ import annotations
 
-from typing import Any, cast
+from typing import Any, cast, get_args
 
 import torch
 from torch import Tensor
 
 from powernorm.errors import InputError
-from powernorm.norms.arguments import Variant, check_groups, check_number, check_variant
+from powernorm.norms.arguments import Variant, check_choice, check_groups, check_number
 from powernorm.norms.base import AffineNorm, StatelessNorm
 from powernorm.norms.feature_dims import Normalized
 from powernorm.ops.token_norm import OPERATOR as TOKEN_NORM
@@ -52,7 +52,7 @@ class _StandardizingNorm(AffineNorm):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(num_features, eps, affine, True, feature_dim, device, dtype)
-        self.variant = check_variant(variant)
+        self.variant = check_choice("variant", variant, get_args(Variant))
         if variant == "released" and self.num_features == 1:
             raise InputError(
                 "variant='released' divides by C - 1 and needs at least 2 features, got 1: use "

@@ -2,12 +2,11 @@
 
 from collections.abc import Container, Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch import nn
 
-from powernorm.errors import InputError
 from powernorm.inspection.batches import (
     Forward,
     Progress,
@@ -25,7 +24,7 @@ from powernorm.inspection.modules import (
 from powernorm.inspection.observer import NormCall
 from powernorm.inspection.rows import NormRow, NormTable
 from powernorm.norms import BatchStatisticsNorm
-from powernorm.norms.arguments import check_function, check_model
+from powernorm.norms.arguments import check_choice, check_function, check_model
 from powernorm.norms.preserved_state import preserved_state
 from powernorm.norms.registry import short_name
 from powernorm.ops.moments import Moments
@@ -148,8 +147,7 @@ def calibrate(
     >>> report.rows[0].tokens
     24
     """
-    if way not in ("layer_by_layer", "one_pass"):
-        raise InputError(f"way is {way!r}, expected 'layer_by_layer' or 'one_pass'")
+    check_choice("way", way, get_args(Way))
     check_model(model)
     norms = find_norms(model)
     with torch_batch_norms_replaced(model, norms) as torchs:

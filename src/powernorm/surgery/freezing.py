@@ -2,14 +2,14 @@
 
 import warnings
 from collections.abc import Mapping
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict, get_args
 
 from torch import nn
 
 from powernorm.errors import InputError
 from powernorm.inspection.modules import Names, choose_layers, listed, torch_batch_norms
 from powernorm.norms import BatchStatisticsNorm
-from powernorm.norms.arguments import check_count
+from powernorm.norms.arguments import check_choice, check_count
 
 FreezingOrder = Literal["lowest_first", "highest_first"]
 """End of the model at which a schedule begins, in the order in which its layers are registered."""
@@ -126,8 +126,7 @@ class StatisticsFreezing:
         order: FreezingOrder = "lowest_first",
         names: Names | None = None,
     ) -> None:
-        if order not in ("lowest_first", "highest_first"):
-            raise InputError(f"order is {order!r}, expected 'lowest_first' or 'highest_first'")
+        check_choice("order", order, get_args(FreezingOrder))
         self.start = check_count("start", start, 0)
         self.every = check_count("every", every, 1)
         layers = list(choose_layers(model, names, _PURPOSE).items())

@@ -28,6 +28,7 @@ from powernorm.inspection.examples import (
 from powernorm.inspection.finder import FoundNorm, find_norms
 from powernorm.inspection.rows import NormRow, NormTable
 from powernorm.norms import ProgressiveRepBatchNorm, TaperNorm
+from powernorm.norms.arguments import check_choice
 from powernorm.norms.preserved_state import by_itself
 from powernorm.surgery.changes import Changes, parameter_like, slot_of, tensors_of
 from powernorm.surgery.folding.rewrite import compute
@@ -404,14 +405,10 @@ def check_options(keep: str, centering: str, tied: str | None) -> None:
     Raises:
         InputError: names the value and the expected ones.
     """
-    for what, value, known in (
-        ("keep", keep, get_args(Keep)),
-        ("centering", centering, get_args(Centering)),
-        ("tied", tied, (None, *get_args(Tied))),
-    ):
-        if value not in known:
-            expected = " or ".join(repr(one) for one in known if one is not None)
-            raise InputError(f"{what} is {value!r}, expected {expected}")
+    check_choice("keep", keep, get_args(Keep))
+    check_choice("centering", centering, get_args(Centering))
+    if tied is not None:
+        check_choice("tied", tied, get_args(Tied))
     if centering == "weights" and keep != "statistics":
         raise InputError("centering=weights needs norms that stay: give keep=statistics, too")
 
