@@ -13,7 +13,6 @@ from torch import nn
 
 from powernorm.errors import InputError
 from powernorm.inspection.finder import FoundNorm
-from powernorm.norms.arguments import check_choice
 
 Role = Literal["attention", "feed-forward", "final", "embedding", "other"]
 """Part of a model that a norm belongs to: a sub-layer, the end of a stack, or embeddings."""
@@ -63,8 +62,8 @@ class Where:
         for role in _several(self.roles):
             if role not in get_args(Role):
                 raise InputError(f"unknown role {role!r}, known are {', '.join(get_args(Role))}")
-        if self.side is not None:
-            check_choice("side", self.side, get_args(Side))
+        if self.side is not None and self.side not in get_args(Side):
+            raise InputError(f"side is {self.side!r}, expected 'encoder' or 'decoder'")
         if self.lowest is not None and (type(self.lowest) is not int or self.lowest < 1):
             raise InputError(f"lowest is {self.lowest!r}, expected a whole number of layers ≥ 1")
 
