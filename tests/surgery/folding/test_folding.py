@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import math
+import weakref
 from typing import Any
 
 import pytest
@@ -320,3 +322,14 @@ def test_planning_runs_the_model_twice_besides_tracing() -> None:
     runs.clear()
     powernorm.plan_fold(model.eval(), torch.randn(8, 4))
     assert (runs.count(False), runs.count(True)) == (2, 1)
+
+
+def test_report_of_a_copy_does_not_keep_the_original() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), powernorm.BatchNorm(4), nn.Linear(4, 2))
+    powernorm.calibrate(model, [torch.randn(8, 4)])
+    report = powernorm.fold(model.eval(), torch.randn(3, 4), inplace=False)
+    original = weakref.ref(model)
+    del model
+    gc.collect()
+    assert original() is None
+    assert report.rows[0].action == "fold"

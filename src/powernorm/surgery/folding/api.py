@@ -137,7 +137,8 @@ class FoldPlan(NormTable):
                 except InputError:
                     changes.undo()
                     raise
-        return FoldReport(self, self.rows, model, errors, changes)
+        # A report of a copy leaves the original model to the garbage collector.
+        return FoldReport(replace(self, model=model), self.rows, model, errors, changes)
 
     def _notes(self) -> list[str]:
         count = self.num_neutral
