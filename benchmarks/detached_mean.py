@@ -1,7 +1,7 @@
 """Why does a parser lose so much when LayerNorm's mean is detached?
 
     OMP_NUM_THREADS=1 python benchmarks/detached_mean.py        # trains what is missing, judges
-    python benchmarks/detached_mean.py --stored --plot FILE     # judges and draws what is stored
+    python benchmarks/detached_mean.py --stored --docs          # figure and table of the docs
 
 The norm y = (x - μ)/σ ignores a shift of x, but with a detached μ its gradient does not: with
 g = ∂L/∂y, ∂L/∂x keeps the component of g/σ along (1, …, 1) that LayerNorm's gradient lacks. Where
@@ -26,7 +26,10 @@ If time ends, the seeds that every arm has count. No seed, arm or rate is added 
 from __future__ import annotations
 
 import argparse
+import csv
+import io
 import json
+import statistics
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from math import isfinite
@@ -45,6 +48,8 @@ from powernorm_lab.tasks.parse.task import ParsingTask
 
 Row = dict[str, Any]
 RESULTS = Path(__file__).parent / "results" / "detached-mean.json"
+DOCS = Path(__file__).parents[1] / "docs"
+TABLE = DOCS / "results" / "parse" / "detached-mean.csv"
 SEEDS, TRIAL_SEED = range(5), 100
 STEPS, TRIAL_STEPS, MEASURE_EVERY = 341, 170, 31
 RATES = (0.01, 0.03, 0.1, 0.3, 1.0)
@@ -268,12 +273,34 @@ def verdict(rows: list[Row], arm: str) -> str:
     return "open"
 
 
+def table(rows: list[Row]) -> str:
+    """Return the results of the arms as CSV: UAS, the gap to LayerNorm-simple, what it explains."""
+    lines = [["", "test UAS", "minus ln-simple of the same optimizer (95 %)", "explains the loss"]]
+    for name in ARMS:
+        scores = [row["test_uas"] for row in rows if row["arm"] == name and "trial" not in row]
+        simple = INTERVENTIONS.get(name, ("ln-simple", ""))[0]
+        mean, low, high, _ = gap(rows, name, simple)
+        lines.append(
+            [
+                name,
+                f"{statistics.mean(scores):.2f} ± {statistics.stdev(scores):.2f}",
+                ""
+                if ARMS[name].norm == "ln-simple"
+                else f"{mean:+.2f} ({low:+.2f} to {high:+.2f})",
+                verdict(rows, name) if name in INTERVENTIONS else "",
+            ]
+        )
+    written = io.StringIO()
+    csv.writer(written, lineterminator="\n").writerows(lines)
+    return written.getvalue()
+
+
 def draw(rows: list[Row], path: Path) -> None:
     """Draw |μ|, σ and the share of W along 1 over the training, first and second norm."""
     import matplotlib as mpl
 
     mpl.use("svg")
-    mpl.rcParams["svg.hashsalt"] = "powernorm"
+    mpl.rcParams |= {"svg.hashsalt": "powernorm", "svg.fonttype": "none"}
     import matplotlib.pyplot as plt
 
     figure, axes = plt.subplots(2, 3, figsize=(9, 4.6), sharex=True, layout="constrained")
@@ -333,7 +360,7 @@ def main() -> None:
     """Train what is missing, then print what the rules say."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--stored", action="store_true", help="judge what is stored; train nothing")
-    parser.add_argument("--plot", type=Path, help="draw the course of the means into this SVG file")
+    parser.add_argument("--docs", action="store_true", help="write the figure and table of docs/")
     given = parser.parse_args()
     rows: list[Row] = json.loads(RESULTS.read_text("utf-8")) if RESULTS.exists() else []
     if not given.stored:
@@ -343,8 +370,9 @@ def main() -> None:
         print(f"{name} - ln-simple: {gap(rows, name, 'ln-simple')}")
     for name in INTERVENTIONS:
         print(name, verdict(rows, name), gap(rows, name, INTERVENTIONS[name][0]))
-    if given.plot:
-        draw(rows, given.plot)
+    if given.docs:
+        draw(rows, DOCS / "images" / "detached-mean.svg")
+        TABLE.write_text(table(rows), encoding="utf-8")
 
 
 if __name__ == "__main__":

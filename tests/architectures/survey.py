@@ -421,7 +421,7 @@ def _fold(architecture: Architecture, findings: _Findings) -> None:
     report = powernorm.fold(model, example, inplace=False)
     rows = [one for one in report.rows if one.name in swapped.norms]
     row["folded"] = sum(one.action == "fold" for one in rows)
-    row["multiply_adds"] = sum(one.action == "swap" for one in rows)
+    row["multiply_adds"] = sum(one.action == "simplify" for one in rows)
     row["fold_kept"] = sum(one.action == "keep" for one in rows)
     row["fold_reasons"] = _counted(one.reason for one in rows if one.reason)
     row["fold"] = "ok"

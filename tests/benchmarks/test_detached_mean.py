@@ -1,5 +1,7 @@
 """The interventions of benchmarks/detached_mean.py, and its rules."""
 
+import json
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -51,3 +53,8 @@ def test_verdicts(score: float, word: str) -> None:
         for seed in study.SEEDS
     ]
     assert study.verdict(rows, "no bias") == word
+
+
+def test_docs_have_the_table_of_the_stored_runs() -> None:
+    rows = json.loads(study.RESULTS.read_text("utf-8"))
+    assert study.TABLE.read_text("utf-8") == study.table(rows)

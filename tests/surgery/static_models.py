@@ -18,7 +18,7 @@ STATIC = ("bn", "rbn", "brn", "mabn", "un", "repbn", "prepbn", "pnv", "pn-only",
 
 def left_of(row: NormRow) -> str:
     """Result of folding for a norm: `fold` (nothing remains), `multiply-add` or `keep`."""
-    return row.into[0] if row.action == "swap" else row.action
+    return row.into[0] if row.action == "simplify" else row.action
 
 
 def static_family(name: str, to: str = "bn") -> tuple[nn.Module, dict[str, Any]]:

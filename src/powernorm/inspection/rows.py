@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any, Final, Literal
 
-Action = Literal["swap", "insert", "modularize", "fold", "calibrate", "match", "remove", "keep"]
+Action = Literal[
+    "swap", "insert", "modularize", "fold", "simplify", "calibrate", "match", "remove", "keep"
+]
 
 WIDTH: Final = 80
 """Default number of characters per line."""

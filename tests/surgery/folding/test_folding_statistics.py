@@ -353,7 +353,7 @@ def test_layernorm_becomes_rmsnorm(tmp_path: Path) -> None:
     model = drawn(decoder())
     original = copy.deepcopy(model)
     report = folded(model, IDS, centering="weights")
-    assert [(row.action, row.into[0]) for row in report.rows] == [("swap", "rms")] * 3
+    assert [(row.action, row.into[0]) for row in report.rows] == [("simplify", "rms")] * 3
     norms = [model.get_submodule(row.name) for row in report.rows]
     assert all(type(norm) is powernorm.RMSNorm and norm.weight is None for norm in norms)
     # All that writes to the stream has mean 0.
@@ -370,7 +370,7 @@ def test_layernorm_becomes_rmsnorm(tmp_path: Path) -> None:
 def test_weights_that_stay_go_into_rmsnorm() -> None:
     model = drawn(nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.LayerNorm(WIDTH, bias=False)))
     (row,) = folded(model, vectors(), centering="weights").rows
-    assert row.action == "swap"
+    assert row.action == "simplify"
     assert "it is an output of the model" in row.reason
     assert type(model[1]) is powernorm.RMSNorm
 

@@ -89,7 +89,7 @@ class FoldPlan(NormTable):
     Args:
         model: the model.
         rows: one per norm: `fold`, absorbed by these parameters, which leaves nothing, or for a
-            per-token norm its statistic; `swap`, replaced by a multiply-add per feature, or a
+            per-token norm its statistic; `simplify`, replaced by a multiply-add per feature, or a
             LayerNorm by an RMSNorm; `keep`. The reason tells which part did not fold, and why.
         folding: the changes: outcome of each norm that could fold, by the name of the computing
             module, with its affine part at the time of the plan; new parameters and modules.
@@ -477,8 +477,8 @@ def _row(
         return row
     part, left, into = outcome.part, outcome.left, outcome.into
     if outcome.eps is not None:
-        return replace(row, action="swap", into=("rms", *into))
+        return replace(row, action="simplify", into=("rms", *into))
     if part.has_statistic or left is None:
         return replace(row, action="fold", into=into)
     # A norm that does not fold is still replaced if a multiply-add can take its place.
-    return replace(row, action="swap", into=("multiply-add", *into))
+    return replace(row, action="simplify", into=("multiply-add", *into))

@@ -84,7 +84,7 @@ def _conclusion(result: Mapping[str, Any]) -> list[str]:
     metrics, rows = result["metrics"], result.get("fold", [])
     if result["status"] != "finished":
         return []
-    left = [row["name"] for row in rows if row["action"] == "swap"]
+    left = [row["name"] for row in rows if row["action"] == "simplify"]
     said = f"None of {counted(len(rows), 'norm')} is left"
     if not rows:
         said = (
