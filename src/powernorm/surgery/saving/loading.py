@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from torch import Tensor, nn
@@ -11,7 +11,7 @@ from powernorm.errors import InputError
 from powernorm.norms import Norm
 from powernorm.norms.buffers import is_optional_key
 from powernorm.surgery.changes import Changes, slot_of
-from powernorm.surgery.folding.structure import stop_tying
+from powernorm.surgery.folding.structure import make_tensors, stop_tying
 from powernorm.surgery.saving.records import REBUILD, is_pretrained, mark
 from powernorm.surgery.saving.storage import (
     SavedModel,
@@ -44,6 +44,7 @@ def fill_model(model: nn.Module, saved: SavedModel, source: Path, fix: str = REB
         )
     changes = saved.record.apply(model, saved.state)
     try:
+        make_tensors(model, _new_biases(model, saved.state), changes)
         problem = (
             _mismatch(state_with_ties(model), saved.state)
             or _other_buffer(model, saved)
@@ -58,6 +59,16 @@ def fill_model(model: nn.Module, saved: SavedModel, source: Path, fix: str = REB
         changes.undo()
         raise
     return model.eval()
+
+
+def _new_biases(model: nn.Module, state: Mapping[str, Tensor]) -> Iterator[str]:
+    """Yield the biases that folding has added, which older files do not list."""
+    modules = dict(model.named_modules(remove_duplicate=False))
+    for name in sorted(state.keys() - model.state_dict().keys()):
+        path, _, attribute = name.rpartition(".")
+        slots = modules[path]._parameters if path in modules else {}
+        if slots.get(attribute, model) is None:
+            yield name
 
 
 def _mismatch(expected: Mapping[str, Tensor], given: Mapping[str, Tensor]) -> str:
@@ -92,7 +103,9 @@ def _other_trait(model: nn.Module, saved: SavedModel) -> str:
     traits = traits_of(model)
     is_own = not is_pretrained(model)
     for name, here in traits.items():
-        there = saved.traits.get(name, "nothing" if is_own else here)
+        # The first files lack the traits of layers with submodules.
+        is_missed = is_own and not modules[name]._modules
+        there = saved.traits.get(name, "nothing" if is_missed else here)
         if there != here and type(modules[name]).__module__.startswith("torch.nn"):
             return f"{name or 'the model'} is {there} there and {here} here"
     gone = next((name for name in saved.traits if is_own and name not in traits), None)
