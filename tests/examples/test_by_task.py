@@ -57,7 +57,7 @@ def test_layer_norm_leaves_a_gpt2(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("transformers")
     pytest.importorskip("powernorm_lab")
     printed = printed_by("removal", capsys)
-    assert number("loss without:", printed) < number("loss with LayerNorm:", printed) + 0.05
+    assert number("loss without:", printed) < number("loss with LayerNorm:", printed) + 0.15
     assert number("class differs by", printed) < 1e-4
 
 
