@@ -4,7 +4,7 @@
     python studies/layer-scale/run.py --out runs/layer-scale --only reduced
     powernorm work runs/layer-scale/reduced                      # helps, as often as wanted
     python studies/layer-scale/run.py --out runs/layer-scale --collect      # adds to results.json
-    python studies/layer-scale/run.py --write                    # results.md from results.json
+    python studies/layer-scale/run.py --write docs/results/translation      # its tables
 
 After Ctrl-C the same command resumes.
 """
@@ -16,11 +16,10 @@ from typing import Any
 
 import powernorm_lab as lab
 from arms import SETTINGS, TRIALS, best_rates, comparison, trial_rows, trials
-from scores import rows, tables
+from scores import rows, write
 
 HERE = Path(__file__).parent
 RESULTS = HERE / "results.json"
-PAGE = HERE / "results.md"
 TRIED = HERE / "trials.json"
 
 
@@ -50,14 +49,13 @@ def main() -> None:
     parts = [*([] if TRIED.exists() else [TRIALS]), *SETTINGS]
     parser.add_argument("--only", choices=parts, metavar="PART", help=", ".join(parts))
     parser.add_argument("--collect", action="store_true", help="train nothing")
-    parser.add_argument("--write", action="store_true", help="train nothing")
+    parser.add_argument("--write", type=Path, metavar="DIR", help="train nothing")
     given = parser.parse_args()
     if given.collect:
         known = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else []
         _write(RESULTS, rows(given.out, known))
     if given.write:
-        known = json.loads(RESULTS.read_text(encoding="utf-8"))
-        PAGE.write_text("# Results\n\n" + "\n".join(tables(known)), encoding="utf-8")
+        write(given.write, json.loads(RESULTS.read_text(encoding="utf-8")))
     if given.collect or given.write:
         return
     try:

@@ -53,38 +53,39 @@ def _row(run: dict[str, Any], folder: Path) -> dict[str, Any]:
     }
 
 
-def tables(known: list[dict[str, Any]]) -> Iterator[str]:
-    """Yield the lines of the results in Markdown."""
+def write(folder: Path, known: list[dict[str, Any]]) -> None:
+    """Write the tables of the settings whose runs are all over as CSV files of docs/results."""
+    for name, table in tables(known).items():
+        table.to_csv(folder / f"{name}.csv", index=False)
+
+
+def tables(known: list[dict[str, Any]]) -> dict[str, pd.DataFrame]:
+    """Return arms and comparisons of each setting whose runs are all over."""
     frame = pd.DataFrame(known)
-    for setting, (recipe, seeds) in SETTINGS.items():
+    found = {}
+    for setting, (_, seeds) in SETTINGS.items():
         own = frame[frame["setting"] == setting]
         bleu = own.pivot_table(index="seed", columns="arm", values="bleu")
-        bleu = bleu.reindex(columns=list(ARMS)).dropna()
-        yield f"### {setting}, `{recipe}`"
-        yield ""
-        if len(bleu) < len(seeds):
-            num_runs = len(seeds) * len(ARMS)
-            yield f"{len(own)} of {num_runs} runs are over; nothing is compared before all are."
-            yield ""
-            continue
-        means = own[own["seed"].isin(bleu.index)].groupby("arm")
-        yield "| arm | learning rate | BLEU | chrF | test loss |"
-        yield "|---|---|---|---|---|"
-        for arm in ARMS:
-            one = means.get_group(arm)
-            yield (
-                f"| `{arm}` | {one['learning_rate'].iloc[0]:g} | "
-                f"{one['bleu'].mean():.2f} ± {one['bleu'].std():.2f} | "
-                f"{one['chrf'].mean():.2f} | {one['test_loss'].mean():.3f} |"
-            )
-        yield ""
-        yield "| | ahead - behind | BLEU (95 %) | p, Holm | |"
-        yield "|---|---|---|---|---|"
-        yield from _comparisons(bleu)
-        yield ""
+        bleu = bleu.reindex(index=seeds, columns=list(ARMS))
+        if not bleu.isna().any(axis=None):
+            arms = pd.DataFrame([_arm(name, own[own["arm"] == name]) for name in ARMS])
+            found[f"layer-scale-{setting}"] = arms
+            found[f"layer-scale-{setting}-differences"] = pd.DataFrame(_comparisons(bleu))
+    return found
 
 
-def _comparisons(bleu: pd.DataFrame) -> Iterator[str]:
+def _arm(name: str, runs: pd.DataFrame) -> dict[str, str]:
+    return {
+        "arm": f"`{name}`",
+        "learning rate": f"{runs['learning_rate'].iloc[0]:g}",
+        "BLEU": f"{runs['bleu'].mean():.2f} ± {runs['bleu'].std():.2f}",
+        "a run's bootstrap": f"± {runs['bleu_interval'].mean():.2f}",
+        "chrF": f"{runs['chrf'].mean():.2f} ± {runs['chrf'].std():.2f}",
+        "test loss": f"{runs['test_loss'].mean():.3f}",
+    }
+
+
+def _comparisons(bleu: pd.DataFrame) -> Iterator[dict[str, str]]:
     gaps = [bleu[ahead] - bleu[behind] for _, ahead, behind in COMPARISONS]
     tests = [stats.ttest_1samp(gap, 0) for gap in gaps]
     corrected = _holm([test.pvalue for test in tests])
@@ -92,15 +93,18 @@ def _comparisons(bleu: pd.DataFrame) -> Iterator[str]:
         COMPARISONS, gaps, tests, corrected, strict=True
     ):
         low, high = test.confidence_interval(0.95)
-        yield (
-            f"| {claim} | `{ahead}` - `{behind}` | {gap.mean():+.2f} ({low:+.2f} to {high:+.2f}) | "
-            f"{p:.3f} | {_verdict(gap.mean(), low, high, p)} |"
-        )
+        yield {
+            "claim": claim,
+            "ahead minus behind": f"`{ahead}` - `{behind}`",
+            "BLEU (95 %)": f"{gap.mean():+.2f} ({low:+.2f} to {high:+.2f})",
+            "p, Holm": f"{p:.3f}",
+            "outcome": _verdict(gap.mean(), low, high, p),
+        }
 
 
 def _verdict(mean: float, low: float, high: float, p: float) -> str:
     if p < LEVEL:
-        return "**shown**" if mean > 0 else "**contradicted**"
+        return "shown" if mean > 0 else "contradicted"
     return "level" if low > -MARGIN and high < MARGIN else "open"
 
 

@@ -170,7 +170,7 @@ def test_the_speed_leaves_out_what_is_no_training(tmp_path: Path) -> None:
         return {"loss": 1.0}
 
     clock = mock.Mock(side_effect=map(float, range(10**6)))
-    with mock.patch("powernorm_lab.engine.throughput.time.perf_counter", clock):
+    with mock.patch("powernorm_lab.engine.between_steps.time.perf_counter", clock):
         run = trained(function, tmp_path)["bn"]
     # Every step reads the clock twice: in the function, and for the checkpoint.
     assert run.tokens_per_second == pytest.approx(10 / 2, rel=0.1)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from powernorm.norms.batch_statistics import BatchStatisticsNorm
-from powernorm.norms.buffers import rename_key
+from powernorm.norms.stateful import rename_key
 
 
 class BatchNorm(BatchStatisticsNorm):

@@ -22,14 +22,14 @@ from powernorm.norms.arguments import (
     check_tracking,
 )
 from powernorm.norms.averaging import is_update_bn_asking, stand_in_for
-from powernorm.norms.buffers import (
-    OPTIONAL_BUFFER,
-    rename_key,
-)
 from powernorm.norms.checkpointing import SeenInputs
 from powernorm.norms.feature_dims import Normalized
 from powernorm.norms.masks import current_padding_mask
-from powernorm.norms.stateful import StatefulNorm
+from powernorm.norms.stateful import (
+    OPTIONAL_BUFFER,
+    StatefulNorm,
+    rename_key,
+)
 from powernorm.ops.arrays import reciprocal_root, scale_groups, tokens_of
 from powernorm.ops.batch_norm import OPERATOR as BATCH_NORM
 from powernorm.ops.batch_norm import BatchNormArgs, BatchNormOutput, batch_norm

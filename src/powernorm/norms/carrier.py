@@ -25,9 +25,8 @@ from torch import Tensor
 
 from powernorm.errors import InputError
 from powernorm.norms.batch_statistics import BatchStatisticsNorm
-from powernorm.norms.buffers import has_value
 from powernorm.norms.checkpointing import SeenInputs, refuse_reentrant
-from powernorm.norms.stateful import StatefulNorm
+from powernorm.norms.stateful import StatefulNorm, has_value
 from powernorm.ops.graphs import refuse_transforms
 from powernorm.ops.running_stats import reduce_sums
 from powernorm.ops.torch_private import is_exporting, version_of

@@ -11,9 +11,9 @@ from torch.nn.utils import parametrize
 
 from powernorm.errors import InputError
 from powernorm.norms.arguments import Start, check_count
-from powernorm.norms.buffers import rename_key
 from powernorm.norms.carrier import GradientMomentNorm
 from powernorm.norms.feature_dims import Normalized
+from powernorm.norms.stateful import rename_key
 from powernorm.ops.moving_average_norm import MovingAverageNormArgs, moving_average_norm
 
 

@@ -19,9 +19,9 @@ from powernorm.norms.arguments import (
     check_share,
 )
 from powernorm.norms.batch_statistics import AVERAGE
-from powernorm.norms.buffers import rename_key
 from powernorm.norms.carrier import GradientMomentNorm
 from powernorm.norms.feature_dims import Normalized
+from powernorm.norms.stateful import rename_key
 from powernorm.ops.power_norm import OPERATOR as POWER_NORM
 from powernorm.ops.power_norm import PowerNormArgs, power_norm
 from powernorm.ops.running_stats import (

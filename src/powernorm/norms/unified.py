@@ -17,9 +17,9 @@ from powernorm.norms.arguments import (
     check_flag,
     check_share,
 )
-from powernorm.norms.buffers import rename_key
 from powernorm.norms.carrier import GradientMomentNorm
 from powernorm.norms.feature_dims import Normalized
+from powernorm.norms.stateful import rename_key
 from powernorm.ops.unified_norm import (
     UnifiedNormArgs,
     geometric_mean,

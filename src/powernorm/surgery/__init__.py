@@ -15,9 +15,9 @@ from powernorm.surgery.freezing import (
 from powernorm.surgery.insertion import insert, plan_insert
 from powernorm.surgery.matching import MatchReport, match_teacher
 from powernorm.surgery.modularizing import Modularization, modularize
+from powernorm.surgery.optimizers import decay_groups
 from powernorm.surgery.plans import AppliedPlan, NormPlan, PlanRow
 from powernorm.surgery.swapping import mask_batch_norms, plan_swap, swap
-from powernorm.surgery.weight_decay import decay_groups
 
 __all__ = [
     "AppliedPlan",

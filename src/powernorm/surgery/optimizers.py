@@ -2,7 +2,8 @@
 
 If given to a swap or an insertion, they get the new parameters and keep the state of the others. If
 not, their first steps show whether they train the new parameters, and a warning names those that
-are missing.
+are missing. `decay_groups` makes parameter groups in which the weight decay of γ depends on the
+role of its norm.
 """
 
 from __future__ import annotations
@@ -19,8 +20,10 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from powernorm.errors import InputError
-from powernorm.inspection.finder import Slot
+from powernorm.inspection.finder import Slot, find_norms
+from powernorm.inspection.selection import Selection, place, select
 from powernorm.norms import Norm
+from powernorm.norms.arguments import check_model, check_number
 
 Optimizers = Optimizer | Sequence[Optimizer] | None
 """Optimizers of a model, given to a swap or an insertion."""
@@ -255,3 +258,47 @@ class _UntrainedWatch:
 
         if parameter.requires_grad:
             own = parameter.register_post_accumulate_grad_hook(remove)
+
+
+def decay_groups(
+    model: nn.Module, weight_decay: float, norms: Selection = ()
+) -> list[dict[str, Any]]:
+    """Return two parameter groups for an optimizer: decayed parameters, and the others.
+
+    Matrices are decayed; biases and the parameters of norms are not, except γ of the selected
+    norms. A γ in front of a linear map (pre-norm) could be part of it, and decay keeps both in
+    balance; a γ whose output goes into the residual stream scales its branch, and decay would
+    shrink it (Wang et al. 2026, arXiv:2605.26895, who decay the former only).
+
+    Args:
+        model: its parameters with `requires_grad` are grouped.
+        weight_decay: weight decay of the first group.
+        norms: norms whose γ is decayed, as in `powernorm.swap`; `()` for none.
+
+    Raises:
+        InputError: a selection without a norm.
+
+    >>> from powernorm import Where
+    >>> model = nn.TransformerEncoderLayer(8, 2, norm_first=True)
+    >>> roles = Where(roles=("attention", "feed-forward"))
+    >>> [len(group["params"]) for group in decay_groups(model, 0.1, roles)]
+    [6, 6]
+    """
+    check_model(model)
+    decay = check_number("weight_decay", weight_decay, at_least=0)
+    found = place(model, find_norms(model))
+    chosen = frozenset[str]() if norms == () else select(found, norms)
+    owned = {
+        id(parameter): site.name in chosen and name == "weight"
+        for site in found
+        for name, parameter in site.norm.module.named_parameters()
+    }
+    groups: list[dict[str, Any]] = [
+        {"params": [], "weight_decay": decay},
+        {"params": [], "weight_decay": 0.0},
+    ]
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            decayed = owned.get(id(parameter), parameter.ndim > 1)
+            groups[not decayed]["params"].append(parameter)
+    return groups

@@ -25,9 +25,8 @@ from commands import refusal
 from own_training import Classifier, train
 from powernorm.errors import InputError
 from powernorm_lab.engine.events import Event, Notice, RunEnded, RunStarted, StepsDone
-from powernorm_lab.engine.executors import local, process
-from powernorm_lab.engine.executors.local import LocalExecutor, available_cores
-from powernorm_lab.engine.executors.process import RunSize
+from powernorm_lab.engine.executors import local
+from powernorm_lab.engine.executors.local import LocalExecutor, RunSize, available_cores
 from powernorm_lab.engine.folders import read_json
 from powernorm_lab.engine.run import Run
 
@@ -160,7 +159,7 @@ def test_what_every_worker_would_meet_is_one_error(tmp_path: Path) -> None:
 def test_workers_that_are_lost_at_once_are_not_replaced_for_ever(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(process, "COMMAND", [sys.executable, "-c", "import os; os.abort()"])
+    monkeypatch.setattr(local, "COMMAND", [sys.executable, "-c", "import os; os.abort()"])
     with pytest.raises(InputError, match="lost before they train anything: SIGABRT; see "):
         compared(tmp_path, jobs=2, retries=1)
     assert len(list((tmp_path / "workers").iterdir())) == 4

@@ -1,12 +1,12 @@
 import pytest
 
-from powernorm_lab.engine import throughput
-from powernorm_lab.engine.throughput import NUM_SKIPPED_STEPS, Throughput
+from powernorm_lab.engine import between_steps
+from powernorm_lab.engine.between_steps import NUM_SKIPPED_STEPS, Throughput
 
 
 def test_only_training_time_after_the_start_is_counted(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 0.0
-    monkeypatch.setattr(throughput, "_now", lambda: now)
+    monkeypatch.setattr(between_steps, "_now", lambda: now)
     meter = Throughput()
 
     def train(num_steps: int, seconds: float) -> None:

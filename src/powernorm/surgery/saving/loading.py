@@ -9,7 +9,7 @@ from torch import Tensor, nn
 
 from powernorm.errors import InputError
 from powernorm.norms import Norm
-from powernorm.norms.buffers import is_optional_key
+from powernorm.norms.stateful import is_optional_key
 from powernorm.surgery.changes import Changes, slot_of
 from powernorm.surgery.folding.structure import make_tensors, stop_tying
 from powernorm.surgery.saving.records import REBUILD, is_pretrained, mark

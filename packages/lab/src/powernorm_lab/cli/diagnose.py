@@ -24,7 +24,6 @@ from powernorm.cli.options import TrustCode, Wide
 from powernorm.cli.progress import progress_bar
 from powernorm.errors import InputError, printable
 from powernorm_lab.cli.options import FigureFormats, Figures, saving_figures
-from powernorm_lab.cli.scores import check_split, scored_folder, scoring_bar
 
 if TYPE_CHECKING:
     from rich.progress import Progress
@@ -35,6 +34,7 @@ if TYPE_CHECKING:
     from powernorm_lab.diagnosing import Look, Overlay
 
 _OVERLAY_PAGE: Final = "overlay.html"
+_SPLITS: Final = ("test", "valid")
 
 
 def diagnose(
@@ -107,7 +107,7 @@ def diagnose(
     if batches < PASSES:
         raise InputError(f"num_batches is {batches}, expected at least 2: TID compares batches")
     place = checked_device(device)
-    split = cast("EvaluatedSplit | None", check_split(scores))
+    split = cast("EvaluatedSplit | None", _check_split(scores))
     look = Look(batches, data, sequences, length, place, split)
     if len(sources) == 1 and is_named(sources[0]) and not overlay:
         look.check_own(sources[0])
@@ -129,7 +129,7 @@ def diagnose(
             _diagnose_together(sources, look, out or _overlay_page(sources), csv, wide=wide)
         return
     (source,) = sources
-    if split and scored_folder(Path(source), look, (out, csv, figures)):
+    if split and _scored_folder(Path(source), look, (out, csv, figures)):
         return
     _check_one_run(source)
     keeps_it = is_run(Path(source)) and data is None
@@ -177,7 +177,7 @@ def _diagnosed_source(source: str, look: "Look", progress: "Progress") -> "Diagn
     from powernorm_lab.diagnosing import diagnose_source
 
     moved = bar_of(progress, look.num_batches)
-    return diagnose_source(source, look, moved, scoring_bar(progress, look.scores))
+    return diagnose_source(source, look, moved, _scoring_bar(progress, look.scores))
 
 
 def _print_diagnosis(
@@ -281,3 +281,72 @@ def _overlay_page(sources: Sequence[str]) -> Path:
 def _check_page(figures: Path | None, out: Path | None) -> None:
     if figures is not None and out is None:
         raise InputError(f"--figures {figures} needs a page: give --out FILE, too")
+
+
+# Scores ----------------------------------------------------------------------------------------
+
+
+def _scoring_bar(progress: "Progress", scores: str | None) -> Callable[[int, int], None] | None:
+    """Add a progress bar for the kinds of statistics; return its callback, or None without one."""
+    if scores is None:
+        return None
+    task = progress.add_task(f"scoring the {scores} split", total=None)
+    return lambda done, total: progress.update(task, completed=done, total=total)
+
+
+def _check_split(scores: str | None) -> str | None:
+    """Return the split after checking that it can be scored.
+
+    Raises:
+        InputError: it cannot be scored.
+    """
+    if scores is not None and scores not in _SPLITS:
+        raise InputError(f"--scores {scores!r} is not known: give {' or '.join(_SPLITS)}")
+    return scores
+
+
+def _scored_folder(folder: Path, look: "Look", targets: tuple[Path | None, ...]) -> bool:
+    """Score all runs of a comparison or of comparisons in a folder, and print the paper's tables.
+
+    Args:
+        folder: folder of the comparison.
+        look: options of the diagnosis, with the split.
+        targets: files of a single run, which must not be given.
+
+    Returns:
+        False if the folder has no comparison, so that nothing was done.
+
+    Raises:
+        InputError: an option is for a single run only, or no run can be scored.
+    """
+    from powernorm_lab.diagnosed_runs import comparisons_in, score_runs
+
+    comparisons = comparisons_in(folder)
+    if not comparisons:
+        return False
+    if any(value is not None for value in (*targets, look.data)):
+        raise InputError(
+            f"{folder} contains several runs, and each stores its own diagnosis: leave out --data, "
+            "--out, --csv and --figures"
+        )
+    from rich.console import Console
+
+    from powernorm_lab.report import print_scores, read_comparison
+
+    try:
+        with progress_bar() as progress:
+            score_runs(
+                comparisons,
+                look.scores or "test",
+                num_batches=look.num_batches,
+                device=look.device,
+                on_run=lambda run, what: progress.console.print(f"{run}: {what}", markup=False),
+                on_scored=_scoring_bar(progress, look.scores),
+            )
+    except KeyboardInterrupt:
+        typer.echo("interrupted: the runs that were scored keep their scores", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+    print_scores(Console(), [read_comparison(path) for path in comparisons])
+    named = " ".join(map(str, comparisons))
+    typer.echo(f"with the diagnosis of each run: powernorm report {named}")
+    return True

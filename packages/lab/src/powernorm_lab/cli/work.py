@@ -96,7 +96,7 @@ def _end_when_asked(folder: Path, name: str) -> None:
     """Stop as after a scheduler's signal when an executor has written its stop file."""
     if launching.is_launched():
         return  # the launching process checks for it
-    from powernorm_lab.engine.executors.process import stop_file
+    from powernorm_lab.engine.executors.local import stop_file
 
     file = stop_file(folder, name)
 

@@ -21,8 +21,16 @@ from powernorm.norms import Norm
 from powernorm.norms.models import Reduction
 from powernorm.records import CONFIG_FILE, TID
 from powernorm_lab.engine.averaging import Snapshots
-from powernorm_lab.engine.best import Best, Direction
-from powernorm_lab.engine.diagnosing import EPOCH, Diagnosing, Epochs
+from powernorm_lab.engine.between_steps import (
+    EPOCH,
+    Best,
+    Diagnosing,
+    Direction,
+    Epochs,
+    Monitoring,
+    Throughput,
+    evaluating,
+)
 from powernorm_lab.engine.distribution import divide_weights, synchronized
 from powernorm_lab.engine.events import Listener, Notice, RunStarted, logged
 from powernorm_lab.engine.folders import BEST, LAST, last_checkpoint
@@ -39,13 +47,10 @@ from powernorm_lab.engine.processes import (
 )
 from powernorm_lab.engine.run_logs import RunLogs, number_of
 from powernorm_lab.engine.sharding import check_equal_weights, is_sharded, shards
-from powernorm_lab.engine.state import FIX, random_states, set_random_states, weights_in
+from powernorm_lab.engine.state import FIX, Tracked, random_states, set_random_states, weights_in
 from powernorm_lab.engine.stopping import Stop, Stopped
-from powernorm_lab.engine.throughput import Throughput
-from powernorm_lab.engine.tracked import Tracked
 from powernorm_lab.engine.trials import TrialRules
 from powernorm_lab.engine.warmup import warmup_options
-from powernorm_lab.engine.watching import Monitoring, evaluating
 from powernorm_lab.runs import (
     AVERAGE_SCORED,
     BEST_SCORED,

@@ -26,9 +26,9 @@ from powernorm.surgery.removal import (
     hidden_state_error,
     logit_divergence,
 )
+from powernorm_lab.engine.between_steps import evaluating
 from powernorm_lab.engine.events import Notice
 from powernorm_lab.engine.run import Run
-from powernorm_lab.engine.watching import evaluating
 from powernorm_lab.removal.originals import Original
 from powernorm_lab.removal.settings import (
     LONG_DISTILLATION,

@@ -10,8 +10,8 @@ from torch import nn
 
 from powernorm.diagnosis import evaluation_gap
 from powernorm_lab.data.batch import Batch, EvaluationBatches
+from powernorm_lab.engine.between_steps import evaluating
 from powernorm_lab.engine.processes import summed
-from powernorm_lab.engine.watching import evaluating
 from powernorm_lab.training.losses import outputs_nll
 
 GAP_BATCHES: Final = 8

@@ -7,8 +7,7 @@ from typing import Any, Final
 
 from powernorm.errors import InputError
 from powernorm_lab.engine.coordination import Executor
-from powernorm_lab.engine.executors.local import LocalExecutor
-from powernorm_lab.engine.executors.process import RunSize
+from powernorm_lab.engine.executors.local import LocalExecutor, RunSize
 from powernorm_lab.engine.executors.ray_cluster import RayExecutor
 from powernorm_lab.engine.executors.slurm import SlurmExecutor
 from powernorm_lab.engine.grid import Grid

@@ -12,10 +12,11 @@ import torch
 from powernorm.errors import InputError
 from powernorm.integrations.extras import needed_for
 from powernorm_lab.engine.coordination import WorkerEnd
-from powernorm_lab.engine.executors.local import available_cores, check_cores
-from powernorm_lab.engine.executors.process import (
+from powernorm_lab.engine.executors.local import (
     QueuedWorker,
     RunSize,
+    available_cores,
+    check_cores,
     end_of,
     log_file,
     make_ready,

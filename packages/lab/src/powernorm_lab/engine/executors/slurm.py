@@ -14,7 +14,7 @@ import torch
 from powernorm.errors import InputError
 from powernorm.integrations.extras import needed_for
 from powernorm_lab.engine.coordination import WorkerEnd
-from powernorm_lab.engine.executors.process import (
+from powernorm_lab.engine.executors.local import (
     LOG_FOLDER,
     QueuedWorker,
     RunSize,

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from powernorm.errors import InputError
 from powernorm_lab.data.subwords import END_ID
-from powernorm_lab.engine.watching import evaluating
+from powernorm_lab.engine.between_steps import evaluating
 from powernorm_lab.tasks.translation.decoding_state import DecodingState
 from powernorm_lab.tasks.translation.model import TranslationModel
 from powernorm_lab.tasks.translation.settings import LengthNormalization
