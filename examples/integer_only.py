@@ -24,7 +24,7 @@ from torch import Tensor, nn
 from torch._decomp import get_decompositions
 
 import powernorm
-from powernorm_lab.tasks.sequences.reading import SeriesSplit, load_series
+from powernorm_lab.tasks.sequences.data import SeriesSplit, load_series
 
 WIDTH, HIDDEN, BLOCKS = 24, 48, 2
 INT8, INT32 = (-128, 127), (-(2**31), 2**31 - 1)

@@ -27,8 +27,7 @@ from powernorm_lab.tasks.ner.encoding import NUM_MARKS, encode_entities
 from powernorm_lab.tasks.ner.tag_schemes import Span
 from powernorm_lab.tasks.parse.batches import STATES, TransitionRows
 from powernorm_lab.tasks.parse.gold import GoldTransitions
-from powernorm_lab.tasks.sequences.batches import SeriesRows
-from powernorm_lab.tasks.sequences.reading import SeriesSplit
+from powernorm_lab.tasks.sequences.data import SeriesRows, SeriesSplit
 from powernorm_lab.tasks.translation.batches import evaluation_pairs, training_pairs
 from powernorm_lab.tasks.translation.token_lists import EncodedPairSplit, TokenLists
 

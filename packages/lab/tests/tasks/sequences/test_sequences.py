@@ -12,9 +12,8 @@ from powernorm_lab.recipes import recipe
 from powernorm_lab.runs import ComparisonResults
 from powernorm_lab.settings.overrides import override
 from powernorm_lab.tasks.registry import task_of
-from powernorm_lab.tasks.sequences.batches import SequenceData, SeriesRows
+from powernorm_lab.tasks.sequences.data import SequenceData, SeriesRows, SeriesSet, load_series
 from powernorm_lab.tasks.sequences.model import SequenceClassifier
-from powernorm_lab.tasks.sequences.reading import SeriesSet, load_series
 from powernorm_lab.tasks.trained_models import load_trained
 
 CPU = torch.device("cpu")

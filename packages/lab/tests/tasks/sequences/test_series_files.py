@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from powernorm.errors import InputError
-from powernorm_lab.tasks.sequences.reading import DEFAULT, SeriesSet, load_series
+from powernorm_lab.tasks.sequences.data import DEFAULT, SeriesSet, load_series
 
 HEADER = "#made\n@problemName Made\n@timeStamps false\n@classLabel true a b\n@data\n"
 

@@ -11,9 +11,8 @@ from powernorm_lab.data.corpus import EVALUATED_SPLITS, SPLITS
 from powernorm_lab.engine.events import DataPrepared
 from powernorm_lab.runs import Baseline
 from powernorm_lab.settings.comparison import options_of
-from powernorm_lab.tasks.sequences.batches import SequenceData
+from powernorm_lab.tasks.sequences.data import SequenceData, SeriesSet, load_series
 from powernorm_lab.tasks.sequences.model import SequenceClassifier
-from powernorm_lab.tasks.sequences.reading import SeriesSet, load_series
 from powernorm_lab.tasks.sequences.settings import SequenceSettings
 from powernorm_lab.training.batches import RunData
 from powernorm_lab.training.losses import TaskModel
