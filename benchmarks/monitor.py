@@ -26,7 +26,7 @@ import powernorm
 from powernorm.diagnosis import NormMonitor
 from powernorm.norms import build_norm
 from powernorm_lab.models.choices import TransformerShape
-from powernorm_lab.models.language_model import LanguageModel
+from powernorm_lab.tasks.lm.model import LanguageModel
 from speed.machine import restart
 from speed.training_step import TranslationModel, make_batch
 

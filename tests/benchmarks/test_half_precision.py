@@ -14,7 +14,7 @@ import half_precision
 import powernorm
 from half_precision import NORMS, Answer, changed, errors, limits, outputs, variants
 from powernorm_lab.models.choices import TransformerShape
-from powernorm_lab.models.language_model import LanguageModel
+from powernorm_lab.tasks.lm.model import LanguageModel
 
 
 @pytest.fixture

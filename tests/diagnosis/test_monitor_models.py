@@ -19,7 +19,7 @@ from norms.processes import run_processes
 from powernorm.diagnosis import NormMonitor, NormRow
 from powernorm.norms import BatchNorm, build_norm
 from powernorm_lab.models.choices import TransformerShape
-from powernorm_lab.models.language_model import LanguageModel
+from powernorm_lab.tasks.lm.model import LanguageModel
 from surgery.foreign_models import FAMILIES, PADDED
 
 

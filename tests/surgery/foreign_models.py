@@ -357,7 +357,7 @@ def images() -> Tensor:
 def language_model(norm: str = "ln") -> nn.Module:
     import powernorm
     from powernorm_lab.models.choices import TransformerShape
-    from powernorm_lab.models.language_model import LanguageModel
+    from powernorm_lab.tasks.lm.model import LanguageModel
 
     shape = TransformerShape(num_features=WIDTH, num_layers=2, num_heads=2, feedforward_features=16)
     return LanguageModel(

@@ -13,14 +13,13 @@ from torch import Tensor, nn
 
 from powernorm.norms import build_norm
 from powernorm_lab.models.choices import TransformerShape
-from powernorm_lab.models.language_model import LanguageModel
 from powernorm_lab.models.normed import NormFactory
 from powernorm_lab.recipes import recipe
 from powernorm_lab.runs import PLACEMENTS
 from powernorm_lab.settings.overrides import override
 from powernorm_lab.tasks.classify.model import TextClassifier
 from powernorm_lab.tasks.image.models import ConvNet, ResNet
-from powernorm_lab.tasks.lm.tensorized_attention import TensorizedAttention
+from powernorm_lab.tasks.lm.model import LanguageModel, TensorizedAttention
 from powernorm_lab.tasks.lm_char.model import TransformerXL
 from powernorm_lab.tasks.ner.model import EntityTagger
 from powernorm_lab.tasks.ner.tag_sequences import TagSequences

@@ -19,7 +19,7 @@ from powernorm.errors import InputError
 from powernorm.norms import Norm
 from powernorm.surgery.folding.structure import FeatureAffine, FoldedNorm
 from powernorm_lab.models.choices import TransformerShape
-from powernorm_lab.models.language_model import LanguageModel
+from powernorm_lab.tasks.lm.model import LanguageModel
 from surgery.foreign_models import FAMILIES, PADDED, output_of, run
 from surgery.static_models import left_of, settle, static_family
 

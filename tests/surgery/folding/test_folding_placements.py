@@ -13,8 +13,8 @@ import powernorm
 from covering import some_default
 from powernorm.norms import BatchStatisticsNorm, build_norm
 from powernorm_lab.models.choices import TransformerShape
-from powernorm_lab.models.language_model import LanguageModel
 from powernorm_lab.runs import PLACEMENTS
+from powernorm_lab.tasks.lm.model import LanguageModel
 from surgery.static_models import left_of, settle
 
 BOUND = 1e-12

@@ -24,9 +24,9 @@ from powernorm.errors import InputError
 from powernorm.norms import BatchNorm, BatchStatisticsNorm, Norm
 from powernorm_lab.models.attention import MultiHeadAttention
 from powernorm_lab.models.choices import Placement, QueryKeyNorm, TransformerShape
-from powernorm_lab.models.language_model import LanguageModel
 from powernorm_lab.models.placements import deepnorm_scales, deepnorm_scales_of_both
 from powernorm_lab.runs import PLACEMENTS
+from powernorm_lab.tasks.lm.model import LanguageModel
 
 NEW = [placement for placement in PLACEMENTS if placement not in ("pre", "post")]
 QK_NORMS: tuple[QueryKeyNorm, ...] = get_args(QueryKeyNorm)

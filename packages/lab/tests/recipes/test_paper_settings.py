@@ -15,7 +15,7 @@ from powernorm_lab.settings.variants import lines_of
 from powernorm_lab.tasks import TASKS
 from powernorm_lab.tasks.builtin import check_norms
 from powernorm_lab.tasks.classify.sources import load_texts
-from powernorm_lab.tasks.lm.batches import Segments
+from powernorm_lab.tasks.lm.data import Segments
 from powernorm_lab.tasks.registry import task_of
 from powernorm_lab.training.optimization import rate_factor
 

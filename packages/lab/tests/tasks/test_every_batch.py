@@ -18,8 +18,8 @@ from powernorm_lab.tasks.classify.encoded_texts import EncodedTextSplit
 from powernorm_lab.tasks.image.batches import ImageRows
 from powernorm_lab.tasks.image.encoded_images import EncodedImages, encode_images
 from powernorm_lab.tasks.image.image_set import Images, ImageSet
-from powernorm_lab.tasks.lm.batches import TextSegments
-from powernorm_lab.tasks.lm_char.batches import TextStreams
+from powernorm_lab.tasks.lm.data import TextSegments
+from powernorm_lab.tasks.lm_char.data import TextStreams
 from powernorm_lab.tasks.ner.batches import TaggedRows
 from powernorm_lab.tasks.ner.columns import TaggedSentence
 from powernorm_lab.tasks.ner.corpora import EntityCorpus

@@ -21,7 +21,7 @@ from powernorm_lab.settings.training import (
     OptimizerSettings,
     SmoothedTrainingSettings,
 )
-from powernorm_lab.tasks.lm.batches import LanguageModelData
+from powernorm_lab.tasks.lm.data import LanguageModelData
 from powernorm_lab.tasks.registry import task_of
 from powernorm_lab.training import batches, fitting
 from powernorm_lab.training.evaluation import evaluate, word_perplexity

@@ -13,9 +13,8 @@ from powernorm.errors import InputError
 from powernorm.norms import BatchNorm
 from powernorm_lab.engine.distribution import optimized
 from powernorm_lab.models.choices import TransformerShape
-from powernorm_lab.models.language_model import LanguageModel
 from powernorm_lab.settings.training import OptimizerSettings
-from powernorm_lab.tasks.lm.adaptive_output import AdaptiveLanguageModel
+from powernorm_lab.tasks.lm.model import AdaptiveLanguageModel, LanguageModel
 from powernorm_lab.training.optimization import build_optimizer
 
 MUON = OptimizerSettings(name="muon", learning_rate=0.02, weight_decay=0.1)

@@ -12,9 +12,7 @@ from powernorm.errors import InputError
 from powernorm.norms import build_norm
 from powernorm_lab.data.batch import IGNORED
 from powernorm_lab.models.choices import TransformerShape
-from powernorm_lab.models.language_model import LanguageModel
-from powernorm_lab.tasks.lm.adaptive_output import AdaptiveLanguageModel
-from powernorm_lab.tasks.lm.tensorized_attention import TensorizedAttention
+from powernorm_lab.tasks.lm.model import AdaptiveLanguageModel, LanguageModel, TensorizedAttention
 
 VOCABULARY, CUTOFFS, LENGTH = 23, (4, 11), 6
 

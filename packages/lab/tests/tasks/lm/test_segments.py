@@ -3,7 +3,7 @@ import torch
 
 from powernorm_lab.data.batch import TrainingBatches
 from powernorm_lab.data.subwords import END_ID
-from powernorm_lab.tasks.lm.batches import Segments, TextSegments
+from powernorm_lab.tasks.lm.data import Segments, TextSegments
 
 TOKENS = torch.arange(1, 1001, dtype=torch.int32)
 """Token i is at position i of the stream, so that batches show their positions."""

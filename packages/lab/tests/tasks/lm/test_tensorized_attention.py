@@ -10,7 +10,7 @@ from powernorm.errors import InputError
 from powernorm.norms import build_norm
 from powernorm_lab.models.choices import TransformerShape
 from powernorm_lab.models.layers import AttentionLayer
-from powernorm_lab.tasks.lm.tensorized_attention import TensorizedAttention
+from powernorm_lab.tasks.lm.model import TensorizedAttention
 
 FEATURES, HEAD, LENGTH = 6, 3, 7
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from lab.tests.tiny_models import LENGTH, VOCABULARY, tensorized_model, tokens, trained
 
-from powernorm_lab.tasks.lm.tensorized_attention import TensorizedAttention
+from powernorm_lab.tasks.lm.model import TensorizedAttention
 
 
 @pytest.mark.parametrize("norm", ["ln", "bn", "pn", "none"])

@@ -10,9 +10,8 @@ import torch.nn.functional as F
 from lab.tests.training.tiny_training import Configure, compare
 
 from powernorm.errors import InputError
-from powernorm_lab.models.language_model import LanguageModel
 from powernorm_lab.settings.overrides import override
-from powernorm_lab.tasks.lm.adaptive_output import AdaptiveLanguageModel
+from powernorm_lab.tasks.lm.model import AdaptiveLanguageModel, LanguageModel
 from powernorm_lab.tasks.registry import task_of
 from powernorm_lab.tasks.run_diagnosis import diagnose_run
 from powernorm_lab.tasks.trained_models import load_trained

@@ -4,10 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from powernorm_lab.tasks.lm_char import baselines as byte_baselines
-from powernorm_lab.tasks.lm_char.baselines import ORDERS, ByteCounts, byte_metrics
-from powernorm_lab.tasks.lm_char.batches import FIRST
-from powernorm_lab.tasks.lm_char.texts import EncodedBytes
+from powernorm_lab.tasks.lm_char import task as byte_baselines
+from powernorm_lab.tasks.lm_char.data import FIRST, EncodedBytes
+from powernorm_lab.tasks.lm_char.task import ORDERS, ByteCounts, byte_metrics
 
 
 def as_bytes(text: str) -> Tensor:

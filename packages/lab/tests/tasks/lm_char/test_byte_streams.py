@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 
 from powernorm_lab.data.batch import IGNORED, Batch, TrainingBatches
-from powernorm_lab.tasks.lm_char.batches import FIRST, Streams, TextStreams
+from powernorm_lab.tasks.lm_char.data import FIRST, Streams, TextStreams
 
 TEXT = torch.randint(256, (1000,), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
 

@@ -13,8 +13,8 @@ from lab.tests.data.byte_mutations import mutated
 from powernorm.errors import InputError
 from powernorm_lab.data.corpus import SPLITS
 from powernorm_lab.data.embedded import embedded_corpus
-from powernorm_lab.tasks.lm_char import texts as byte_texts
-from powernorm_lab.tasks.lm_char.texts import MINIMUM, load_bytes, read_bytes
+from powernorm_lab.tasks.lm_char import data as byte_texts
+from powernorm_lab.tasks.lm_char.data import MINIMUM, load_bytes, read_bytes
 
 CONTENT = (string.ascii_letters + "\r\n\x00 wörter\n").encode() * 40 + bytes(range(256))
 

@@ -18,13 +18,11 @@ from powernorm_lab.data.subwords import (
     encode_corpus,
 )
 from powernorm_lab.engine.events import DataPrepared
-from powernorm_lab.models.language_model import LanguageModel
 from powernorm_lab.runs import Baseline
 from powernorm_lab.settings.comparison import options_of
-from powernorm_lab.tasks.lm.adaptive_output import AdaptiveLanguageModel
-from powernorm_lab.tasks.lm.batches import LanguageModelData
+from powernorm_lab.tasks.lm.data import LanguageModelData
+from powernorm_lab.tasks.lm.model import AdaptiveLanguageModel, LanguageModel, TensorizedAttention
 from powernorm_lab.tasks.lm.settings import LanguageModelSettings
-from powernorm_lab.tasks.lm.tensorized_attention import TensorizedAttention
 from powernorm_lab.training.batches import RunData
 from powernorm_lab.training.losses import TaskModel
 from powernorm_lab.training.norms import UPPER_NORM, norm_factory, qk_norm_factory
