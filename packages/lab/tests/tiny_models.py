@@ -18,11 +18,10 @@ from powernorm_lab.recipes import recipe
 from powernorm_lab.runs import PLACEMENTS
 from powernorm_lab.settings.overrides import override
 from powernorm_lab.tasks.classify.model import TextClassifier
-from powernorm_lab.tasks.image.models import ConvNet, ResNet
+from powernorm_lab.tasks.image.model import ConvNet, ResNet
 from powernorm_lab.tasks.lm.model import LanguageModel, TensorizedAttention
 from powernorm_lab.tasks.lm_char.model import TransformerXL
-from powernorm_lab.tasks.ner.model import EntityTagger
-from powernorm_lab.tasks.ner.tag_sequences import TagSequences
+from powernorm_lab.tasks.ner.model import EntityTagger, TagSequences
 from powernorm_lab.tasks.parse.embedded_linear import IdColumns
 from powernorm_lab.tasks.parse.model import TransitionParser
 from powernorm_lab.tasks.registry import task_of

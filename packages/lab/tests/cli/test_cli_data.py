@@ -25,7 +25,7 @@ from powernorm_lab.data.sets.catalog import SETS
 from powernorm_lab.data.treebanks import TREEBANKS, load_treebank
 from powernorm_lab.tasks.classify.sources import TEXT_SETS
 from powernorm_lab.tasks.image.sources import IMAGE_SETS
-from powernorm_lab.tasks.ner.corpora import NAMES as ENTITY_SETS
+from powernorm_lab.tasks.ner.sources import NAMES as ENTITY_SETS
 
 SERVED = Path(__file__).parents[1] / "data" / "served_sets.py"
 SECONDS = 60

@@ -15,15 +15,11 @@ from powernorm_lab.data.batch import IGNORED, NOWHERE, Batch, EvaluationBatches,
 from powernorm_lab.data.corpus import SPLITS
 from powernorm_lab.tasks.classify.batches import TextRows
 from powernorm_lab.tasks.classify.encoded_texts import EncodedTextSplit
-from powernorm_lab.tasks.image.batches import ImageRows
-from powernorm_lab.tasks.image.encoded_images import EncodedImages, encode_images
-from powernorm_lab.tasks.image.image_set import Images, ImageSet
+from powernorm_lab.tasks.image.data import EncodedImages, ImageRows, Images, ImageSet, encode_images
 from powernorm_lab.tasks.lm.data import TextSegments
 from powernorm_lab.tasks.lm_char.data import TextStreams
-from powernorm_lab.tasks.ner.batches import TaggedRows
-from powernorm_lab.tasks.ner.columns import TaggedSentence
-from powernorm_lab.tasks.ner.corpora import EntityCorpus
-from powernorm_lab.tasks.ner.encoding import NUM_MARKS, encode_entities
+from powernorm_lab.tasks.ner.data import NUM_MARKS, TaggedRows, encode_entities
+from powernorm_lab.tasks.ner.sources import EntityCorpus, TaggedSentence
 from powernorm_lab.tasks.ner.tag_schemes import Span
 from powernorm_lab.tasks.parse.batches import STATES, TransitionRows
 from powernorm_lab.tasks.parse.gold import GoldTransitions

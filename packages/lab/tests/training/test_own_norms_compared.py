@@ -21,7 +21,7 @@ from powernorm_lab.recipes import recipe
 from powernorm_lab.runs import Baseline
 from powernorm_lab.settings.overrides import override
 from powernorm_lab.tasks.builtin import check_norms
-from powernorm_lab.tasks.image.task import build_image_model
+from powernorm_lab.tasks.image.task import ImageTask
 from powernorm_lab.tasks.lm.settings import LanguageModelSettings
 from powernorm_lab.tasks.registry import task_of
 from powernorm_lab.tasks.trained_models import load_trained
@@ -96,7 +96,7 @@ def test_equal_seeds_begin_with_equal_weights(configure: Configure, tmp_path: Pa
 
 def test_norms_of_images_look_along_the_channels() -> None:
     config = override(recipe("image", "smoke"), [f"norms={OWN[0]}"])
-    model = build_image_model(config, OWN[0], (1, 28, 10), 0)
+    model = ImageTask().build(config, OWN[0], (1, 28, 10), 0)
     norms = [part for part in model.modules() if isinstance(part, powernorm.Norm)]
     assert {norm.feature_dim for norm in norms} == {1}
     assert model(torch.randn(2, 1, 28, 28)).isfinite().all()

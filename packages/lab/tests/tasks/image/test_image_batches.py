@@ -5,12 +5,13 @@ import torch
 from lab.tests.data.official_images import write_cifar, write_mnist
 from torch import Tensor
 
-from powernorm_lab.tasks.image.batches import (
+from powernorm_lab.tasks.image.data import (
+    EncodedImages,
     ImageRows,
     augmented,
+    encode_images,
     normalized,
 )
-from powernorm_lab.tasks.image.encoded_images import EncodedImages, encode_images
 from powernorm_lab.tasks.image.sources import load_images
 
 pytestmark = pytest.mark.usefixtures("own_cache")

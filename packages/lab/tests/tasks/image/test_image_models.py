@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from powernorm.norms import BatchNorm, Norm
 from powernorm.surgery import swap
-from powernorm_lab.tasks.image.models import RESNET18, RESNET20, ResidualBlock, ResNet
+from powernorm_lab.tasks.image.model import RESNET18, RESNET20, ResidualBlock, ResNet
 
 IMAGES = ("convnet", "resnet", "projecting")
 READ = MODELS["convnet"].inputs

@@ -6,12 +6,14 @@ from lab.tests.data.official_images import write_archive, write_cifar, write_mni
 
 from powernorm.errors import InputError
 from powernorm_lab.data.corpus import SPLITS
-from powernorm_lab.tasks.image.encoded_images import (
+from powernorm_lab.tasks.image.data import (
+    Images,
+    ImageSet,
+    divided,
     encode_images,
     encode_images_by,
     pixel_statistics,
 )
-from powernorm_lab.tasks.image.image_set import Images, ImageSet, divided
 from powernorm_lab.tasks.image.sources import drawn_digits, load_images
 
 pytestmark = pytest.mark.usefixtures("own_cache")

@@ -12,12 +12,11 @@ from powernorm_lab.engine.events import DataPrepared, Event
 from powernorm_lab.runs import ComparisonResults
 from powernorm_lab.settings.comparison import ComparisonSettings
 from powernorm_lab.settings.training import ClassifierTrainingSettings, OptimizerSettings
-from powernorm_lab.tasks.image.batches import ImageData, accuracy
-from powernorm_lab.tasks.image.encoded_images import EncodedImages, encode_images
-from powernorm_lab.tasks.image.models import ConvNet, ResNet
+from powernorm_lab.tasks.image.data import EncodedImages, ImageData, accuracy, encode_images
+from powernorm_lab.tasks.image.model import ConvNet, ResNet
 from powernorm_lab.tasks.image.settings import ImageDataSettings, ImageModelSettings, ImageSettings
 from powernorm_lab.tasks.image.sources import load_images
-from powernorm_lab.tasks.image.task import ImageTask, build_image_model
+from powernorm_lab.tasks.image.task import ImageTask
 from powernorm_lab.tasks.registry import task_of
 from powernorm_lab.tasks.trained_models import load_trained, run_data, run_text, training_batches
 
@@ -139,7 +138,7 @@ def test_accuracy_is_the_share_of_right_answers() -> None:
 def test_architectures(architecture: str | None, side: int, num_norms: int) -> None:
     config = image_config(model=ImageModelSettings(architecture=architecture))  # type: ignore[arg-type]
     sizes = (3, side, 10)
-    model = build_image_model(config, "bn", sizes, 0)
+    model = ImageTask().build(config, "bn", sizes, 0)
     assert isinstance(model, ConvNet if num_norms == 1 else ResNet)
     assert len(batch_layers(model)) == num_norms
     assert all(layer.feature_dim == 1 for layer in batch_layers(model).values())

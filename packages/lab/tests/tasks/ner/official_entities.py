@@ -2,7 +2,7 @@
 
 from typing import Final
 
-from powernorm_lab.tasks.ner.columns import TaggedSentence
+from powernorm_lab.tasks.ner.sources import TaggedSentence
 from powernorm_lab.tasks.ner.tag_schemes import Span
 
 CONLL_2003: Final = """\

@@ -5,7 +5,7 @@ from lab.tests.data.byte_mutations import mutated
 from official_entities import CONLL_2003, FILES, ORIGINAL, SENTENCES
 
 from powernorm.errors import InputError
-from powernorm_lab.tasks.ner.columns import parse_columns
+from powernorm_lab.tasks.ner.sources import parse_columns
 from powernorm_lab.tasks.ner.tag_schemes import Span, tags_of
 
 

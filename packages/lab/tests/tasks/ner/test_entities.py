@@ -13,9 +13,8 @@ import powernorm
 from powernorm.errors import InputError
 from powernorm.norms import penalty
 from powernorm_lab.settings.comparison import ComparisonSettings
-from powernorm_lab.tasks.ner.encoding import NUM_MARKS, EncodedEntities
+from powernorm_lab.tasks.ner.data import NUM_MARKS, EncodedEntities, span_scores
 from powernorm_lab.tasks.ner.model import EntityTagger
-from powernorm_lab.tasks.ner.scores import span_scores
 from powernorm_lab.tasks.ner.tag_schemes import spans_of
 from powernorm_lab.tasks.registry import task_of
 from powernorm_lab.tasks.run_diagnosis import diagnose_run

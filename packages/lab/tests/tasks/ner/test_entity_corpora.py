@@ -5,8 +5,8 @@ from official_entities import BMES, CONLL_2003, ORIGINAL, SENTENCES
 
 from powernorm.errors import InputError
 from powernorm_lab.data.corpus import SPLITS
-from powernorm_lab.tasks.ner import corpora
-from powernorm_lab.tasks.ner.corpora import load_entities
+from powernorm_lab.tasks.ner import sources
+from powernorm_lab.tasks.ner.sources import load_entities
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -98,7 +98,7 @@ def test_fetched_sets_are_read_from_the_cache(
 ) -> None:
     for split in ("train", "valid", "test"):
         (tmp_path / f"{split}.txt").write_text(CONLL_2003)
-    monkeypatch.setattr(corpora, "fetched", lambda name: tmp_path / name[:0])
+    monkeypatch.setattr(sources, "fetched", lambda name: tmp_path / name[:0])
     corpus = load_entities("conll2003")
     assert corpus.name == "conll2003"
     assert corpus.license == "Reuters text, for research only"

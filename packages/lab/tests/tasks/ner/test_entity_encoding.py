@@ -5,20 +5,17 @@ import torch
 
 from powernorm.errors import InputError
 from powernorm_lab.data.batch import IGNORED, Batch
-from powernorm_lab.tasks.ner.batches import (
-    TaggedRows,
-)
-from powernorm_lab.tasks.ner.columns import TaggedSentence
-from powernorm_lab.tasks.ner.corpora import EntityCorpus
-from powernorm_lab.tasks.ner.encoding import (
+from powernorm_lab.tasks.ner.data import (
     NUM_MARKS,
     PADDING_ID,
     UNKNOWN_ID,
     EncodedEntities,
+    TaggedRows,
     bigrams_of,
     encode_entities,
     thinned,
 )
+from powernorm_lab.tasks.ner.sources import EntityCorpus, TaggedSentence
 from powernorm_lab.tasks.ner.tag_schemes import Span
 
 

@@ -2,7 +2,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powernorm_lab.tasks.ner.scores import span_scores
+from powernorm_lab.tasks.ner.data import span_scores
 from powernorm_lab.tasks.ner.tag_schemes import Span, spans_of
 
 

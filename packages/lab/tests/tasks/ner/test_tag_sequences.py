@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from powernorm_lab.data.batch import IGNORED
-from powernorm_lab.tasks.ner.tag_sequences import FORBIDDEN, TagSequences
+from powernorm_lab.tasks.ner.model import FORBIDDEN, TagSequences
 
 # Tags O, B and E of one kind: B must be followed by E.
 STARTS, ENDS = (True, True, False), (True, False, True)

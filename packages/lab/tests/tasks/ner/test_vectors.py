@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from lab.tests.data.byte_mutations import mutated
 
 from powernorm.errors import InputError
-from powernorm_lab.tasks.ner.vectors import read_vectors
+from powernorm_lab.tasks.ner.sources import read_vectors
 
 GLOVE = "the 3 4 0\nEU 0 -2e0 0\n. . . 1 0 0\neu 0 0 5\nunused 1 1 1\nzero 0 0 0\n"
 WORDS = {"the", "eu", "zero", ". . .", "missing"}

@@ -26,7 +26,7 @@ from powernorm.errors import InputError
 from powernorm_lab.data.fetching import fetched
 from powernorm_lab.data.readers import USER_LICENSE
 from powernorm_lab.data.sets.catalog import data_set
-from powernorm_lab.tasks.image.image_set import NUM_CLASSES, Images, ImageSet, divided
+from powernorm_lab.tasks.image.data import NUM_CLASSES, Images, ImageSet, divided
 
 SIDE: Final = 28
 NUM_TRAIN: Final = 3000

@@ -7,20 +7,24 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from powernorm_lab.data.corpus import SPLITS, Split
+from powernorm_lab.data.corpus import EVALUATED_SPLITS, SPLITS
 from powernorm_lab.engine.events import DataPrepared
-from powernorm_lab.models.normed import NormFactory
 from powernorm_lab.runs import Baseline
 from powernorm_lab.settings.comparison import options_of
-from powernorm_lab.tasks.image.batches import ImageData, accuracy
-from powernorm_lab.tasks.image.encoded_images import EncodedImages, encode_images, encode_images_by
-from powernorm_lab.tasks.image.image_input import SIDES
-from powernorm_lab.tasks.image.image_set import NUM_CLASSES
-from powernorm_lab.tasks.image.models import CHANNELS as CONVNET_CHANNELS
-from powernorm_lab.tasks.image.models import (
+from powernorm_lab.tasks.image.data import (
+    NUM_CLASSES,
+    EncodedImages,
+    ImageData,
+    accuracy,
+    encode_images,
+    encode_images_by,
+)
+from powernorm_lab.tasks.image.model import (
+    CHANNELS,
     HIDDEN_FEATURES,
     RESNET18,
     RESNET20,
+    SIDES,
     ConvNet,
     ResNet,
     pooled_side,
@@ -32,9 +36,7 @@ from powernorm_lab.training.losses import TaskModel
 from powernorm_lab.training.norms import norm_factory
 from powernorm_lab.training.task import BuiltinTask, Sizes
 
-CONVNET: Final = "convnet"
 _STAGES: Final = {"resnet20": RESNET20, "resnet18": RESNET18}
-_SCORED: Final[tuple[Split, ...]] = ("valid", "test")
 
 
 class ImageTask(BuiltinTask[EncodedImages, ImageSettings]):
@@ -66,7 +68,7 @@ class ImageTask(BuiltinTask[EncodedImages, ImageSettings]):
         # Add-one smoothing: a class that is missing in the train split is not impossible.
         shares = (counts + 1) / (counts + 1).sum()
         metrics: dict[str, float | None] = {}
-        for split in _SCORED:
+        for split in EVALUATED_SPLITS:
             labels = encoded.splits[split].labels
             loss = -float(shares.log()[labels].mean())
             metrics[f"{split}_loss"] = loss
@@ -104,13 +106,32 @@ class ImageTask(BuiltinTask[EncodedImages, ImageSettings]):
         channels, num_classes = weights["first.weight"].shape[1], len(weights["head.bias"])
         side = SIDES[0]
         if "hidden.weight" in weights:
-            num_pixels = weights["hidden.weight"].shape[1] // CONVNET_CHANNELS[-1]
+            num_pixels = weights["hidden.weight"].shape[1] // CHANNELS[-1]
             side = next(one for one in SIDES if pooled_side(one) ** 2 == num_pixels)
         return (channels, side, num_classes)
 
     def build(self, config: ImageSettings, norm: str, sizes: Sizes, seed: int) -> TaskModel:
-        """Return the model of a run; models of equal seeds have equal weights for all norms."""
-        return build_image_model(config, norm, sizes, seed)
+        """Return the model of a run; models of equal seeds have equal weights for all norms.
+
+        Raises:
+            InputError: the norm is unknown, or its options do not fit it or the network.
+        """
+        channels, side, num_classes = sizes
+        architecture = config.model.architecture
+        # Norms over the channels of images, (N, C) or (N, C, H, W).
+        make = norm_factory(norm, options_of(config, norm), feature_dim=1)
+        if architecture == "convnet":
+            return ConvNet(
+                make, num_classes=num_classes, num_channels=channels, side=side, seed=seed
+            )
+        return ResNet(
+            make,
+            stages=_STAGES[architecture],
+            projects=architecture == "resnet18",
+            num_classes=num_classes,
+            num_channels=channels,
+            seed=seed,
+        )
 
     def example_inputs(self, config: ImageSettings, sizes: Sizes) -> tuple[Tensor, ...]:
         """Return two random images, (2, channels, side, side)."""
@@ -123,37 +144,3 @@ class ImageTask(BuiltinTask[EncodedImages, ImageSettings]):
         """Return the channels of the stages, or the hidden size of the convolutional network."""
         stages = _STAGES.get(config.model.architecture, ((HIDDEN_FEATURES, 1),))
         return tuple(channels for channels, _ in stages)
-
-
-def build_image_model(
-    config: ImageSettings, norm: str, sizes: Sizes, seed: int
-) -> ConvNet | ResNet:
-    """Build the network of one run; networks of equal seeds have equal weights for all norms.
-
-    Args:
-        config: configuration with the architecture.
-        norm: short name.
-        sizes: channels and side of the images, and number of classes.
-        seed: seed of the initial weights.
-
-    Raises:
-        InputError: the norm is unknown, or its options do not fit it or the network.
-    """
-    channels, side, num_classes = sizes
-    architecture = config.model.architecture
-    make = _image_norm_factory(config, norm)
-    if architecture == CONVNET:
-        return ConvNet(make, num_classes=num_classes, num_channels=channels, side=side, seed=seed)
-    return ResNet(
-        make,
-        stages=_STAGES[architecture],
-        projects=architecture == "resnet18",
-        num_classes=num_classes,
-        num_channels=channels,
-        seed=seed,
-    )
-
-
-def _image_norm_factory(config: ImageSettings, norm: str) -> NormFactory:
-    """Return the factory of norms over the channels of images, (N, C) or (N, C, H, W)."""
-    return norm_factory(norm, options_of(config, norm), feature_dim=1)

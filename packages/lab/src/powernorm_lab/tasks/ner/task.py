@@ -1,5 +1,6 @@
 """The task `ner`: recognition of named entities such as persons, places and dates."""
 
+import math
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -7,18 +8,22 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from powernorm_lab.data.corpus import SPLITS
+from powernorm_lab.data.baselines import UnigramModel, WordTagModel
+from powernorm_lab.data.corpus import EVALUATED_SPLITS, SPLITS, Split
 from powernorm_lab.engine.events import DataPrepared
 from powernorm_lab.runs import Baseline
 from powernorm_lab.settings.comparison import options_of
-from powernorm_lab.tasks.ner.batches import EntityData
-from powernorm_lab.tasks.ner.corpora import EntityCorpus, load_entities
-from powernorm_lab.tasks.ner.encoding import EncodedEntities, encode_entities, thinned
-from powernorm_lab.tasks.ner.model import EntityTagger
-from powernorm_lab.tasks.ner.scores import entity_baselines
+from powernorm_lab.tasks.ner.data import (
+    EncodedEntities,
+    EntityData,
+    encode_entities,
+    span_scores,
+    thinned,
+)
+from powernorm_lab.tasks.ner.model import EntityTagger, TagSequences
 from powernorm_lab.tasks.ner.settings import EntityDataSettings, EntitySettings
-from powernorm_lab.tasks.ner.tag_schemes import legal_transitions
-from powernorm_lab.tasks.ner.tag_sequences import TagSequences
+from powernorm_lab.tasks.ner.sources import EntityCorpus, load_entities
+from powernorm_lab.tasks.ner.tag_schemes import legal_transitions, spans_of
 from powernorm_lab.training.batches import RunData
 from powernorm_lab.training.losses import TaskModel
 from powernorm_lab.training.norms import UPPER_NORM, norm_factory
@@ -51,9 +56,31 @@ class EntityTask(BuiltinTask[EncodedEntities, EntitySettings]):
         return EntityData(encoded, config, seed)
 
     def baselines(self, encoded: EncodedEntities, config: EntitySettings) -> list[Baseline]:
-        """Return the scores of tag frequencies, and of the most frequent tag of each word."""
+        """Return loss and perplexity per word, F1, precision and recall of two models.
+
+        - `unigram`: frequencies of tags in the train split. The most frequent tag is `O`, so that
+          it finds no entity.
+        - `word`: the most frequent tag of each word, without context.
+        """
         del config
-        return entity_baselines(encoded)
+        train = encoded.splits["train"]
+        words, tags, num_tags = train.words.long(), train.tags.long(), len(encoded.tags)
+        unigram = UnigramModel(tags, num_tags)
+        by_word = WordTagModel(words, tags, encoded.num_words, num_tags)
+        every_tag = torch.arange(num_tags)
+        metrics: dict[str, dict[str, float | None]] = {"unigram": {}, "word": {}}
+        for split in EVALUATED_SPLITS:
+            part = encoded.splits[split]
+            asked, answers = part.words.long(), part.tags.long()
+            priors = unigram.probabilities(every_tag).expand(len(asked), -1)
+            of_words = by_word.probabilities(asked[:, None], every_tag[None])
+            for name, table in (("unigram", priors), ("word", of_words)):
+                loss = -float(table.gather(1, answers[:, None]).log().mean())
+                metrics[name][f"{split}_perplexity"] = math.exp(loss)
+                metrics[name][f"{split}_loss"] = loss
+                scores = _scores(encoded, split, table.argmax(dim=1))
+                metrics[name] |= {f"{split}_{score}": value for score, value in scores.items()}
+        return [Baseline(name=name, metrics=values) for name, values in metrics.items()]
 
     def facts(self, encoded: EncodedEntities) -> dict[str, Any]:
         """Return name, source, license and sizes of the sentences."""
@@ -169,3 +196,10 @@ def _encoded(
         bigram_vectors=None if data.bigram_vectors is None else Path(data.bigram_vectors),
         by=by,
     )
+
+
+def _scores(encoded: EncodedEntities, split: Split, tags: Tensor) -> dict[str, float]:
+    sentences = encoded.corpus.sentences[split]
+    lengths = [len(sentence.words) for sentence in sentences]
+    found = [[encoded.tags[tag] for tag in row.tolist()] for row in tags.split(lengths)]
+    return span_scores((s.spans for s in sentences), (spans_of(row, "iob") for row in found))

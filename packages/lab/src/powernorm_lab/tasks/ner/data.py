@@ -1,23 +1,27 @@
-"""Encoded sentences with entities: ids of words, characters, bigrams and tags."""
+"""Sentences with entities as ids of words, characters, bigrams and tags, and their batches."""
 
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from powernorm.errors import InputError
+from powernorm_lab.data.batch import IGNORED, MASK, Batch
 from powernorm_lab.data.cache import cache_key
-from powernorm_lab.data.corpus import SPLITS, Split
-from powernorm_lab.data.orders import spaced
-from powernorm_lab.tasks.ner.columns import TaggedSentence
-from powernorm_lab.tasks.ner.corpora import EntityCorpus
-from powernorm_lab.tasks.ner.tag_schemes import Span, tag_names, tags_of
-from powernorm_lab.tasks.ner.vectors import read_vectors
+from powernorm_lab.data.corpus import SPLITS, EvaluatedSplit, Split
+from powernorm_lab.data.orders import Order, ShuffledByLength, spaced
+from powernorm_lab.data.rows import PaddedRows
+from powernorm_lab.tasks.ner.model import EntityTagger
+from powernorm_lab.tasks.ner.settings import EntitySettings
+from powernorm_lab.tasks.ner.sources import EntityCorpus, TaggedSentence, read_vectors
+from powernorm_lab.tasks.ner.tag_schemes import Span, spans_of, tag_names, tags_of
+from powernorm_lab.training.batches import RowData
 
 PADDING_ID: Final = 0
 UNKNOWN_ID: Final = 1
@@ -307,3 +311,151 @@ def _fingerprint(ids: EntityVocabulary, splits: Mapping[Split, EncodedSentences]
         for part in splits.values():
             digest.update(part.bigrams.numpy().tobytes())
     return cache_key(format=_FORMAT, task="ner", ids=digest.hexdigest())
+
+
+# Batches; the target of each word is its tag.
+
+
+class TaggedRows(PaddedRows):
+    """The sentences of a split with the tag of each word.
+
+    Args:
+        sentences: encoded sentences of the split.
+        has_characters: whether batches hold the characters of words.
+        has_bigrams: whether batches hold bigrams.
+    """
+
+    unit = "sentences"
+
+    def __init__(
+        self, sentences: EncodedSentences, *, has_characters: bool, has_bigrams: bool = False
+    ) -> None:
+        super().__init__(sentences.lengths)
+        self._sentences = sentences
+        self._has_characters = has_characters
+        self._has_bigrams = has_bigrams
+
+    def order(self, *, batch_size: int, seed: int) -> Order:
+        """Return the order of sentences in training, with similar lengths in a batch."""
+        return ShuffledByLength(self.lengths, batch_size=batch_size, seed=seed, unit=self.unit)
+
+    def batch(self, rows: Tensor) -> Batch:
+        """Return a batch of rows by number, padded to the longest."""
+        places, padding = self.places(rows)
+        num_words = int(self.lengths[rows].sum())
+        named = {
+            "tokens": self._sentences.words[places].long().masked_fill(padding, PADDING_ID),
+            MASK: padding,
+        }
+        if self._has_characters:
+            named["characters"] = self._characters(places, padding)
+        if self._has_bigrams:
+            named["bigrams"] = (
+                self._sentences.bigrams[places].long().masked_fill(padding, PADDING_ID)
+            )
+        return Batch(
+            named=named,
+            targets=self._sentences.tags[places].long().masked_fill(padding, IGNORED),
+            num_tokens=num_words,
+            num_targets=num_words,
+            # The minimized loss is a mean over sentences, the logged loss over words.
+            loss_targets=float(rows.numel()),
+            logged_targets=float(num_words),
+        )
+
+    def _characters(self, places: Tensor, padding: Tensor) -> Tensor:
+        found = self._sentences.characters[places].long()
+        found = found.masked_fill(padding[..., None], PADDING_ID)
+        longest = int((found != PADDING_ID).any(dim=0).any(dim=0).sum())
+        return found[..., : max(longest, 1)]
+
+
+class EntityData(RowData[EntitySettings]):
+    """Batches of padded sentences with tags.
+
+    Args:
+        encoded: the encoded sentences.
+        config: lengths, sizes and number of steps.
+        seed: seed of the order of the sentences.
+
+    Raises:
+        InputError: the train split has fewer sentences than a batch, or vectors and the model's
+            embeddings differ in size.
+    """
+
+    def __init__(self, encoded: EncodedEntities, config: EntitySettings, seed: int) -> None:
+        _check_vectors(encoded, config)
+        self._encoded = encoded
+        super().__init__(
+            config,
+            lambda split: TaggedRows(
+                encoded.splits[split],
+                has_characters=config.model.character_features is not None,
+                has_bigrams=config.model.bigram_features is not None,
+            ),
+            seed,
+        )
+
+    def scores(
+        self, split: EvaluatedSplit, model: nn.Module, device: torch.device, *, brief: bool = False
+    ) -> Mapping[str, float]:
+        """Return F1, precision and recall of the entities of a split, in percent."""
+        del brief
+        if not isinstance(model, EntityTagger):
+            raise TypeError(f"expected an EntityTagger, got {type(model).__name__}")
+        names = self._encoded.tags
+        rows: list[list[str]] = []
+        for batch in self.evaluation(split):
+            moved = batch.to(device)
+            decoded = model.decode(model(**moved.inputs()), moved.named[MASK])
+            rows += [[names[tag] for tag in tags] for tags in decoded]
+        # The gold entities of a divided sentence are whole.
+        gold = (sentence.spans for sentence in self._encoded.corpus.sentences[split])
+        whole = _put_together(rows, self._encoded.splits[split])
+        return span_scores(gold, (spans_of(tags, "iob") for tags in whole))
+
+
+def span_scores(
+    gold: Iterable[Sequence[Span]], found: Iterable[Sequence[Span]]
+) -> dict[str, float]:
+    """Return `f1`, `precision` and `recall` over the entities of all sentences, 0 to 100.
+
+    A predicted entity is correct if a gold entity of the sentence has the same first word, last
+    word and kind, as in conlleval. 0 / 0 is defined as 0.
+
+    Args:
+        gold: gold entities of each sentence.
+        found: predicted entities of each sentence.
+    """
+    num_right = num_gold = num_found = 0
+    for wanted, got in zip(gold, found, strict=True):
+        num_right += len(set(wanted) & set(got))
+        num_gold += len(wanted)
+        num_found += len(got)
+    precision, recall = num_right / max(num_found, 1), num_right / max(num_gold, 1)
+    f1 = 2 * precision * recall / ((precision + recall) or 1)
+    return {"f1": 100 * f1, "precision": 100 * precision, "recall": 100 * recall}
+
+
+def _put_together(rows: Sequence[Sequence[str]], sentences: EncodedSentences) -> list[list[str]]:
+    """Return the tags of each sentence from the tags of its rows."""
+    numbers: list[int] = sentences.rows_per_sentence.tolist()
+    left = iter(rows)
+    return [list(chain.from_iterable(next(left) for _ in range(number))) for number in numbers]
+
+
+def _check_vectors(encoded: EncodedEntities, config: EntitySettings) -> None:
+    shape, data = config.model, config.data
+    wanted = shape.embedding_features or shape.num_features
+    _check_size(data.vectors, encoded.vectors, wanted, "model.embedding_features")
+    wanted = shape.bigram_features or 0
+    _check_size(data.bigram_vectors, encoded.bigram_vectors, wanted, "model.bigram_features")
+
+
+def _check_size(file: str | None, vectors: Mapping[int, Tensor], wanted: int, key: str) -> None:
+    size = next((vector.numel() for vector in vectors.values()), wanted)
+    if size != wanted:
+        raise InputError(
+            f"{file} has vectors of {size} numbers, but the model's embeddings have {wanted}: set "
+            f"{key}={size}"
+        )

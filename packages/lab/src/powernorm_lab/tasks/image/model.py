@@ -7,9 +7,55 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from powernorm.errors import InputError
 from powernorm_lab.models.initialization import initialize, outside_norms
 from powernorm_lab.models.normed import NormFactory
-from powernorm_lab.tasks.image.image_input import check_channels, check_pixels, check_side
+
+_NUM_CHANNELS: Final = (1, 3)
+SIDES: Final = (28, 32)
+
+
+def _check_channels(num_channels: int) -> int:
+    """Check and return the number of channels.
+
+    Raises:
+        InputError: the number is neither 1 nor 3.
+    """
+    if num_channels not in _NUM_CHANNELS:
+        raise InputError(f"num_channels={num_channels}: give 1 for gray images or 3 for colors")
+    return num_channels
+
+
+def _check_side(side: int) -> int:
+    """Check and return the height and width of the images.
+
+    Raises:
+        InputError: the side is neither 28 nor 32.
+    """
+    if side not in SIDES:
+        raise InputError(f"side={side}: give 28 (MNIST) or 32 (CIFAR-10)")
+    return side
+
+
+def _check_pixels(pixels: Tensor, num_channels: int, side: int | None = None) -> None:
+    """Check the input of a model.
+
+    Args:
+        pixels: (images, channels, height, width).
+        num_channels: number of channels of the model.
+        side: height and width of the model's images; None allows 28 and 32.
+
+    Raises:
+        InputError: the pixels have another shape.
+    """
+    sides = SIDES if side is None else (side,)
+    fits = pixels.ndim == 4 and pixels.shape[1] == num_channels
+    if not fits or pixels.shape[2] != pixels.shape[3] or pixels.shape[2] not in sides:
+        expected = " or ".join(f"(images, {num_channels}, {one}, {one})" for one in sides)
+        raise InputError(
+            f"the pixels have the shape {tuple(pixels.shape)}: the model takes {expected}"
+        )
+
 
 # The convolutional network of Xu et al. 2019, with a norm in a linear layer.
 
@@ -55,8 +101,8 @@ class ConvNet(nn.Module):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        self.num_channels = check_channels(num_channels)
-        self.side = check_side(side)
+        self.num_channels = _check_channels(num_channels)
+        self.side = _check_side(side)
         first, second = CHANNELS
         self.first = nn.Conv2d(num_channels, first, KERNEL)
         self.second = nn.Conv2d(first, second, KERNEL)
@@ -75,7 +121,7 @@ class ConvNet(nn.Module):
 
     def features(self, pixels: Tensor) -> Tensor:
         """Return the features before the output layer, (images, 500)."""
-        check_pixels(pixels, self.num_channels, self.side)
+        _check_pixels(pixels, self.num_channels, self.side)
         x = F.max_pool2d(F.relu(self.first(pixels)), POOLING)
         x = F.max_pool2d(F.relu(self.second(x)), POOLING)
         normalized: Tensor = self.norm(self.hidden(x.flatten(1)), None)
@@ -151,7 +197,7 @@ class ResNet(nn.Module):
         seed: int = 0,
     ) -> None:
         super().__init__()
-        self.num_channels = check_channels(num_channels)
+        self.num_channels = _check_channels(num_channels)
         width = stages[0][0]
         self.first = _convolution(num_channels, width)
         self.first_norm = norm(width)
@@ -180,7 +226,7 @@ class ResNet(nn.Module):
 
     def features(self, pixels: Tensor) -> Tensor:
         """Return the features before the output layer, (images, channels of the last stage)."""
-        check_pixels(pixels, self.num_channels)
+        _check_pixels(pixels, self.num_channels)
         x = F.relu(self.first_norm(self.first(pixels), None))
         for block in self.blocks:
             x = block(x)
