@@ -22,8 +22,7 @@ from powernorm_lab.tasks.image.model import ConvNet, ResNet
 from powernorm_lab.tasks.lm.model import LanguageModel, TensorizedAttention
 from powernorm_lab.tasks.lm_char.model import TransformerXL
 from powernorm_lab.tasks.ner.model import EntityTagger, TagSequences
-from powernorm_lab.tasks.parse.embedded_linear import IdColumns
-from powernorm_lab.tasks.parse.model import TransitionParser
+from powernorm_lab.tasks.parse.model import IdColumns, TransitionParser
 from powernorm_lab.tasks.registry import task_of
 from powernorm_lab.tasks.translation.model import NormPlaces, TranslationModel
 

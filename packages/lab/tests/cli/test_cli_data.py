@@ -18,14 +18,14 @@ from typer.testing import CliRunner
 
 from powernorm.cli.commands import app
 from powernorm.errors import InputError
-from powernorm_lab.data import treebanks
 from powernorm_lab.data.embedded import EMBEDDED, VERSES, embedded_corpus
 from powernorm_lab.data.fetching import places
 from powernorm_lab.data.sets.catalog import SETS
-from powernorm_lab.data.treebanks import TREEBANKS, load_treebank
 from powernorm_lab.tasks.classify.sources import TEXT_SETS
 from powernorm_lab.tasks.image.sources import IMAGE_SETS
 from powernorm_lab.tasks.ner.sources import NAMES as ENTITY_SETS
+from powernorm_lab.tasks.parse import sources
+from powernorm_lab.tasks.parse.sources import TREEBANKS, load_treebank
 
 SERVED = Path(__file__).parents[1] / "data" / "served_sets.py"
 SECONDS = 60
@@ -263,7 +263,7 @@ def test_wrong_use_is_refused(
 
 def test_the_catalog_holds_what_the_readers_know(monkeypatch: pytest.MonkeyPatch) -> None:
     # Only the message is tested, so that the trees are not parsed.
-    monkeypatch.setattr(treebanks, "parse_conllu", lambda *_: [])
+    monkeypatch.setattr(sources, "parse_conllu", lambda *_: [])
     assert {*IMAGE_SETS, *TEXT_SETS, *ENTITY_SETS} <= SETS.keys()
     embedded = [entry for entry in SETS.values() if entry.home == "embedded"]
     assert {*EMBEDDED, *TREEBANKS, VERSES} <= {entry.name for entry in embedded}

@@ -12,9 +12,9 @@ from powernorm_lab.data.fetching import cached_state, places
 from powernorm_lab.data.sets import embedded_files
 from powernorm_lab.data.sets.catalog import SETS, data_set
 from powernorm_lab.data.sets.embedded_files import corpora_folder, embedded_texts
-from powernorm_lab.data.treebanks import load_treebank
 from powernorm_lab.tasks.classify.sources import load_texts
 from powernorm_lab.tasks.ner.sources import load_entities
+from powernorm_lab.tasks.parse.sources import load_treebank
 from powernorm_lab.tasks.translation.verses import verse_pairs
 
 DISTRIBUTION = Path(__file__).parents[4] / "packages" / "data"

@@ -21,8 +21,8 @@ from powernorm_lab.tasks.lm_char.data import TextStreams
 from powernorm_lab.tasks.ner.data import NUM_MARKS, TaggedRows, encode_entities
 from powernorm_lab.tasks.ner.sources import EntityCorpus, TaggedSentence
 from powernorm_lab.tasks.ner.tag_schemes import Span
-from powernorm_lab.tasks.parse.batches import STATES, TransitionRows
-from powernorm_lab.tasks.parse.gold import GoldTransitions
+from powernorm_lab.tasks.parse.data import STATES, TransitionRows
+from powernorm_lab.tasks.parse.parsing import GoldTransitions
 from powernorm_lab.tasks.sequences.data import SeriesRows, SeriesSplit
 from powernorm_lab.tasks.translation.batches import evaluation_pairs, training_pairs
 from powernorm_lab.tasks.translation.token_lists import EncodedPairSplit, TokenLists

@@ -4,6 +4,7 @@ Unigram and interpolated bigram models of subwords, and tags of words without co
 """
 
 import math
+from collections.abc import Mapping
 from typing import Final
 
 import torch
@@ -29,6 +30,20 @@ class UnigramModel:
     def probabilities(self, tokens: Tensor) -> Tensor:
         """Return p of every token, float64, (num_tokens,)."""
         return self._probabilities[tokens]
+
+    @property
+    def most_frequent(self) -> Tensor:
+        """Return the most probable token, 0-d."""
+        return self._probabilities.argmax()
+
+    def metrics(self, evaluated: Mapping[str, Tensor]) -> dict[str, float | None]:
+        """Return loss (nats) and perplexity of the tokens of each split."""
+        metrics: dict[str, float | None] = {}
+        for split, tokens in evaluated.items():
+            loss = -float(self.probabilities(tokens).log().mean())
+            metrics[f"{split}_loss"] = loss
+            metrics[f"{split}_perplexity"] = math.exp(loss)
+        return metrics
 
 
 class BigramModel:

@@ -15,12 +15,10 @@ from powernorm_lab.runs import ComparisonResults
 from powernorm_lab.settings.comparison import ComparisonSettings
 from powernorm_lab.settings.overrides import override
 from powernorm_lab.settings.training import ClassifierTrainingSettings, OptimizerSettings
-from powernorm_lab.tasks.parse.batches import STATES, ParsingData, parse_split
-from powernorm_lab.tasks.parse.configurations import NUM_FEATURES
-from powernorm_lab.tasks.parse.encoding import EncodedTreebank
+from powernorm_lab.tasks.parse.data import STATES, EncodedTreebank, ParsingData, parse_split
 from powernorm_lab.tasks.parse.settings import ParserShape, ParsingDataSettings, ParsingSettings
 from powernorm_lab.tasks.parse.task import ParsingTask
-from powernorm_lab.tasks.parse.trees import NUM_LABEL_MARKS
+from powernorm_lab.tasks.parse.trees import NUM_FEATURES, NUM_LABEL_MARKS
 from powernorm_lab.tasks.registry import task_of
 from powernorm_lab.tasks.trained_models import load_trained, run_text, training_batches
 

@@ -10,11 +10,14 @@ from hypothesis import strategies as st
 
 from powernorm.errors import InputError
 from powernorm_lab.data.batch import IGNORED
-from powernorm_lab.data.treebanks import load_treebank
-from powernorm_lab.tasks.parse.batches import TransitionRows
-from powernorm_lab.tasks.parse.encoding import EncodedTreebank, encode_trees
-from powernorm_lab.tasks.parse.gold import GoldTransitions
-from powernorm_lab.tasks.parse.parsing import Parsed, attachment_scores, neighbor_scores
+from powernorm_lab.tasks.parse.data import EncodedTreebank, TransitionRows, encode_trees
+from powernorm_lab.tasks.parse.parsing import (
+    GoldTransitions,
+    Parsed,
+    attachment_scores,
+    neighbor_scores,
+)
+from powernorm_lab.tasks.parse.sources import load_treebank
 
 Row = tuple[str, str, str, int | str, str]
 """Form, coarse tag, fine tag, head, relation."""

@@ -4,7 +4,7 @@ import torch
 from lab.tests.tiny_models import STATES, states, transition_parser
 from torch import nn
 
-from powernorm_lab.tasks.parse.embedded_linear import EmbeddedLinear
+from powernorm_lab.tasks.parse.model import EmbeddedLinear
 
 
 def test_training_and_evaluation_compute_the_same_map() -> None:

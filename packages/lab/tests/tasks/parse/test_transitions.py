@@ -17,19 +17,17 @@ from random_trees import (
 from torch import Tensor
 
 from covering import some_default
-from powernorm_lab.data.treebanks import TREEBANKS, load_treebank
-from powernorm_lab.tasks.parse import configurations, gold, parsing
-from powernorm_lab.tasks.parse.configurations import Configurations
-from powernorm_lab.tasks.parse.encoding import TreebankVocabulary
-from powernorm_lab.tasks.parse.gold import Derivations, derive, gold_states
-from powernorm_lab.tasks.parse.inventory import Inventory
-from powernorm_lab.tasks.parse.parsing import Parsed, parse
-from powernorm_lab.tasks.parse.trees import Trees
+from powernorm_lab.tasks.parse import parsing
+from powernorm_lab.tasks.parse import trees as parser_trees
+from powernorm_lab.tasks.parse.data import TreebankVocabulary
+from powernorm_lab.tasks.parse.parsing import Derivations, Parsed, derive, gold_states, parse
+from powernorm_lab.tasks.parse.sources import TREEBANKS, load_treebank
+from powernorm_lab.tasks.parse.trees import Configurations, Inventory, Trees
 
 KINDS = {
-    configurations.SHIFT: SHIFT,
-    configurations.LEFT: LEFT,
-    configurations.RIGHT: RIGHT,
+    parser_trees.SHIFT: SHIFT,
+    parser_trees.LEFT: LEFT,
+    parser_trees.RIGHT: RIGHT,
 }
 
 
@@ -84,7 +82,7 @@ def test_the_oracle_is_the_naive_one_step_for_step(
 ) -> None:
     trees = put_together(sentences)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gold, "PORTION", portion)
+        patch.setattr(parsing, "GOLD_PORTION", portion)
         derivations = derive(trees)
         states = gold_states(trees, derivations, torch.int64)
     begin = 0
@@ -132,7 +130,7 @@ def test_the_parser_is_the_naive_one_and_makes_trees(
         return kind, label
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(parsing, "PORTION", portion)
+        patch.setattr(parsing, "GOLD_PORTION", portion)
         found = parse(trees, batched, inventory)
     lengths = trees.lengths.tolist()
     for sentence, heads, labels in zip(

@@ -1,12 +1,12 @@
 """The task of image classification with convolutional and residual networks."""
 
-import math
 from collections.abc import Mapping
 from typing import Any, Final
 
 import torch
 from torch import Tensor
 
+from powernorm_lab.data.baselines import UnigramModel
 from powernorm_lab.data.corpus import EVALUATED_SPLITS, SPLITS
 from powernorm_lab.engine.events import DataPrepared
 from powernorm_lab.runs import Baseline
@@ -64,16 +64,12 @@ class ImageTask(BuiltinTask[EncodedImages, ImageSettings]):
     def baselines(self, encoded: EncodedImages, config: ImageSettings) -> list[Baseline]:
         """Return the scores of class frequencies; the accuracy is of the most frequent class."""
         del config
-        counts = torch.bincount(encoded.splits["train"].labels, minlength=NUM_CLASSES).double()
-        # Add-one smoothing: a class that is missing in the train split is not impossible.
-        shares = (counts + 1) / (counts + 1).sum()
-        metrics: dict[str, float | None] = {}
-        for split in EVALUATED_SPLITS:
-            labels = encoded.splits[split].labels
-            loss = -float(shares.log()[labels].mean())
-            metrics[f"{split}_loss"] = loss
-            metrics[f"{split}_perplexity"] = math.exp(loss)
-            metrics[f"{split}_accuracy"] = accuracy(shares.argmax().expand(len(labels)), labels)
+        unigram = UnigramModel(encoded.splits["train"].labels, NUM_CLASSES)
+        evaluated = {split: encoded.splits[split].labels for split in EVALUATED_SPLITS}
+        metrics = unigram.metrics(evaluated)
+        for split, labels in evaluated.items():
+            answers = unigram.most_frequent.expand(len(labels))
+            metrics[f"{split}_accuracy"] = accuracy(answers, labels)
         return [Baseline(name="unigram", metrics=metrics)]
 
     def facts(self, encoded: EncodedImages) -> dict[str, Any]:

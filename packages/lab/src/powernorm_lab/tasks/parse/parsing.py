@@ -1,15 +1,209 @@
-"""Greedy parsing of many sentences together, and attachment scores."""
+"""Parsing of many sentences together: by a static oracle, and greedily by scores."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 import torch
 from torch import Tensor
 
 from powernorm_lab.data.corpus import Split
-from powernorm_lab.tasks.parse.configurations import Configurations
-from powernorm_lab.tasks.parse.inventory import Inventory
-from powernorm_lab.tasks.parse.trees import Trees
+from powernorm_lab.tasks.parse.trees import (
+    LEFT,
+    NO_ID,
+    NUM_FEATURES,
+    RIGHT,
+    SHIFT,
+    Configurations,
+    Inventory,
+    Trees,
+)
+
+# Derivations: the transitions that build given trees.
+
+
+GOLD_PORTION = 2048
+"""Number of sentences that advance together."""
+_ROOTS_HEAD, _NO_HEAD = -1, -2
+
+
+@dataclass(frozen=True)
+class Derivations:
+    """The concatenated transitions of all sentences, 2 n for a sentence of n words."""
+
+    kinds: Tensor
+    """int8, (2 · num_words,)."""
+    labels: Tensor
+    """int32, (2 · num_words,): labels of the arcs; `NO_ID` for SHIFT."""
+    is_found: Tensor
+    """bool, (num_sentences,): False if arcs cross, so that no transitions build the tree."""
+    lengths: Tensor
+    """Number of transitions of each sentence, int64, (num_sentences,)."""
+
+    def part(self, rows: Tensor) -> "Derivations":
+        """Return the derivations of some sentences.
+
+        Args:
+            rows: numbers of the sentences, increasing, int64.
+        """
+        is_kept = torch.zeros_like(self.is_found).index_fill_(0, rows, True)
+        steps = is_kept.repeat_interleave(self.lengths)
+        return Derivations(
+            self.kinds[steps], self.labels[steps], self.is_found[rows], self.lengths[rows]
+        )
+
+
+def derive(trees: Trees) -> Derivations:
+    """Return the transitions that build each tree, by the static oracle.
+
+    It chooses LEFT if the tree has this arc, else RIGHT if the tree has this arc and the dependent
+    has all of its dependents, else SHIFT. Of all derivations of a tree, this one has the shortest
+    stacks.
+    """
+    num_transitions = 2 * trees.heads.numel()
+    kinds = torch.zeros(num_transitions, dtype=torch.int8)
+    labels = torch.zeros(num_transitions, dtype=torch.int32)
+    is_found = torch.ones(len(trees), dtype=torch.bool)
+    for rows in trees.portions(GOLD_PORTION):
+        oracle = _Oracle(trees, rows)
+        for places in _steps(trees, rows):
+            kind, label = oracle.advance(len(places))
+            kinds[places], labels[places] = kind.to(torch.int8), label.to(torch.int32)
+        is_found[rows] = ~oracle.is_stuck
+    return Derivations(kinds, labels, is_found, 2 * trees.lengths)
+
+
+def gold_states(trees: Trees, derivations: Derivations, dtype: torch.dtype) -> Tensor:
+    """Return the features before each transition.
+
+    Args:
+        trees: the sentences.
+        derivations: derivations of the sentences.
+        dtype: dtype of the result; must hold the largest id.
+
+    Returns:
+        (2 · num_words, 48).
+    """
+    states = torch.empty(2 * trees.heads.numel(), NUM_FEATURES, dtype=dtype)
+    for rows in trees.portions(GOLD_PORTION):
+        whole = Configurations.start(trees, rows)
+        for places in _steps(trees, rows):
+            active = whole.first(len(places))
+            states[places] = active.features().to(dtype)
+            active.apply(derivations.kinds[places].long(), derivations.labels[places].long())
+    return states
+
+
+def _steps(trees: Trees, rows: Tensor) -> Iterator[Tensor]:
+    """Yield for each step the positions of the transitions of unfinished sentences."""
+    ends = 2 * trees.lengths[rows]
+    first = 2 * trees.starts[rows]
+    for step in range(int(ends[0])):
+        yield first[: int((ends > step).sum())] + step
+
+
+class _Oracle:
+    """Advances sentences along their trees.
+
+    Args:
+        trees: the sentences.
+        rows: numbers of sentences, the longest first.
+    """
+
+    def __init__(self, trees: Trees, rows: Tensor) -> None:
+        self._whole = Configurations.start(trees, rows)
+        self._heads = trees.nodes(trees.heads, rows, root=_ROOTS_HEAD, none=_NO_HEAD)
+        self._labels = trees.nodes(trees.labels, rows, root=NO_ID, none=NO_ID)
+        self._missing = self._num_dependents()
+        self.is_stuck = torch.zeros(len(rows), dtype=torch.bool)
+
+    def _num_dependents(self) -> Tensor:
+        counted = torch.zeros_like(self._heads)
+        ones = (self._heads >= 0).long()
+        return counted.scatter_add_(1, self._heads.clamp(min=0), ones)
+
+    def advance(self, number: int) -> tuple[Tensor, Tensor]:
+        """Advance the first `number` sentences; return kinds and labels, int64, (number,)."""
+        now = self._whole.first(number)
+        heads, missing = self._heads[:number], self._missing[:number]
+        first, second = now.top(1), now.top(2)
+        is_left = heads.gather(1, second[:, None]).squeeze(1) == first
+        is_right = heads.gather(1, first[:, None]).squeeze(1) == second
+        is_right &= missing.gather(1, first[:, None]).squeeze(1) == 0
+        is_shift = now.front <= now.lengths
+        kinds = torch.where(is_left, LEFT, torch.where(is_right | ~is_shift, RIGHT, SHIFT))
+        # If no transition fits, continue with any: the tree is marked as not found.
+        self.is_stuck[:number] |= ~(is_left | is_right | is_shift)
+        is_arc = kinds != SHIFT
+        child, head = second.where(is_left, first), first.where(is_left, second)
+        labels = self._labels[:number].gather(1, child[:, None]).squeeze(1).where(is_arc, NO_ID)
+        missing.scatter_add_(1, head[:, None], -is_arc.long()[:, None])
+        now.apply(kinds, labels)
+        return kinds, labels
+
+
+@dataclass(frozen=True)
+class GoldTransitions:
+    """States and transitions of the oracle.
+
+    Trees with crossing arcs cannot be built by transitions, and trees with several roots not by
+    legal ones. Both are left out.
+    """
+
+    states: Tensor
+    """int16 or int32, (num_transitions, 48): features before each transition."""
+    targets: Tensor
+    """int64, (num_transitions,): ids of transitions, `IGNORED` for unknown labels."""
+    num_crossing: int
+    """Number of sentences left out for crossing arcs."""
+    num_several_roots: int
+    """Number of sentences left out only for several roots."""
+
+    def __len__(self) -> int:
+        """Return the number of transitions."""
+        return len(self.targets)
+
+    @property
+    def left_out(self) -> Mapping[str, int]:
+        """Return the numbers of sentences without gold transitions, by reason."""
+        return MappingProxyType(
+            {
+                "trees with crossing arcs": self.num_crossing,
+                "trees with several roots": self.num_several_roots,
+            }
+        )
+
+
+def gold_transitions(trees: Trees, inventory: Inventory) -> GoldTransitions:
+    """Derive the gold transitions of trees.
+
+    They are not cached, because this takes less time than reading the files.
+
+    Args:
+        trees: the sentences.
+        inventory: the classes of transitions.
+    """
+    derivations = derive(trees)
+    has_one_root = trees.num_roots() == 1
+    rows = (derivations.is_found & has_one_root).nonzero().flatten()
+    kept, steps = trees.part(rows), derivations.part(rows)
+    return GoldTransitions(
+        states=gold_states(kept, steps, _smallest_dtype(trees)),
+        targets=inventory.ids(steps.kinds, steps.labels),
+        num_crossing=int((~derivations.is_found).sum()),
+        num_several_roots=int((derivations.is_found & ~has_one_root).sum()),
+    )
+
+
+def _smallest_dtype(trees: Trees) -> torch.dtype:
+    """Return a dtype for all ids; the states of a large treebank take hundreds of megabytes."""
+    largest = max(int(ids.max()) for ids in (trees.words, trees.tags, trees.labels))
+    return torch.int16 if largest <= torch.iinfo(torch.int16).max else torch.int32
+
+
+# Greedy parsing, and attachment scores.
+
 
 PORTION: Final = 1024
 """Number of sentences that advance together."""

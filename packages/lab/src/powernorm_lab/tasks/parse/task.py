@@ -1,6 +1,5 @@
 """The task of dependency parsing with a feed-forward network that chooses transitions."""
 
-import math
 import time
 from collections.abc import Mapping
 from typing import Any, Final
@@ -10,18 +9,16 @@ from torch import Tensor
 
 from powernorm_lab.data.baselines import UnigramModel
 from powernorm_lab.data.batch import IGNORED
-from powernorm_lab.data.corpus import SPLITS, Split
-from powernorm_lab.data.treebanks import load_treebank
+from powernorm_lab.data.corpus import EVALUATED_SPLITS, SPLITS
 from powernorm_lab.engine.events import DataPrepared
 from powernorm_lab.runs import Baseline
 from powernorm_lab.settings.comparison import options_of
-from powernorm_lab.tasks.parse.batches import ParsingData, parse_split
-from powernorm_lab.tasks.parse.configurations import NUM_LABELS, NUM_TAGS, NUM_WORDS
-from powernorm_lab.tasks.parse.embedded_linear import IdColumns
-from powernorm_lab.tasks.parse.encoding import EncodedTreebank, encode_trees
-from powernorm_lab.tasks.parse.model import TransitionParser
+from powernorm_lab.tasks.parse.data import EncodedTreebank, ParsingData, encode_trees, parse_split
+from powernorm_lab.tasks.parse.model import IdColumns, TransitionParser
 from powernorm_lab.tasks.parse.parsing import neighbor_scores
 from powernorm_lab.tasks.parse.settings import ParsingSettings
+from powernorm_lab.tasks.parse.sources import load_treebank
+from powernorm_lab.tasks.parse.trees import NUM_LABELS, NUM_TAGS, NUM_WORDS
 from powernorm_lab.training.batches import RunData
 from powernorm_lab.training.evaluation import Scores
 from powernorm_lab.training.losses import TaskModel
@@ -59,9 +56,13 @@ class ParsingTask(BuiltinTask[EncodedTreebank, ParsingSettings]):
     def baselines(self, encoded: EncodedTreebank, config: ParsingSettings) -> list[Baseline]:
         """Return the scores of transition frequencies, and of attaching words to neighbors."""
         del config
+        targets = {split: gold.targets for split, gold in encoded.gold.items()}
+        targets = {split: ids[ids != IGNORED] for split, ids in targets.items()}
+        unigram = UnigramModel(targets["train"], len(encoded.inventory))
+        evaluated = {split: targets[split] for split in EVALUATED_SPLITS}
         attached: dict[str, float | None] = {**neighbor_scores(encoded.trees)}
         return [
-            Baseline(name="unigram", metrics=_unigram(encoded)),
+            Baseline(name="unigram", metrics=unigram.metrics(evaluated)),
             Baseline(name="attach", metrics=attached),
         ]
 
@@ -145,16 +146,3 @@ class ParsingTask(BuiltinTask[EncodedTreebank, ParsingSettings]):
         return Scores(
             metrics={"parsing_sentences_per_second": len(encoded.trees["test"]) / seconds}
         )
-
-
-def _unigram(encoded: EncodedTreebank) -> dict[str, float | None]:
-    train = encoded.gold["train"].targets
-    model = UnigramModel(train[train != IGNORED], len(encoded.inventory))
-    metrics: dict[str, float | None] = {}
-    splits: tuple[Split, ...] = ("valid", "test")
-    for split in splits:
-        targets = encoded.gold[split].targets
-        loss = -float(model.probabilities(targets[targets != IGNORED]).log().mean())
-        metrics[f"{split}_perplexity"] = math.exp(loss)
-        metrics[f"{split}_loss"] = loss
-    return metrics

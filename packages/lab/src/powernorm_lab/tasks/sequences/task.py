@@ -1,12 +1,12 @@
 """The task of classifying series of variable length, such as speech or sensor data."""
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from powernorm_lab.data.baselines import UnigramModel
 from powernorm_lab.data.corpus import EVALUATED_SPLITS, SPLITS
 from powernorm_lab.engine.events import DataPrepared
 from powernorm_lab.runs import Baseline
@@ -48,16 +48,11 @@ class SequenceTask(BuiltinTask[SeriesSet, SequenceSettings]):
     def baselines(self, encoded: SeriesSet, config: SequenceSettings) -> list[Baseline]:
         """Return the scores of class frequencies; the accuracy is of the most frequent class."""
         del config
-        counts = torch.bincount(encoded.splits["train"].labels, minlength=len(encoded.classes))
-        # Add-one smoothing: a class that is missing in the train split is not impossible.
-        shares = (counts + 1).double() / (counts + 1).sum()
-        metrics: dict[str, float | None] = {}
-        for split in EVALUATED_SPLITS:
-            labels = encoded.splits[split].labels
-            loss = -float(shares.log()[labels].mean())
-            hits = (labels == shares.argmax()).double().mean()
-            metrics[f"{split}_loss"] = loss
-            metrics[f"{split}_perplexity"] = math.exp(loss)
+        unigram = UnigramModel(encoded.splits["train"].labels, len(encoded.classes))
+        evaluated = {split: encoded.splits[split].labels for split in EVALUATED_SPLITS}
+        metrics = unigram.metrics(evaluated)
+        for split, labels in evaluated.items():
+            hits = (labels == unigram.most_frequent).double().mean()
             metrics[f"{split}_accuracy"] = 100 * float(hits)
         return [Baseline(name="unigram", metrics=metrics)]
 

@@ -1,21 +1,42 @@
-"""Encoded treebanks with gold transitions."""
+"""Encoded treebanks with gold transitions, and their batches.
+
+A row of a batch is a state, with the oracle's transition as its target.
+"""
 
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
 import torch
+from torch import Tensor, nn
 
 from powernorm.errors import InputError
+from powernorm_lab.data.batch import IGNORED, Batch
 from powernorm_lab.data.cache import cache_key
-from powernorm_lab.data.conllu import DEPREL, HEAD, UNSPECIFIED, Sentence, Word, damage
-from powernorm_lab.data.corpus import SPLITS, Split
-from powernorm_lab.data.treebanks import Treebank
-from powernorm_lab.tasks.parse.gold import GoldTransitions, gold_transitions
-from powernorm_lab.tasks.parse.inventory import Inventory
-from powernorm_lab.tasks.parse.trees import NUM_LABEL_MARKS, NUM_MARKS, UNKNOWN_ID, Trees
+from powernorm_lab.data.corpus import SPLITS, EvaluatedSplit, Split
+from powernorm_lab.data.orders import spaced
+from powernorm_lab.data.rows import Rows
+from powernorm_lab.tasks.parse.parsing import (
+    GoldTransitions,
+    Parsed,
+    attachment_scores,
+    gold_transitions,
+    parse,
+)
+from powernorm_lab.tasks.parse.settings import ParsingSettings
+from powernorm_lab.tasks.parse.sources import (
+    DEPREL,
+    HEAD,
+    UNSPECIFIED,
+    Sentence,
+    Treebank,
+    Word,
+    damage,
+)
+from powernorm_lab.tasks.parse.trees import NUM_LABEL_MARKS, NUM_MARKS, UNKNOWN_ID, Inventory, Trees
+from powernorm_lab.training.batches import RowData
 
 # Ids of words, tags and labels, and the column of tags.
 
@@ -236,3 +257,77 @@ def _check_acyclic(sentence: Sentence) -> None:
             expected = "heads that lead to the root; this one leads back to its own word"
             where = f"{sentence.source}, line {sentence.lines[node - 1]}"
             raise damage(where, HEAD, str(heads[node]), expected)
+
+
+# Batches.
+
+
+STATES: Final = "states"
+"""Name of the model's input."""
+
+
+class TransitionRows(Rows):
+    """The gold transitions of a split.
+
+    Args:
+        gold: gold transitions of the split, sentence by sentence.
+        max_examples: number of evenly spaced transitions to use; None is all.
+    """
+
+    unit = "transitions"
+
+    def __init__(self, gold: GoldTransitions, max_examples: int | None = None) -> None:
+        self._gold = gold
+        self._chosen = spaced(len(gold), max_examples)
+        super().__init__(torch.ones_like(self._chosen))
+
+    def batch(self, rows: Tensor) -> Batch:
+        """Return a batch of transitions by number."""
+        chosen = self._chosen[rows]
+        targets = self._gold.targets[chosen]
+        return Batch(
+            named={STATES: self._gold.states[chosen].long()},
+            targets=targets,
+            num_tokens=len(rows),
+            num_targets=int((targets != IGNORED).sum()),
+        )
+
+
+class ParsingData(RowData[ParsingSettings]):
+    """Batches of the gold transitions; scores are over all trees.
+
+    Args:
+        encoded: the encoded treebank.
+        config: sizes and number of steps.
+        seed: seed of the order of the transitions.
+
+    Raises:
+        InputError: the train split has fewer transitions than a batch.
+    """
+
+    def __init__(self, encoded: EncodedTreebank, config: ParsingSettings, seed: int) -> None:
+        self._encoded = encoded
+
+        def transitions(split: Split) -> TransitionRows:
+            kept = config.data.max_examples if split == "train" else None
+            return TransitionRows(encoded.gold[split], kept)
+
+        super().__init__(config, transitions, seed)
+
+    def scores(
+        self, split: EvaluatedSplit, model: nn.Module, device: torch.device, *, brief: bool = False
+    ) -> Mapping[str, float]:
+        """Return UAS and LAS of all trees of a split, in percent."""
+        del brief
+        parsed = parse_split(self._encoded, split, model, device)
+        return attachment_scores(self._encoded.trees[split], parsed)
+
+
+def parse_split(
+    encoded: EncodedTreebank,
+    split: Split,
+    model: Callable[[Tensor], Tensor],
+    device: torch.device,
+) -> Parsed:
+    """Parse the sentences of a split with a model in evaluation mode."""
+    return parse(encoded.trees[split], model, encoded.inventory, device)

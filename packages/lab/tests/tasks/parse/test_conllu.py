@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from powernorm.errors import InputError
-from powernorm_lab.data.conllu import COLUMNS, Sentence, Word, parse_conllu
+from powernorm_lab.tasks.parse.sources import COLUMNS, Sentence, Word, parse_conllu
 
 SAMPLE = """\
 # sent_id = a-1

@@ -4,7 +4,7 @@ import pytest
 
 from powernorm.errors import InputError
 from powernorm_lab.data.corpus import SPLITS
-from powernorm_lab.data.treebanks import TREEBANKS, load_treebank
+from powernorm_lab.tasks.parse.sources import TREEBANKS, load_treebank
 
 SIZES = {"petrogold": (8247, 441, 439), "turkish": (3881, 485, 485)}
 NUM_WORDS = {"petrogold": 253_640, "turkish": 81_370}
