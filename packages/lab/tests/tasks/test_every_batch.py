@@ -13,8 +13,7 @@ from torch import Tensor
 from powernorm.errors import InputError
 from powernorm_lab.data.batch import IGNORED, NOWHERE, Batch, EvaluationBatches, TrainingBatches
 from powernorm_lab.data.corpus import SPLITS
-from powernorm_lab.tasks.classify.batches import TextRows
-from powernorm_lab.tasks.classify.encoded_texts import EncodedTextSplit
+from powernorm_lab.tasks.classify.data import EncodedTextSplit, TextRows
 from powernorm_lab.tasks.image.data import EncodedImages, ImageRows, Images, ImageSet, encode_images
 from powernorm_lab.tasks.lm.data import TextSegments
 from powernorm_lab.tasks.lm_char.data import TextStreams

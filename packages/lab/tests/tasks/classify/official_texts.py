@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Final
 
 from powernorm_lab.data.corpus import SPLITS
-from powernorm_lab.tasks.classify.labeled_texts import LabeledTexts
+from powernorm_lab.tasks.classify.readers import LabeledTexts
 
 TREES: Final = (
     "(3 (2 It) (4 (4 (2 's) (3 (2 a) (4 (3 lovely) (2 film)))) (2 .)))\n"

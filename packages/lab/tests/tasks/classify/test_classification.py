@@ -11,9 +11,7 @@ from lab.tests.training.tiny_training import TRAINING, Configure, compare, of_ta
 from powernorm.norms import NORMS, penalty
 from powernorm_lab.settings.comparison import ComparisonSettings
 from powernorm_lab.settings.overrides import override
-from powernorm_lab.tasks.classify.batches import ClassifiedTextData
-from powernorm_lab.tasks.classify.encoded_texts import EncodedTexts
-from powernorm_lab.tasks.classify.task import build_text_classifier
+from powernorm_lab.tasks.classify.data import ClassifiedTextData, EncodedTexts
 from powernorm_lab.tasks.registry import task_of
 from powernorm_lab.tasks.run_diagnosis import diagnose_run
 from powernorm_lab.tasks.trained_models import load_trained, run_text, training_batches
@@ -130,7 +128,7 @@ def test_norms_get_the_mask_of_the_padding(configure: Configure, reviews: Path, 
     batch = task.data(encoded, config, 0).batches.batch(0)
     padding = batch.named["padding_mask"]
     assert bool(padding.any())
-    model = build_text_classifier(config, norm, task.sizes(encoded), seed=0).train()
+    model = task.build(config, norm, task.sizes(encoded), seed=0).train()
     before = model(**batch.inputs())
     other = batch.named["tokens"].masked_fill(padding, 7)
     torch.testing.assert_close(model(other, padding), before)

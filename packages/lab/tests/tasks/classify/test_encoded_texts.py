@@ -6,8 +6,7 @@ import pytest
 
 from powernorm.errors import InputError
 from powernorm_lab.data.corpus import SPLITS
-from powernorm_lab.tasks.classify.baselines import text_baselines
-from powernorm_lab.tasks.classify.encoded_texts import (
+from powernorm_lab.tasks.classify.data import (
     UNKNOWN_ID,
     EncodedTexts,
     WordVocabulary,
@@ -15,7 +14,9 @@ from powernorm_lab.tasks.classify.encoded_texts import (
     encode_texts_by,
     words_of,
 )
-from powernorm_lab.tasks.classify.labeled_texts import LabeledText, LabeledTexts, reading
+from powernorm_lab.tasks.classify.readers import LabeledText, LabeledTexts, reading
+from powernorm_lab.tasks.classify.settings import ClassificationSettings
+from powernorm_lab.tasks.classify.task import ClassificationTask
 
 
 def data_set(**splits: list[tuple[str, str]]) -> LabeledTexts:
@@ -126,7 +127,8 @@ def test_the_class_prior_and_naive_bayes_by_hand() -> None:
         test=[("n", "bad bad unseen")],
     )
     encoded: EncodedTexts = encode_texts(texts, vocabulary_size=300, max_length=9)
-    found = text_baselines(encoded)
+    scores = ClassificationTask().baselines(encoded, ClassificationSettings())
+    found = {each["name"]: each["metrics"] for each in scores}
     # Classes n, p: (1 + 1, 2 + 1) / (3 + 2).
     assert found["unigram"]["valid_loss"] == pytest.approx(-(math.log(3 / 5) + math.log(2 / 5)) / 2)
     assert found["unigram"]["valid_accuracy"] == 50.0

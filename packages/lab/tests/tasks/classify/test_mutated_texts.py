@@ -11,8 +11,8 @@ from official_texts import REVIEWS, SOGOU, TREES, YELP, write_csv, write_imdb, w
 
 from powernorm.errors import InputError
 from powernorm_lab.data.corpus import SPLITS
-from powernorm_lab.tasks.classify.encoded_texts import encode_texts
-from powernorm_lab.tasks.classify.labeled_texts import LabeledTexts
+from powernorm_lab.tasks.classify.data import encode_texts
+from powernorm_lab.tasks.classify.readers import LabeledTexts
 from powernorm_lab.tasks.classify.sources import load_texts, read_fetched
 
 pytestmark = pytest.mark.usefixtures("own_cache")

@@ -7,8 +7,7 @@ import pytest
 from powernorm.errors import InputError
 from powernorm_lab.recipes import recipe
 from powernorm_lab.settings.overrides import override
-from powernorm_lab.tasks.classify.sources import load_texts
-from powernorm_lab.tasks.classify.tables import Columns
+from powernorm_lab.tasks.classify.sources import Columns, load_texts
 from powernorm_lab.tasks.registry import task_of
 
 pytestmark = pytest.mark.usefixtures("own_cache")

@@ -17,7 +17,7 @@ from official_texts import (
 
 from powernorm.errors import InputError
 from powernorm_lab.data.corpus import SPLITS
-from powernorm_lab.tasks.classify.labeled_texts import VALID_OF_TRAIN
+from powernorm_lab.tasks.classify.readers import VALID_OF_TRAIN
 from powernorm_lab.tasks.classify.sources import load_texts, read_fetched
 
 pytestmark = pytest.mark.usefixtures("own_cache")

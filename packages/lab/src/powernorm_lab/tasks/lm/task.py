@@ -1,5 +1,6 @@
 """The language modeling task: predict each token from those before it."""
 
+import math
 from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any, Final
@@ -7,10 +8,11 @@ from typing import Any, Final
 import torch
 from torch import Tensor, nn
 
-from powernorm_lab.data.baselines import BigramModel, UnigramModel, baseline_metrics
-from powernorm_lab.data.corpus import SPLITS, Split
+from powernorm_lab.data.baselines import UnigramModel
+from powernorm_lab.data.corpus import EVALUATED_SPLITS, SPLITS, Split
 from powernorm_lab.data.readers import load_corpus
 from powernorm_lab.data.subwords import (
+    END_ID,
     EncodedCorpus,
     Subwords,
     Words,
@@ -153,3 +155,77 @@ def _unknown(encoded: EncodedCorpus, split: Split) -> dict[str, int]:
     if encoded.unknown_id is None:
         return {}
     return {"unknown": int((encoded.splits[split].tokens == encoded.unknown_id).sum())}
+
+
+# Baselines.
+
+
+NUM_WEIGHT_STEPS: Final = 100
+
+
+class BigramModel:
+    """p(w | v) = weight · count(v w) / count(v) + (1 - weight) · p(w).
+
+    After a `v` that never occurred in training, the probability is p(w). The weight maximizes the
+    likelihood of the valid split, by expectation maximization; the log-likelihood is concave in the
+    weight, so that there is no other maximum.
+
+    Args:
+        train: the train split, int32 or int64, (num_tokens,).
+        valid: the valid split, int32 or int64, (num_tokens,).
+        vocabulary_size: number of subwords.
+    """
+
+    def __init__(self, train: Tensor, valid: Tensor, vocabulary_size: int) -> None:
+        self._size = vocabulary_size
+        self._unigram = UnigramModel(train, vocabulary_size)
+        pairs = _pairs(train, vocabulary_size)
+        self._pairs, self._pair_counts = torch.unique(pairs, return_counts=True)
+        self._context_counts = torch.bincount(pairs // vocabulary_size, minlength=vocabulary_size)
+        self.weight = self._fit_weight(valid)
+
+    def probabilities(self, tokens: Tensor) -> Tensor:
+        """Return p of every token after the one before it, float64, (num_tokens,)."""
+        relative, single, seen = self._parts(tokens)
+        return torch.where(seen, self.weight * relative + (1 - self.weight) * single, single)
+
+    def _parts(self, tokens: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Return count(v w) / count(v), p(w), and whether v was seen."""
+        pairs = _pairs(tokens, self._size)
+        index = torch.searchsorted(self._pairs, pairs).clamp_(max=self._pairs.numel() - 1)
+        counts = self._pair_counts[index].where(self._pairs[index] == pairs, 0)
+        contexts = self._context_counts[pairs // self._size]
+        relative = counts.double() / contexts.clamp(min=1)
+        return relative, self._unigram.probabilities(tokens), contexts > 0
+
+    def _fit_weight(self, tokens: Tensor) -> float:
+        relative, single, seen = self._parts(tokens)
+        relative, single = relative[seen], single[seen]
+        if not relative.numel():
+            return 0.0
+        weight = torch.tensor(0.5, dtype=torch.float64)
+        for _ in range(NUM_WEIGHT_STEPS):
+            from_pairs = weight * relative
+            weight = (from_pairs / (from_pairs + (1 - weight) * single)).mean()
+        return float(weight)
+
+
+def baseline_metrics(
+    model: UnigramModel | BigramModel, encoded: EncodedCorpus
+) -> dict[str, float | None]:
+    """Return loss (nats per token) and perplexity (per word) of the valid and test splits."""
+    metrics: dict[str, float | None] = {}
+    for split in EVALUATED_SPLITS:
+        part = encoded.splits[split]
+        nll = -float(model.probabilities(part.tokens).log().sum())
+        nats_per_word = nll / part.num_words
+        # Text of very long "words" has a perplexity beyond float64; JSON has no infinity.
+        metrics[f"{split}_perplexity"] = math.exp(nats_per_word) if nats_per_word < 700 else None
+        metrics[f"{split}_loss"] = nll / part.num_tokens
+    return metrics
+
+
+def _pairs(tokens: Tensor, vocabulary_size: int) -> Tensor:
+    """Number each (token before, token) pair; the first token follows the end mark."""
+    before = torch.cat([tokens.new_tensor([END_ID]), tokens[:-1]]).long()
+    return before * vocabulary_size + tokens

@@ -8,7 +8,7 @@ from typing import Any, Final
 import torch
 from torch import Tensor
 
-from powernorm_lab.data.baselines import UnigramModel, WordTagModel
+from powernorm_lab.data.baselines import UnigramModel
 from powernorm_lab.data.corpus import EVALUATED_SPLITS, SPLITS, Split
 from powernorm_lab.engine.events import DataPrepared
 from powernorm_lab.runs import Baseline
@@ -196,6 +196,27 @@ def _encoded(
         bigram_vectors=None if data.bigram_vectors is None else Path(data.bigram_vectors),
         by=by,
     )
+
+
+class WordTagModel:
+    """p(tag | word) = (count(word, tag) + p(tag)) / (count(word) + 1), without context.
+
+    Args:
+        words: ids of the train split, int64, (num_words,).
+        tags: tag of each word, from 0, int64, (num_words,).
+        num_word_ids: number of distinct words.
+        num_tags: number of distinct tags.
+    """
+
+    def __init__(self, words: Tensor, tags: Tensor, num_word_ids: int, num_tags: int) -> None:
+        pairs = torch.bincount(words * num_tags + tags, minlength=num_word_ids * num_tags)
+        counts = pairs.reshape(num_word_ids, num_tags).double()
+        prior = UnigramModel(tags, num_tags).probabilities(torch.arange(num_tags))
+        self._probabilities = (counts + prior) / (counts.sum(dim=1, keepdim=True) + 1)
+
+    def probabilities(self, words: Tensor, tags: Tensor) -> Tensor:
+        """Return p of every word's tag, float64, (num_words,)."""
+        return self._probabilities[words, tags]
 
 
 def _scores(encoded: EncodedEntities, split: Split, tags: Tensor) -> dict[str, float]:

@@ -5,14 +5,11 @@ from collections import Counter
 import pytest
 import torch
 
-from powernorm_lab.data.baselines import (
-    BigramModel,
-    UnigramModel,
-    WordTagModel,
-    baseline_metrics,
-)
+from powernorm_lab.data.baselines import UnigramModel
 from powernorm_lab.data.corpus import Corpus
 from powernorm_lab.data.subwords import END_ID, EncodedCorpus, EncodedSplit
+from powernorm_lab.tasks.lm.task import BigramModel, baseline_metrics
+from powernorm_lab.tasks.ner.task import WordTagModel
 
 SIZE = 6
 GENERATOR = torch.Generator().manual_seed(0)
