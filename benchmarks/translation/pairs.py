@@ -13,13 +13,13 @@ from shapes import Search, Shape
 from powernorm_lab.data.batch import Batch, TrainingBatches
 from powernorm_lab.tasks.translation.batches import pair_batch
 from powernorm_lab.tasks.translation.batches import training_pairs as pairs_of
-from powernorm_lab.tasks.translation.sentence_pairs import (
+from powernorm_lab.tasks.translation.data import (
     EncodedPairs,
+    EncodedPairSplit,
     PairOptions,
     encode_pairs,
-    load_pairs,
 )
-from powernorm_lab.tasks.translation.token_lists import EncodedPairSplit
+from powernorm_lab.tasks.translation.sources import load_pairs
 
 TRAINING_SEED = 0
 NUM_VALID = 8

@@ -22,8 +22,8 @@ from powernorm_lab.data.batch import TrainingBatches
 from powernorm_lab.data.subwords import END_ID
 from powernorm_lab.models.choices import TransformerShape
 from powernorm_lab.settings.training import OptimizerSettings
-from powernorm_lab.tasks.translation.beam_search import BeamSearch, beam_search
 from powernorm_lab.tasks.translation.model import NormPlaces, TranslationModel
+from powernorm_lab.tasks.translation.search import BeamSearch, beam_search
 from powernorm_lab.training.losses import smoothed_cross_entropy
 from powernorm_lab.training.optimization import build_optimizer
 

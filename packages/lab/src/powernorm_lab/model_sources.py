@@ -18,12 +18,12 @@ from powernorm_lab.engine.folders import read_json
 from powernorm_lab.own_models import is_own_run, load_own_run
 from powernorm_lab.runs import SUBWORDS_FILE
 from powernorm_lab.tasks.trained_models import (
+    SUBWORDS,
     is_folded,
     load_folded_run,
     load_trained,
     training_batches,
 )
-from powernorm_lab.tasks.translation.vocabulary_files import SUBWORDS
 
 _ROWS = 8
 _LENGTH = 128

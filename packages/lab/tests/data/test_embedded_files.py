@@ -15,7 +15,7 @@ from powernorm_lab.data.sets.embedded_files import corpora_folder, embedded_text
 from powernorm_lab.tasks.classify.sources import load_texts
 from powernorm_lab.tasks.ner.sources import load_entities
 from powernorm_lab.tasks.parse.sources import load_treebank
-from powernorm_lab.tasks.translation.verses import verse_pairs
+from powernorm_lab.tasks.translation.sources import verse_pairs
 
 DISTRIBUTION = Path(__file__).parents[4] / "packages" / "data"
 PACKED = [entry for entry in SETS.values() if entry.home == "embedded"]

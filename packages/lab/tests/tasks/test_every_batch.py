@@ -24,7 +24,7 @@ from powernorm_lab.tasks.parse.data import STATES, TransitionRows
 from powernorm_lab.tasks.parse.parsing import GoldTransitions
 from powernorm_lab.tasks.sequences.data import SeriesRows, SeriesSplit
 from powernorm_lab.tasks.translation.batches import evaluation_pairs, training_pairs
-from powernorm_lab.tasks.translation.token_lists import EncodedPairSplit, TokenLists
+from powernorm_lab.tasks.translation.data import EncodedPairSplit, TokenLists
 
 NUMBER, SIZE = 43, 4
 """Number of rows, and rows in a batch."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from powernorm.norms import RegularizedBatchNorm
 from powernorm_lab.data.batch import IGNORED
-from powernorm_lab.tasks.translation.sentence_pairs import EncodedPairs
+from powernorm_lab.tasks.translation.data import EncodedPairs
 from powernorm_lab.tasks.translation.task import TranslationTask
 from powernorm_lab.training.losses import smoothed_cross_entropy
 

@@ -25,7 +25,7 @@ from powernorm_lab.runs import DIAGNOSES_FILE
 from powernorm_lab.settings.comparison import ComparisonSettings
 from powernorm_lab.tasks.trained_models import load_trained, run_config
 from powernorm_lab.tasks.translation.model import TranslationModel
-from powernorm_lab.tasks.translation.translating import translate_ids
+from powernorm_lab.tasks.translation.search import translate_ids
 from powernorm_lab.training.losses import Losses, TrainingLoss
 from sharing import made_once
 

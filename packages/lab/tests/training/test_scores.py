@@ -27,8 +27,8 @@ from powernorm_lab.tasks.registry import task_of
 from powernorm_lab.tasks.settings import settings_of
 from powernorm_lab.tasks.trained_models import load_trained
 from powernorm_lab.tasks.translation.batches import TranslationData
-from powernorm_lab.tasks.translation.beam_search import BeamSearch, beam_search
-from powernorm_lab.tasks.translation.bleu import corpus_scores
+from powernorm_lab.tasks.translation.scores import corpus_scores
+from powernorm_lab.tasks.translation.search import BeamSearch, beam_search
 
 CPU = torch.device("cpu")
 

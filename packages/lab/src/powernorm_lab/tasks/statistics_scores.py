@@ -17,8 +17,8 @@ from powernorm_lab.settings.comparison import ComparisonSettings
 from powernorm_lab.tasks.parse.parsing import attachment_scores, parse
 from powernorm_lab.tasks.registry import task_of
 from powernorm_lab.tasks.translation.batches import evaluation_pairs
-from powernorm_lab.tasks.translation.bleu import corpus_scores
-from powernorm_lab.tasks.translation.translating import batches_by_length, translate_split
+from powernorm_lab.tasks.translation.scores import corpus_scores
+from powernorm_lab.tasks.translation.search import batches_by_length, translate_split
 from powernorm_lab.training.batches import RunData
 from powernorm_lab.training.evaluation import evaluate, finite_or_none
 from powernorm_lab.training.losses import TaskModel

@@ -24,11 +24,12 @@ from powernorm_lab.settings.comparison import ComparisonSettings
 from powernorm_lab.tasks.registry import task_of
 from powernorm_lab.tasks.run_settings import RUN_KEYS
 from powernorm_lab.tasks.settings import settings_from
-from powernorm_lab.tasks.translation.vocabulary_files import SUBWORDS
 from powernorm_lab.training.batches import RunData
 from powernorm_lab.training.losses import TaskModel
 from powernorm_lab.training.task import Sizes
 
+SUBWORDS: Final = "subwords"
+"""Key of the subwords of a translation in the settings of a folded model."""
 _OF_THE_RUN: Final = (*RUN_KEYS, "vocabulary_size", SUBWORDS)
 
 

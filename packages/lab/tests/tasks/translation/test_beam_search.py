@@ -11,8 +11,8 @@ from torch import Tensor
 
 from powernorm.errors import InputError
 from powernorm.norms import BatchStatisticsNorm
-from powernorm_lab.tasks.translation.beam_search import BeamSearch, Hypothesis, beam_search
 from powernorm_lab.tasks.translation.model import TranslationModel
+from powernorm_lab.tasks.translation.search import BeamSearch, Hypothesis, beam_search
 from powernorm_lab.tasks.translation.settings import LengthNormalization
 
 VOCABULARY = 4

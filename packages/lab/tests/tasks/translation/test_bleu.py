@@ -5,7 +5,7 @@ from dataclasses import dataclass
 import pytest
 from sacrebleu import corpus_bleu
 
-from powernorm_lab.tasks.translation.bleu import corpus_scores, split_compounds
+from powernorm_lab.tasks.translation.scores import corpus_scores, split_compounds
 
 
 @dataclass(frozen=True)

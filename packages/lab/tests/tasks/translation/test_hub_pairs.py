@@ -9,7 +9,7 @@ import pytest
 from powernorm.errors import InputError
 from powernorm.integrations.extras import install_command
 from powernorm_lab.data.corpus import SPLITS
-from powernorm_lab.tasks.translation.sentence_pairs import load_pairs
+from powernorm_lab.tasks.translation.sources import load_pairs
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 

@@ -19,7 +19,10 @@ from powernorm_lab.data.corpus import SPLITS
 from powernorm_lab.recipes import recipe
 from powernorm_lab.settings.overrides import override
 from powernorm_lab.tasks.registry import task_of
-from powernorm_lab.tasks.translation.imported_subwords import (
+from powernorm_lab.tasks.translation.data import EncodedPairs, PairOptions, encode_pairs
+from powernorm_lab.tasks.translation.sources import load_pairs
+from powernorm_lab.tasks.translation.translator import load_translator
+from powernorm_lab.tasks.translation.vocabulary import (
     Codes,
     Pieces,
     SentencePieces,
@@ -27,13 +30,6 @@ from powernorm_lab.tasks.translation.imported_subwords import (
     read_subwords,
     text_encoder,
 )
-from powernorm_lab.tasks.translation.sentence_pairs import (
-    EncodedPairs,
-    PairOptions,
-    encode_pairs,
-    load_pairs,
-)
-from powernorm_lab.tasks.translation.translator import load_translator
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 

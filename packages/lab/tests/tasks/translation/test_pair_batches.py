@@ -7,8 +7,8 @@ from powernorm.errors import InputError
 from powernorm_lab.data.batch import IGNORED, Batch, TrainingBatches
 from powernorm_lab.data.subwords import END_ID
 from powernorm_lab.tasks.translation.batches import evaluation_pairs, training_pairs
-from powernorm_lab.tasks.translation.token_lists import EncodedPairSplit, TokenLists
-from powernorm_lab.tasks.translation.translating import padded_sources
+from powernorm_lab.tasks.translation.data import EncodedPairSplit, TokenLists
+from powernorm_lab.tasks.translation.search import padded_sources
 
 Sizes = list[tuple[int, int]]
 SIZES = st.lists(st.tuples(st.integers(1, 7), st.integers(1, 7)), min_size=1, max_size=30)

@@ -4,8 +4,7 @@ import pytest
 
 from powernorm.errors import InputError
 from powernorm_lab.data.corpus import Split
-from powernorm_lab.data.lines import TextPair
-from powernorm_lab.tasks.translation.corpus import ParallelCorpus, corpus_in_memory
+from powernorm_lab.tasks.translation.readers import ParallelCorpus, TextPair, corpus_in_memory
 
 
 def corpus(

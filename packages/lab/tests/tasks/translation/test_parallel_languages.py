@@ -1,7 +1,7 @@
 import pytest
 
 from powernorm.errors import InputError
-from powernorm_lab.tasks.translation.languages import (
+from powernorm_lab.tasks.translation.layouts import (
     check_languages,
     header_languages,
     is_joined,

@@ -7,9 +7,8 @@ from hypothesis import strategies as st
 
 from powernorm.errors import InputError
 from powernorm_lab.data.corpus import SPLITS, split_by_position
-from powernorm_lab.data.lines import TextPair
-from powernorm_lab.tasks.translation.readers import read_parallel
-from powernorm_lab.tasks.translation.sentence_pairs import load_pairs
+from powernorm_lab.tasks.translation.readers import TextPair, read_parallel
+from powernorm_lab.tasks.translation.sources import load_pairs
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 

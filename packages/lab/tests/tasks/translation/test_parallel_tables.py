@@ -4,8 +4,8 @@ import pytest
 
 from powernorm.errors import InputError
 from powernorm_lab.data.corpus import SPLITS, split_by_position
-from powernorm_lab.tasks.translation.corpus import ParallelCorpus
-from powernorm_lab.tasks.translation.sentence_pairs import load_pairs
+from powernorm_lab.tasks.translation.readers import ParallelCorpus
+from powernorm_lab.tasks.translation.sources import load_pairs
 
 PAIRS = [(f"s {number}", f"t {number}") for number in range(40)]
 ROWS = "".join(f"{source}\t{target}\n" for source, target in PAIRS)

@@ -11,16 +11,11 @@ import torch
 from powernorm.errors import InputError
 from powernorm_lab.data.cache import cache_folder
 from powernorm_lab.data.corpus import EVALUATED_SPLITS, SPLITS
-from powernorm_lab.data.lines import TextPair
 from powernorm_lab.data.subwords import Subwords
-from powernorm_lab.tasks.translation import sentence_pairs
-from powernorm_lab.tasks.translation.corpus import ParallelCorpus, corpus_in_memory
-from powernorm_lab.tasks.translation.sentence_pairs import (
-    EncodedPairs,
-    PairOptions,
-    encode_pairs,
-    load_pairs,
-)
+from powernorm_lab.tasks.translation import data as pair_data
+from powernorm_lab.tasks.translation.data import EncodedPairs, PairOptions, encode_pairs
+from powernorm_lab.tasks.translation.readers import ParallelCorpus, TextPair, corpus_in_memory
+from powernorm_lab.tasks.translation.sources import load_pairs
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -58,7 +53,7 @@ def with_evaluated(pairs: list[TextPair]) -> ParallelCorpus:
     )
 
 
-def texts(encoded: EncodedPairs, split: sentence_pairs.Split) -> list[TextPair]:
+def texts(encoded: EncodedPairs, split: pair_data.Split) -> list[TextPair]:
     part = encoded.splits[split]
     sides = (
         subwords.decode([lists.row(number).tolist() for number in range(len(lists))])
@@ -163,7 +158,7 @@ def test_a_part_of_the_training_pairs_is_evenly_spaced(
 
 def test_second_start_finds_the_cache() -> None:
     first = encode_pairs(corpus(extra=(("", "a"),)), OPTIONS)
-    with patch.object(sentence_pairs, "_train", side_effect=AssertionError("trained again")):
+    with patch.object(pair_data, "_train", side_effect=AssertionError("trained again")):
         second = encode_pairs(corpus(extra=(("", "a"),)), OPTIONS)
     assert second.fingerprint == first.fingerprint
     assert second.facts() == first.facts()
@@ -225,7 +220,7 @@ def test_cache_tells_everything_apart_that_determines_ids() -> None:
 
 def test_portions_change_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     whole = encode_pairs(corpus(), OPTIONS)
-    monkeypatch.setattr(sentence_pairs, "PORTION", 3)
+    monkeypatch.setattr(pair_data, "PORTION", 3)
     monkeypatch.setenv("POWERNORM_CACHE", str(tmp_path / "other"))
     parts = encode_pairs(corpus(), OPTIONS)
     assert whole.facts() == parts.facts()
@@ -294,7 +289,8 @@ def test_damaged_text_leaves_no_cache(tmp_path: Path) -> None:
 
 MEASURED = """
 import resource, sys
-from powernorm_lab.tasks.translation.sentence_pairs import PairOptions, encode_pairs, load_pairs
+from powernorm_lab.tasks.translation.data import PairOptions, encode_pairs
+from powernorm_lab.tasks.translation.sources import load_pairs
 from powernorm_lab.tasks.translation.batches import training_pairs
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 encoded = encode_pairs(load_pairs(sys.argv[1], "de-en", True), PairOptions(2000, max_length=999))

@@ -3,7 +3,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from powernorm_lab.data.subwords import END_ID
-from powernorm_lab.tasks.translation.token_lists import TokenLists
+from powernorm_lab.tasks.translation.data import TokenLists
 
 SENTENCES = st.lists(st.lists(st.integers(1, 99), max_size=6), min_size=1, max_size=8)
 

@@ -6,7 +6,7 @@ from lab.tests.tiny_models import padding, paired, tokens, trained, translation_
 
 import powernorm
 from powernorm_lab.models.choices import Placement
-from powernorm_lab.tasks.translation.beam_search import BeamSearch, beam_search
+from powernorm_lab.tasks.translation.search import BeamSearch, beam_search
 from powernorm_lab.tasks.translation.settings import SharedEmbeddings
 
 

@@ -11,11 +11,10 @@ from powernorm.errors import InputError
 from powernorm_lab.data.batch import IGNORED, Batch, EvaluationBatches, TrainingBatches
 from powernorm_lab.data.corpus import EvaluatedSplit, Split
 from powernorm_lab.data.orders import LengthGroups, WithinBudget, spaced, spaced_by_tokens
-from powernorm_lab.tasks.translation.bleu import corpus_bleu, corpus_scores
-from powernorm_lab.tasks.translation.sentence_pairs import EncodedPairs
+from powernorm_lab.tasks.translation.data import EncodedPairs, EncodedPairSplit
+from powernorm_lab.tasks.translation.scores import corpus_bleu, corpus_scores
+from powernorm_lab.tasks.translation.search import translate_split
 from powernorm_lab.tasks.translation.settings import TranslationSettings
-from powernorm_lab.tasks.translation.token_lists import EncodedPairSplit
-from powernorm_lab.tasks.translation.translating import translate_split
 from powernorm_lab.training.batches import RunData
 
 NUM_SCORED: Final = 500

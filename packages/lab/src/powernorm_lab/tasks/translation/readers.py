@@ -1,4 +1,4 @@
-"""Readers of the user's sentence pairs: two files for each split, or two columns.
+"""Sentence pairs in three splits, read lazily from two files for each split, or from two columns.
 
 `read_parallel` reads
 
@@ -14,36 +14,145 @@ A first line of a table with two languages (`de<TAB>en`) is a header, which name
 Without a header the columns are source and target, and languages are only labels.
 """
 
+import hashlib
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Final
 
 from powernorm.errors import InputError
 from powernorm_lab.data.corpus import SPLITS, TWENTY, Split, split_of
-from powernorm_lab.data.lines import TextPair, hash_files, read_columns, read_line_pairs, read_lines
+from powernorm_lab.data.lines import read_lines
 from powernorm_lab.data.readers import USER_LICENSE
 from powernorm_lab.data.split_files import SplitFiles
-from powernorm_lab.tasks.translation.corpus import ParallelCorpus
-from powernorm_lab.tasks.translation.languages import (
-    LanguagePair,
-    header_languages,
-    language_pair,
-    same_languages,
-)
 from powernorm_lab.tasks.translation.layouts import (
+    LanguagePair,
     SideFile,
     check_decompressed,
     check_train_side,
     choose_files,
     choose_languages,
+    header_languages,
+    language_pair,
     not_found,
+    same_languages,
     side_file,
     side_files,
 )
+
+TextPair = tuple[str, str]
+"""A sentence and its translation."""
+_CHUNK: Final = 1 << 20
+_SUBWORD_NMT: Final = "@@ "
+_PIECE_MARKS: Final = {
+    _SUBWORD_NMT: (
+        "subword-nmt",
+        "set data.subwords=split and data.vocabulary_size=none, or give",
+    ),
+    "\u2581": ("SentencePiece", "set data.subwords to the path of its model, and give"),
+}
+"""Program and advice for texts with these marks."""
+_SAMPLE: Final = 1000
+"""Number of lines that are searched for marks."""
+EMPTY: Final = "empty"
+"""Reason for leaving out a pair with a side without words."""
+
+
+@dataclass(frozen=True)
+class ParallelCorpus:
+    """Sentence pairs in three splits, with only a few in memory at a time."""
+
+    name: str
+    source: str
+    license: str
+    source_language: str
+    target_language: str
+    tokenized: bool
+    """Whether the lines are tokenized, with spaces between tokens, as by Moses."""
+    read: Callable[[Split], Iterator[TextPair]]
+    """Yields all pairs of a split, including those without words."""
+    hash_content: Callable[[], str] | None = None
+    """Returns a hash of the pairs of `read`, faster than by hashing every pair."""
+    is_split: bool = False
+    """Whether the words are split into subwords already, as `Hau@@ s`."""
+    num_dropped: dict[Split, Mapping[str, int]] = field(default_factory=dict, compare=False)
+    """Numbers of left-out pairs by reason, for each split that was read to its end."""
+
+    @property
+    def languages(self) -> str:
+        """Return source and target language, as `de-en`."""
+        return f"{self.source_language}-{self.target_language}"
+
+    def pairs(self, split: Split) -> Iterator[TextPair]:
+        """Yield the pairs of a split, except those with a side without words.
+
+        Raises:
+            InputError: the data are damaged, no pair is left, or words are split into subwords
+                contrary to `is_split`.
+        """
+        num_kept = num_empty = 0
+        check = require_pieces if self.is_split else refuse_pieces
+        for pair in check(self.read(split), f"The {split} split of {self.source}"):
+            if not pair[0] or pair[0].isspace() or not pair[1] or pair[1].isspace():
+                num_empty += 1
+                continue
+            num_kept += 1
+            yield pair
+        self.num_dropped[split] = {EMPTY: num_empty}
+        if not num_kept:
+            raise InputError(
+                f"the {split} split of {self.source} has no sentence pairs: give it text in both "
+                "languages"
+            )
+
+    def fingerprint(self) -> str:
+        """Return a hash of the text of all splits, the languages and `tokenized`."""
+        content = self._hash_pairs() if self.hash_content is None else self.hash_content()
+        parts = f"{self.languages} {self.tokenized} {content}"
+        return hashlib.sha256(parts.encode()).hexdigest()
+
+    def _hash_pairs(self) -> str:
+        digest = hashlib.sha256()
+        for split in SPLITS:
+            for source, target in self.read(split):
+                # The lengths make the encoding of different pairs different.
+                digest.update(f"{len(source)} {len(target)} {source}{target}".encode())
+            digest.update(b"end")
+        return digest.hexdigest()
+
+
+def corpus_in_memory(
+    name: str,
+    pairs: Mapping[Split, Sequence[TextPair]],
+    *,
+    languages: tuple[str, str],
+    source: str,
+    license: str,
+    tokenized: bool = False,
+) -> ParallelCorpus:
+    """Return a corpus of pairs in memory.
+
+    Args:
+        name: name of the corpus.
+        pairs: pairs of each split.
+        languages: source and target language.
+        source: origin of the pairs.
+        license: license of the pairs.
+        tokenized: whether the sentences are tokenized, with spaces between tokens.
+    """
+    return ParallelCorpus(
+        name=name,
+        source=source,
+        license=license,
+        source_language=languages[0],
+        target_language=languages[1],
+        tokenized=tokenized,
+        read=lambda split: iter(pairs[split]),
+    )
+
 
 _COLUMNS: Final = ("source", "target")
 """Labels of two columns without languages."""
@@ -234,4 +343,126 @@ def _read_sides(
         tokenized=tokenized,
         read=lambda split: read_line_pairs(*files[split]),
         hash_content=partial(hash_files, list(chain.from_iterable(files.values()))),
+    )
+
+
+# Pairs of lines.
+
+
+def read_line_pairs(source: Path, target: Path) -> Iterator[TextPair]:
+    """Yield pairs of corresponding lines of two files.
+
+    Raises:
+        InputError: as `read_lines`, or one file has more lines than the other.
+    """
+    sources, targets = read_lines(source), read_lines(target)
+    number = 0
+    for line in sources:
+        other = next(targets, None)
+        if other is None:
+            raise _different(source, number + 1 + _count(sources), target, number)
+        number += 1
+        yield line, other
+    if rest := _count(targets):
+        raise _different(source, number, target, number + rest)
+
+
+def read_columns(path: Path, *, has_header: bool = False) -> Iterator[TextPair]:
+    """Yield the two columns of a tab-separated file; blank lines are empty pairs.
+
+    Args:
+        path: path of the file.
+        has_header: whether to skip the first line.
+
+    Raises:
+        InputError: as `read_lines`, or a line does not have exactly one tab.
+    """
+    for number, line in enumerate(read_lines(path), start=1):
+        if has_header and number == 1:
+            continue
+        columns = line.split("\t")
+        if len(columns) == 2:
+            yield columns[0], columns[1]
+        elif not line.strip():
+            yield "", ""
+        else:
+            raise InputError(
+                f"{path}, line {number}: {len(columns) - 1} tabs; expected one, between a sentence "
+                "and its translation"
+            )
+
+
+def refuse_pieces(pairs: Iterator[TextPair], source: str) -> Iterator[TextPair]:
+    """Yield the pairs unless their words are split into subwords already.
+
+    Translations would then be scored on subwords, which are not comparable with scores on words.
+
+    Args:
+        pairs: the pairs.
+        source: name of their source, for the message.
+
+    Raises:
+        InputError: more than a quarter of the first lines have subword marks.
+    """
+    first = list(islice(pairs, _SAMPLE))
+    for mark, (name, fix) in _PIECE_MARKS.items():
+        if _share(first, mark) > 1 / 4:
+            raise InputError(
+                f"{source} holds pieces of words ({mark.strip()!r}, as {name} writes them): {fix} "
+                "the text before that step"
+            )
+    yield from first
+    yield from pairs
+
+
+def require_pieces(pairs: Iterator[TextPair], source: str) -> Iterator[TextPair]:
+    """Yield the pairs if their words are split into subwords by subword-nmt.
+
+    Raises:
+        InputError: none of the first lines has its mark.
+    """
+    first = list(islice(pairs, _SAMPLE))
+    if first and not _share(first, _SUBWORD_NMT):
+        raise InputError(
+            f"{source} holds no pieces of words ({_SUBWORD_NMT.strip()!r}): data.subwords=split "
+            "needs every split segmented by the same codes; for words set data.subwords to the "
+            "path of the codes or to learned"
+        )
+    yield from first
+    yield from pairs
+
+
+def _share(pairs: Sequence[TextPair], mark: str) -> float:
+    return sum(mark in source or mark in target for source, target in pairs) / max(1, len(pairs))
+
+
+def hash_files(paths: Iterable[Path]) -> str:
+    """Return a hash of the contents of files, independent of their names.
+
+    Raises:
+        InputError: a file cannot be read.
+    """
+    digest = hashlib.sha256()
+    for path in paths:
+        one = hashlib.sha256()
+        try:
+            with path.open("rb") as file:
+                while chunk := file.read(_CHUNK):
+                    one.update(chunk)
+        except OSError as error:
+            raise InputError(
+                f"{path} cannot be read ({error.strerror}): expected a UTF-8 text file"
+            ) from error
+        digest.update(one.digest())
+    return digest.hexdigest()
+
+
+def _count(lines: Iterator[str]) -> int:
+    return sum(1 for _ in lines)
+
+
+def _different(source: Path, num_source: int, target: Path, num_target: int) -> InputError:
+    return InputError(
+        f"{source} has {num_source} lines and {target} has {num_target}: expected one sentence on "
+        "each line, and its translation on the same line of the other file"
     )

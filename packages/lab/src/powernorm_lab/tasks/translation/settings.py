@@ -18,7 +18,7 @@ from powernorm_lab.settings.section import (
 )
 from powernorm_lab.settings.training import ClassifierTrainingSettings, SelectedBy
 from powernorm_lab.tasks.text_settings import Length, NumSubwords
-from powernorm_lab.tasks.translation.languages import check_languages
+from powernorm_lab.tasks.translation.layouts import check_languages
 
 SharedEmbeddings = Literal["all", "target", "none"]
 """Shared tables of a translation model: source, target and output; target and output; or none."""

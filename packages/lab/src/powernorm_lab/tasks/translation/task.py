@@ -3,38 +3,36 @@
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from powernorm_lab.data.baselines import UnigramModel
-from powernorm_lab.data.corpus import Split
+from powernorm_lab.data.corpus import EVALUATED_SPLITS
 from powernorm_lab.engine.events import DataPrepared
 from powernorm_lab.engine.folders import write_json
 from powernorm_lab.runs import SUBWORDS_FILE, TRANSLATION_METRICS, Baseline
 from powernorm_lab.settings.model import SAME
 from powernorm_lab.tasks.translation.batches import TranslationData
-from powernorm_lab.tasks.translation.bleu import corpus_scores
-from powernorm_lab.tasks.translation.imported_subwords import SPLIT, joined, read_subwords
+from powernorm_lab.tasks.translation.data import EncodedPairs, PairOptions, encode_pairs
 from powernorm_lab.tasks.translation.model import NormPlaces, TranslationModel
-from powernorm_lab.tasks.translation.moses import Tokenization
-from powernorm_lab.tasks.translation.sentence_pairs import (
-    EncodedPairs,
-    PairOptions,
-    encode_pairs,
-    load_pairs,
-)
+from powernorm_lab.tasks.translation.scores import corpus_scores
+from powernorm_lab.tasks.translation.search import translate_split
 from powernorm_lab.tasks.translation.settings import TranslationDataSettings, TranslationSettings
-from powernorm_lab.tasks.translation.translating import translate_split
-from powernorm_lab.tasks.translation.vocabulary_files import vocabulary_record
+from powernorm_lab.tasks.translation.sources import load_pairs
+from powernorm_lab.tasks.translation.vocabulary import (
+    SPLIT,
+    SubwordVocabulary,
+    Tokenization,
+    joined,
+    read_subwords,
+)
 from powernorm_lab.training.batches import RunData
 from powernorm_lab.training.evaluation import Scores
 from powernorm_lab.training.losses import TaskModel
 from powernorm_lab.training.norms import UPPER_NORM, norm_factory, norm_options, qk_norm_factory
 from powernorm_lab.training.task import BuiltinTask, Sizes
-
-BASELINE_SPLITS: Final[tuple[Split, ...]] = ("valid", "test")
 
 
 class TranslationTask(BuiltinTask[EncodedPairs, TranslationSettings]):
@@ -75,7 +73,7 @@ class TranslationTask(BuiltinTask[EncodedPairs, TranslationSettings]):
         train = encoded.splits["train"].target.tokens
         unigram = UnigramModel(train, encoded.target_vocabulary_size)
         losses: dict[str, float | None] = {}
-        for split in BASELINE_SPLITS:
+        for split in EVALUATED_SPLITS:
             ids = encoded.splits[split].target.tokens.long()
             loss = -float(unigram.probabilities(ids).log().mean())
             losses[f"{split}_loss"] = loss
@@ -114,8 +112,41 @@ class TranslationTask(BuiltinTask[EncodedPairs, TranslationSettings]):
         )
 
     def build(self, config: TranslationSettings, norm: str, sizes: Sizes, seed: int) -> TaskModel:
-        """Return the model of a run; models of equal seeds have equal weights for all norms."""
-        return _build_translation_model(config, norm, sizes, seed)
+        """Return the model of a run; models of equal seeds have equal weights for all norms.
+
+        Args:
+            config: configuration with the model's shape.
+            norm: short name of the encoder's norms, except for places with another norm.
+            sizes: numbers of subwords of source and target.
+            seed: seed of the initial weights.
+
+        Raises:
+            InputError: the norm is unknown, or its options do not fit it or the model.
+        """
+        shape = config.model
+        final = shape.final_norm or norm
+        options = {
+            place: norm_options(config, place, shape.norm_widths)
+            for place in norms_of(config, norm)
+        }
+        final_options = dict(options[final])
+        if shape.final_norm_warmup is not None and "warmup_steps" in final_options:
+            final_options["warmup_steps"] = shape.final_norm_warmup
+        decoder = norm if shape.decoder_norm == SAME else shape.decoder_norm
+        return TranslationModel(
+            sizes[0],
+            sizes[-1],
+            NormPlaces(
+                layers=norm_factory(norm, options[norm]), final=norm_factory(final, final_options)
+            ),
+            norm_factory(decoder, options[decoder]),
+            shape.shape,
+            num_decoder_layers=shape.num_decoder_layers,
+            shared_embeddings=shape.shared_embeddings,
+            seed=seed,
+            upper_norm=norm_factory(UPPER_NORM),
+            qk_norm=qk_norm_factory(config),
+        )
 
     def example_inputs(self, config: TranslationSettings, sizes: Sizes) -> tuple[Tensor, ...]:
         """Return a random source and target of different lengths, (2, length)."""
@@ -129,7 +160,7 @@ class TranslationTask(BuiltinTask[EncodedPairs, TranslationSettings]):
         """Write the subwords into a run's folder."""
         is_split = encoded.corpus.is_split
         sources = (source for source, _ in encoded.corpus.pairs("train"))
-        record = vocabulary_record(
+        vocabulary = SubwordVocabulary(
             encoded.source_subwords,
             encoded.target_subwords,
             (encoded.corpus.source_language, encoded.corpus.target_language),
@@ -137,7 +168,7 @@ class TranslationTask(BuiltinTask[EncodedPairs, TranslationSettings]):
             if encoded.corpus.tokenized
             else None,
         )
-        write_json(folder / SUBWORDS_FILE, record)
+        write_json(folder / SUBWORDS_FILE, vocabulary.to_json())
 
     def check(self, config: TranslationSettings, norm: str) -> None:
         """Check the settings and all norms of the model.
@@ -170,46 +201,6 @@ class TranslationTask(BuiltinTask[EncodedPairs, TranslationSettings]):
             metrics={**scores.metrics, "decoding_tokens_per_second": found.tokens_per_second},
             translations=tuple(zip(*lines, strict=True)),
         )
-
-
-def _build_translation_model(
-    config: TranslationSettings, norm: str, sizes: Sizes, seed: int
-) -> TranslationModel:
-    """Build the model of one run; models of equal seeds have equal weights for all norms.
-
-    Args:
-        config: configuration with the model's shape.
-        norm: short name of the encoder's norms, except for places with another norm.
-        sizes: numbers of subwords of source and target.
-        seed: seed of the initial weights.
-
-    Raises:
-        InputError: the norm is unknown, or its options do not fit it or the model.
-    """
-    shape = config.model
-    final = shape.final_norm or norm
-    options = {
-        place: norm_options(config, place, config.model.norm_widths)
-        for place in norms_of(config, norm)
-    }
-    final_options = dict(options[final])
-    if shape.final_norm_warmup is not None and "warmup_steps" in final_options:
-        final_options["warmup_steps"] = shape.final_norm_warmup
-    decoder = norm if shape.decoder_norm == SAME else shape.decoder_norm
-    return TranslationModel(
-        sizes[0],
-        sizes[-1],
-        NormPlaces(
-            layers=norm_factory(norm, options[norm]), final=norm_factory(final, final_options)
-        ),
-        norm_factory(decoder, options[decoder]),
-        shape.shape,
-        num_decoder_layers=shape.num_decoder_layers,
-        shared_embeddings=shape.shared_embeddings,
-        seed=seed,
-        upper_norm=norm_factory(UPPER_NORM),
-        qk_norm=qk_norm_factory(config),
-    )
 
 
 def norms_of(config: TranslationSettings, norm: str) -> list[str]:

@@ -11,20 +11,21 @@ import torch
 from powernorm.errors import InputError
 from powernorm_lab.runs import SUBWORDS_FILE
 from powernorm_lab.tasks.trained_models import (
+    SUBWORDS,
     TrainedModel,
     is_folded,
     load_folded_run,
     load_trained,
     run_config,
 )
-from powernorm_lab.tasks.translation.imported_subwords import Pieces, TextEncoder
 from powernorm_lab.tasks.translation.model import TranslationModel
-from powernorm_lab.tasks.translation.moses import Moses
+from powernorm_lab.tasks.translation.search import translate_ids
 from powernorm_lab.tasks.translation.settings import DecodingSettings, TranslationSettings
-from powernorm_lab.tasks.translation.translating import translate_ids
-from powernorm_lab.tasks.translation.vocabulary_files import (
-    SUBWORDS,
+from powernorm_lab.tasks.translation.vocabulary import (
+    Moses,
+    Pieces,
     SubwordVocabulary,
+    TextEncoder,
     read_vocabulary,
     vocabulary_of,
 )

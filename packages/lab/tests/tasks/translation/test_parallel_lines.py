@@ -6,11 +6,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from powernorm.errors import InputError
-from powernorm_lab.data.lines import (
+from powernorm_lab.data.lines import read_lines
+from powernorm_lab.tasks.translation.readers import (
     hash_files,
     read_columns,
     read_line_pairs,
-    read_lines,
     refuse_pieces,
     require_pieces,
 )

@@ -1,4 +1,4 @@
-"""Encoded sentence pairs: the corpus, subwords, and token ids of both sides.
+"""Encoded sentence pairs: the subwords, and token ids of both sides.
 
 The ids are memory-mapped from the cache, which also stores the text of the valid and test splits:
 a run is scored on the text that was encoded, even if the user's files have changed.
@@ -6,11 +6,10 @@ a run is scored on the text that was encoded, even if the user's files have chan
 
 import json
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import chain, islice
-from pathlib import Path
 from typing import Any, Final, Literal
 
 import tokenizers
@@ -20,22 +19,96 @@ from torch import Tensor
 from powernorm.errors import InputError
 from powernorm_lab.data.cache import Encoded, cache_key, found_or_made
 from powernorm_lab.data.corpus import EVALUATED_SPLITS, SPLITS, EvaluatedSplit, Split
-from powernorm_lab.data.embedded import VERSES
-from powernorm_lab.data.lines import TextPair
 from powernorm_lab.data.subwords import END_ID, LEAST_SIZE, Subwords
-from powernorm_lab.tasks.translation.corpus import ParallelCorpus
-from powernorm_lab.tasks.translation.hub import HUB_PREFIX, hub_pairs
-from powernorm_lab.tasks.translation.imported_subwords import (
+from powernorm_lab.tasks.translation.readers import ParallelCorpus, TextPair
+from powernorm_lab.tasks.translation.vocabulary import (
     ImportedSubwords,
     Pieces,
     TextEncoder,
     joined,
     text_encoder,
 )
-from powernorm_lab.tasks.translation.languages import check_languages
-from powernorm_lab.tasks.translation.readers import read_parallel
-from powernorm_lab.tasks.translation.token_lists import EncodedPairSplit, TokenLists
-from powernorm_lab.tasks.translation.verses import verse_pairs
+
+
+class TokenLists:
+    """The ids of sentences; batches are gathered without a loop over the sentences.
+
+    Args:
+        flat: an end mark, then every sentence followed by an end mark, int32 or int64; it may be
+            memory-mapped.
+        lengths: lengths of the sentences, each with its end mark, integers.
+    """
+
+    def __init__(self, flat: Tensor, lengths: Tensor) -> None:
+        self.lengths = lengths.long()
+        """int64, (number of sentences,), including end marks."""
+        self._flat = flat
+        self._starts = self.lengths.cumsum(0) - self.lengths + 1
+
+    @classmethod
+    def from_lists(cls, lists: Iterable[Sequence[int]]) -> "TokenLists":
+        """Concatenate lists of ids, which have no end marks."""
+        rows = list(lists)
+        flat = chain([END_ID], *([*row, END_ID] for row in rows))
+        return cls(
+            torch.tensor(list(flat), dtype=torch.int32),
+            torch.tensor([len(row) + 1 for row in rows], dtype=torch.int64),
+        )
+
+    def __len__(self) -> int:
+        """Return the number of sentences."""
+        return self.lengths.numel()
+
+    @property
+    def tokens(self) -> Tensor:
+        """Return all sentences as one stream, each followed by the end mark, (num_tokens,)."""
+        return self._flat[1:]
+
+    def row(self, index: int) -> Tensor:
+        """Return the ids of a sentence with its end mark, (length,)."""
+        start = int(self._starts[index])
+        return self._flat[start : start + int(self.lengths[index])]
+
+    def padded(self, rows: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return sentences, each with its end mark, and their padding mask.
+
+        Args:
+            rows: numbers of at least one sentence, int64, (batch,).
+
+        Returns:
+            Ids, int64, 0 at padding, and a mask, bool, True = padding, both (batch, length of the
+            longest); the mask is None without padding.
+        """
+        return self._gathered(rows, 0)
+
+    def shifted(self, rows: Tensor) -> Tensor:
+        """Return the ids of `padded`, with the end mark before instead of after each sentence."""
+        return self._gathered(rows, -1)[0]
+
+    def _gathered(self, rows: Tensor, shift: int) -> tuple[Tensor, Tensor | None]:
+        lengths = self.lengths[rows]
+        positions = torch.arange(int(lengths.max()))
+        padding = positions >= lengths[:, None]
+        places = self._starts[rows][:, None] + positions + shift
+        # Index 0 at padding: positions after the last sentence would be out of range.
+        ids = self._flat[places.masked_fill_(padding, 0)].long()
+        return ids.masked_fill_(padding, END_ID), padding if padding.any() else None
+
+
+@dataclass(frozen=True)
+class EncodedPairSplit:
+    """The encoded sentence pairs of a split."""
+
+    source: TokenLists
+    target: TokenLists
+
+    def __len__(self) -> int:
+        """Return the number of pairs."""
+        return len(self.source)
+
+
+# The encoding of a corpus.
+
 
 TOO_LONG: Final = "too long"
 LENGTH_RATIO: Final = "length ratio"
@@ -144,39 +217,6 @@ class EncodedPairs:
             "dropped": dict(self.dropped[split]),
             "cut": dict(self.cut[split]),
         }
-
-
-def load_pairs(
-    source: str | None, languages: str | None, tokenized: bool, *, is_split: bool = False
-) -> ParallelCorpus:
-    """Return the sentence pairs that a configuration names.
-
-    - `verses`: the embedded verses, German to English by default
-    - `hf:NAME` or `hf:NAME:CONFIG`: a data set of the Hugging Face Hub, or a local folder that the
-      library `datasets` reads
-    - a path for `read_parallel`: a folder with `train.de`, `train.en`, `valid.de` and so on, the
-      path of such a train file, or sentence pairs in tab-separated columns
-
-    Args:
-        source: one of these; None is `verses`. (Use `./verses` for a path of this name.)
-        languages: source and target language, as `de-en`, or `pt-br-en` for data in pt-br and en.
-        tokenized: whether the lines are tokenized, with spaces between tokens, as by Moses.
-        is_split: whether their words are split into subwords already, as `Hau@@ s`.
-
-    Raises:
-        InputError: there is no such corpus, or it has other languages.
-    """
-    if languages is not None:
-        check_languages(languages)
-    return replace(_read_pairs(source, languages, tokenized), is_split=is_split)
-
-
-def _read_pairs(source: str | None, languages: str | None, tokenized: bool) -> ParallelCorpus:
-    if source is None or source == VERSES:
-        return verse_pairs(languages, tokenized=tokenized)
-    if source.startswith(HUB_PREFIX):
-        return hub_pairs(source, languages, tokenized=tokenized)
-    return read_parallel(Path(source), languages, tokenized=tokenized)
 
 
 def encode_pairs(

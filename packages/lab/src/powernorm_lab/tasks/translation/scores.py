@@ -8,7 +8,7 @@ from sacrebleu.metrics.bleu import BLEU
 from sacrebleu.metrics.chrf import CHRF
 from sacremoses import MosesDetokenizer, MosesTokenizer
 
-from powernorm_lab.tasks.translation.moses import MOSES, moses_rules
+from powernorm_lab.tasks.translation.vocabulary import MOSES, moses_rules
 from powernorm_lab.training.evaluation import Scores
 
 _DASH: Final = re.compile(r"(?<!\S)@-@(?!\S)|(\S)-(\S)")

@@ -1,24 +1,75 @@
-"""Sentence pairs from the Hugging Face Hub, or from a local folder in one of its formats.
+"""Sentence pairs by name: the user's files, the embedded verses, and the Hugging Face Hub.
 
-The library `datasets` downloads a data set once, caches it on disk and memory-maps it. Large data
-sets need no more memory than small ones, and later starts need no network.
+The Hub's library `datasets` downloads a data set once, caches it on disk and memory-maps it; it
+also reads local folders in its formats. Large data sets need no more memory than small ones, and
+later starts need no network.
 """
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
 from powernorm.errors import InputError
 from powernorm.integrations.extras import install_command
-from powernorm_lab.data.corpus import SPLITS, Split
-from powernorm_lab.data.lines import TextPair
-from powernorm_lab.tasks.translation.corpus import ParallelCorpus
-from powernorm_lab.tasks.translation.languages import (
+from powernorm_lab.data.corpus import SPLITS, Split, split_by_position
+from powernorm_lab.data.embedded import (
+    VERSES,
+    english_chapters,
+    german_chapters,
+)
+from powernorm_lab.data.sets.catalog import data_set
+from powernorm_lab.tasks.translation.layouts import (
     LanguagePair,
+    check_languages,
     language_pair,
     missing_languages,
     pairs_of,
 )
+from powernorm_lab.tasks.translation.readers import (
+    ParallelCorpus,
+    TextPair,
+    corpus_in_memory,
+    read_parallel,
+)
+
+
+def load_pairs(
+    source: str | None, languages: str | None, tokenized: bool, *, is_split: bool = False
+) -> ParallelCorpus:
+    """Return the sentence pairs that a configuration names.
+
+    - `verses`: the embedded verses, German to English by default
+    - `hf:NAME` or `hf:NAME:CONFIG`: a data set of the Hugging Face Hub, or a local folder that the
+      library `datasets` reads
+    - a path for `read_parallel`: a folder with `train.de`, `train.en`, `valid.de` and so on, the
+      path of such a train file, or sentence pairs in tab-separated columns
+
+    Args:
+        source: one of these; None is `verses`. (Use `./verses` for a path of this name.)
+        languages: source and target language, as `de-en`, or `pt-br-en` for data in pt-br and en.
+        tokenized: whether the lines are tokenized, with spaces between tokens, as by Moses.
+        is_split: whether their words are split into subwords already, as `Hau@@ s`.
+
+    Raises:
+        InputError: there is no such corpus, or it has other languages.
+    """
+    if languages is not None:
+        check_languages(languages)
+    return replace(_read_pairs(source, languages, tokenized), is_split=is_split)
+
+
+def _read_pairs(source: str | None, languages: str | None, tokenized: bool) -> ParallelCorpus:
+    if source is None or source == VERSES:
+        return verse_pairs(languages, tokenized=tokenized)
+    if source.startswith(HUB_PREFIX):
+        return hub_pairs(source, languages, tokenized=tokenized)
+    return read_parallel(Path(source), languages, tokenized=tokenized)
+
+
+# The Hugging Face Hub.
+
 
 HUB_PREFIX: Final = "hf:"
 _SPLIT_NAMES: Final[Mapping[Split, tuple[str, ...]]] = MappingProxyType(
@@ -147,3 +198,50 @@ def _text(value: Any, where: str, number: int) -> str:
     if not isinstance(value, str):
         raise InputError(f"{where}, row {number}: {value!r} is no text; expected a sentence")
     return value.replace("\r", " ").replace("\n", " ")
+
+
+# The sentence pairs of `powernorm-data`.
+
+
+VERSE_LANGUAGES: Final = (("de", "en"), ("en", "de"))
+
+
+def verse_pairs(languages: str | None, *, tokenized: bool = False) -> ParallelCorpus:
+    """Return the verses of the Bible in German and English, split by chapter.
+
+    The splits are those of the embedded corpora `verses-de` and `verses-en`.
+
+    Args:
+        languages: source and target language, as `en-de`; None is German to English.
+        tokenized: must be False, because the verses are plain text.
+
+    Raises:
+        InputError: the verses are not in these languages, or `tokenized` is True.
+    """
+    known = {language for pair in VERSE_LANGUAGES for language in pair}
+    chosen = VERSE_LANGUAGES[0] if languages is None else language_pair(languages, known)
+    if chosen not in VERSE_LANGUAGES:
+        raise InputError(
+            f"data.languages={languages} does not fit the embedded verses: give de-en or en-de"
+        )
+    if tokenized:
+        raise InputError(
+            "data.tokenized=true does not fit the embedded verses, which are plain text: leave it "
+            "out"
+        )
+    about = data_set(VERSES)
+    texts = {"de": german_chapters(), "en": english_chapters()}
+    chapters: list[list[TextPair]] = [
+        list(zip(sources, targets, strict=True))
+        for sources, targets in zip(*(texts[language] for language in chosen), strict=True)
+    ]
+    return corpus_in_memory(
+        VERSES,
+        {
+            split: [pair for chapter in part for pair in chapter]
+            for split, part in split_by_position(chapters).items()
+        },
+        languages=chosen,
+        source=about.origin,
+        license=about.license,
+    )

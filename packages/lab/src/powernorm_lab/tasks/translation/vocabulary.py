@@ -1,8 +1,8 @@
-"""Existing subwords: files split by subword-nmt, its codes, and models of SentencePiece.
+"""Text of translations as ids, and back: Moses' tokens, and existing subwords.
 
-`data.subwords` selects them. With `split`, the lines hold subwords such as `Hau@@ s`, as written by
-fairseq's scripts. With the path of codes (the merges that subword-nmt learned) or of a model of
-SentencePiece (`.model`), the lines hold words, which are split into subwords.
+`data.subwords` selects existing subwords. With `split`, the lines hold subwords such as `Hau@@ s`,
+as written by fairseq's scripts. With the path of codes (the merges that subword-nmt learned) or of
+a model of SentencePiece (`.model`), the lines hold words, which are split into subwords.
 
 Optional files in the same folder: the codes of split files as `code`, and the vocabularies of
 fairseq as `dict.de.txt` and `dict.en.txt`. Without vocabularies, all subwords of the train split
@@ -13,19 +13,99 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any, Final
 
+from sacremoses import MosesDetokenizer, MosesTokenizer
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from powernorm.errors import InputError
 from powernorm.integrations.extras import LABORATORY, install_command
-from powernorm_lab.data.lines import TextPair, read_lines
+from powernorm_lab.data.lines import read_lines
 from powernorm_lab.data.subwords import UNKNOWN, Subwords, Words
-from powernorm_lab.tasks.translation.corpus import ParallelCorpus
+from powernorm_lab.engine.folders import read_json
+from powernorm_lab.tasks.translation.readers import ParallelCorpus, TextPair
+
+# Tokenization by Moses.
+
+
+MOSES: Final = version("sacremoses")
+NO_LANGUAGE: Final = "en"
+"""Language whose rules are used if the language is unknown."""
+_DETECTED_LINES: Final = 20_000
+"""Number of lines from which options are detected."""
+ESCAPES: Final = ("&apos;", "&quot;", "&amp;", "&#91;", "&lt;")
+SPLIT_DASH: Final = "@-@"
+
+
+@dataclass(frozen=True)
+class Tokenization:
+    """Options of Moses' tokenizer, detected from its output."""
+
+    escapes: bool
+    """Whether `'`, `"`, `&` and similar characters are escaped, as `&apos;`."""
+    splits_dashes: bool
+    """Whether words are split at dashes, as `semi @-@ final`."""
+    lowercase: bool
+
+    @classmethod
+    def of(cls, lines: Iterable[str]) -> "Tokenization":
+        """Detect the options from the first lines of a corpus."""
+        sample = list(islice(lines, _DETECTED_LINES))
+        return cls(
+            escapes=any(mark in line for line in sample for mark in ESCAPES),
+            splits_dashes=any(SPLIT_DASH in line.split() for line in sample),
+            lowercase=all(line == line.lower() for line in sample),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the options as JSON."""
+        return asdict(self)
+
+
+class Moses:
+    """Tokenizes text of the source language, and detokenizes the target language.
+
+    Args:
+        languages: source and target language.
+        tokenization: options of the corpus.
+    """
+
+    def __init__(self, languages: tuple[str, str], tokenization: Tokenization) -> None:
+        self._tokenizer = MosesTokenizer(lang=moses_rules(languages[0]))
+        self._detokenizer = MosesDetokenizer(lang=moses_rules(languages[1]))
+        self._tokenization = tokenization
+
+    def tokenized(self, text: str) -> str:
+        """Return the tokens of a text with spaces between them, as in the corpus."""
+        known = self._tokenization
+        tokens: str = self._tokenizer.tokenize(
+            text.lower() if known.lowercase else text,
+            aggressive_dash_splits=known.splits_dashes,
+            escape=known.escapes,
+            return_str=True,
+        )
+        return tokens
+
+    def detokenized(self, tokens: str) -> str:
+        """Return the detokenized text."""
+        return str(self._detokenizer.detokenize(tokens.split()))
+
+
+def moses_rules(language: str) -> str:
+    """Return sacremoses' code of a language, such as de for de_DE.
+
+    For languages without rules, sacremoses uses general ones with English abbreviations.
+    """
+    return language.lower().replace("_", "-").split("-")[0] or NO_LANGUAGE
+
+
+# Subwords.
+
 
 LEARNED: Final = "learned"
 SPLIT: Final = "split"
@@ -352,3 +432,59 @@ def _read_dictionary(path: Path) -> Words:
             raise InputError(f"{path}, line {number}: {parts[0]} is a duplicate")
         pieces[parts[0]] = None
     return Words([piece for piece in pieces if piece != UNKNOWN])
+
+
+@dataclass(frozen=True)
+class SubwordVocabulary:
+    """Subwords of source and target, with languages and tokenization."""
+
+    source: TextEncoder
+    target: TextEncoder
+    languages: tuple[str, str]
+    tokenization: Tokenization | None
+    """Tokenization of tokenized text; None for raw text."""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the record for a run's folder, with which the run can translate."""
+        is_joint = self.target is self.source
+        return {
+            "source_language": self.languages[0],
+            "target_language": self.languages[1],
+            "tokenisation": None if self.tokenization is None else self.tokenization.to_json(),
+            "source": self.source.to_json(),
+            "target": None if is_joint else self.target.to_json(),
+        }
+
+
+def read_vocabulary(path: Path) -> SubwordVocabulary:
+    """Read the record of a `SubwordVocabulary` from a file.
+
+    Raises:
+        InputError: the file is missing or damaged.
+    """
+    if not path.is_file():
+        raise InputError(
+            f"{path} with the subwords is missing: keep a model in the folder of its run"
+        )
+    return vocabulary_of(read_json(path), path)
+
+
+def vocabulary_of(content: Mapping[str, Any], path: Path) -> SubwordVocabulary:
+    """Return the subwords of the record of a `SubwordVocabulary`.
+
+    Args:
+        content: the record.
+        path: path of its file, for messages.
+
+    Raises:
+        InputError: the record is invalid.
+    """
+    try:
+        source = text_encoder(content["source"])
+        target = source if content["target"] is None else text_encoder(content["target"])
+        languages = (str(content["source_language"]), str(content["target_language"]))
+        found = content["tokenisation"]
+        tokenization = None if found is None else Tokenization(**found)
+        return SubwordVocabulary(source, target, languages, tokenization)
+    except (KeyError, TypeError, InputError) as error:
+        raise InputError(f"{path} holds no subwords ({error!r}): train the run again") from error
