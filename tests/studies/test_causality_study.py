@@ -8,7 +8,7 @@ from typing import Any
 import powernorm_lab as lab
 from powernorm_lab.comparing import notes_of
 from powernorm_lab.report.studies import study_figures
-from powernorm_lab.tasks.run_settings import comparison_settings
+from powernorm_lab.tasks.builtin import comparison_settings
 
 STUDY = Path(__file__).parents[2] / "studies" / "causality"
 STORED = STUDY / "results" / "results.json"

@@ -63,7 +63,7 @@ if TYPE_CHECKING:
     from powernorm_lab.settings.comparison import ComparisonSettings, Notes, Study, Variant
     from powernorm_lab.settings.overrides import override
     from powernorm_lab.settings.training import OptimizerSettings, TrainingSettings
-    from powernorm_lab.tasks.settings import settings_from
+    from powernorm_lab.tasks.registry import settings_from
     from powernorm_lab.tasks.trained_models import load_trained, run_data
     from powernorm_lab.tuning.tuner import tune
 else:
@@ -90,7 +90,7 @@ else:
         "replay_race": "engine.race",
         "run_data": "tasks.trained_models",
         "saved_states": "engine.state",
-        "settings_from": "tasks.settings",
+        "settings_from": "tasks.registry",
         "study_config": "recipes.studies",
         "tune": "tuning.tuner",
     }

@@ -172,7 +172,7 @@ def _recorded_grid(record: _Work, head: ComparisonHead) -> Grid:
     if record.own is None:
         # Not imported for a user's function.
         from powernorm_lab.tasks.builtin import grid_of
-        from powernorm_lab.tasks.settings import settings_from
+        from powernorm_lab.tasks.registry import settings_from
 
         return grid_of(settings_from(record.comparison or {}), Notes(head.goal))
     own = record.own

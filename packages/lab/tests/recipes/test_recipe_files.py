@@ -10,7 +10,7 @@ from powernorm_lab.recipes import find_recipe, named_recipe, paper_records, read
 from powernorm_lab.recipes.files import task_of_path
 from powernorm_lab.settings.variants import lines_of
 from powernorm_lab.tasks import TASKS
-from powernorm_lab.tasks.settings import settings_of
+from powernorm_lab.tasks.registry import settings_of
 
 
 def written(folder: Path, text: str, name: str = "mine.toml") -> Path:

@@ -10,7 +10,7 @@ from powernorm_lab.settings.comparison import options_of, to_json
 from powernorm_lab.settings.variants import lines_of
 from powernorm_lab.tasks import TASKS
 from powernorm_lab.tasks.builtin import check_norms
-from powernorm_lab.tasks.settings import settings_from
+from powernorm_lab.tasks.registry import settings_from
 
 ALL = [
     (task, preset)

@@ -21,7 +21,7 @@ from powernorm_lab.settings.variants import lines_of
 from powernorm_lab.tasks import STUDIES as NAMES
 from powernorm_lab.tasks import TASKS
 from powernorm_lab.tasks.builtin import check_norms
-from powernorm_lab.tasks.settings import settings_from
+from powernorm_lab.tasks.registry import settings_from
 
 PAIRS = [(task, name) for task in TASKS for name in STUDIES if task in tasks_of(name)]
 TINY = (

@@ -17,10 +17,9 @@ from powernorm.inspection.modules import batch_layers
 from powernorm.records import EvaluationRow
 from powernorm.surgery import calibrate
 from powernorm_lab.recipes import recipe
-from powernorm_lab.tasks import statistics_scores
+from powernorm_lab.tasks import run_diagnosis
 from powernorm_lab.tasks.registry import task_of
-from powernorm_lab.tasks.run_diagnosis import diagnose_run
-from powernorm_lab.tasks.statistics_scores import split_scores
+from powernorm_lab.tasks.run_diagnosis import diagnose_run, split_scores
 from powernorm_lab.tasks.trained_models import load_trained, run_config, run_data, run_text
 
 CPU = torch.device("cpu")
@@ -55,7 +54,7 @@ def plain_bleu(model: Any, config: Any, encoded: Any) -> dict[str, float | None]
 
 
 def rows_of(run: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[EvaluationRow, ...]:
-    monkeypatch.setattr(statistics_scores, "BATCH_SIZES", SIZES)
+    monkeypatch.setattr(run_diagnosis, "BATCH_SIZES", SIZES)
     return tuple(diagnose_run(run, num_batches=4, scores="test").evaluation)
 
 
@@ -114,7 +113,7 @@ def by_hand(
 
 
 def test_nothing_of_the_model_changes(translation: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(statistics_scores, "BATCH_SIZES", SIZES)
+    monkeypatch.setattr(run_diagnosis, "BATCH_SIZES", SIZES)
     model, config, encoded = loaded(translation / "bn-pre-seed0")
     model.decoder.train()
     before = {name: value.clone() for name, value in model.state_dict().items()}
@@ -123,7 +122,7 @@ def test_nothing_of_the_model_changes(translation: Path, monkeypatch: pytest.Mon
     scores = split_scores(model, config, encoded, 0, "valid")
     population = [scores.data.batches.batch(at).inputs() for at in range(2)]
     seen: list[tuple[int, int]] = []
-    rows = statistics_scores.score_by_statistics(
+    rows = run_diagnosis.score_by_statistics(
         scores, population, lambda m, b: m.features(**b), lambda *step: seen.append(step)
     )
     assert seen == [(number, 5) for number in range(1, 6)]
@@ -159,7 +158,7 @@ def test_rows_of_perplexities(
     """Running statistics give the run's perplexity, batch statistics that of training mode."""
     (result,) = compare(configure(norms=("bn",), dropout=0.0), tmp_path).runs
     run = tmp_path / result.folder
-    monkeypatch.setattr(statistics_scores, "BATCH_SIZES", (48, 96))
+    monkeypatch.setattr(run_diagnosis, "BATCH_SIZES", (48, 96))
     rows = diagnose_run(run, num_batches=3, scores="test").evaluation
     assert rows[0]["scores"] == {"test_perplexity": result.metrics["test_perplexity"]}
     assert [row.get("size") for row in rows] == [None, None, None, 48, 96]

@@ -9,6 +9,7 @@ from powernorm.errors import InputError
 from powernorm.norms import NORMS, build_norm
 from powernorm_lab.engine.warmup import WARMED_UP_NORMS
 from powernorm_lab.settings.comparison import options_of, to_json
+from powernorm_lab.settings.data import SubwordDataSettings
 from powernorm_lab.settings.overrides import known_keys, override
 from powernorm_lab.settings.training import (
     OptimizerSettings,
@@ -16,8 +17,7 @@ from powernorm_lab.settings.training import (
     SmoothedTrainingSettings,
 )
 from powernorm_lab.tasks.lm.settings import LanguageModelSettings, LanguageModelShape
-from powernorm_lab.tasks.settings import settings_from
-from powernorm_lab.tasks.text_settings import SubwordDataSettings
+from powernorm_lab.tasks.registry import settings_from
 from powernorm_lab.tasks.trained_models import run_config
 
 CONFIG = LanguageModelSettings(

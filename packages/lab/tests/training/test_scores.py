@@ -23,8 +23,7 @@ from powernorm_lab.report import read_comparison
 from powernorm_lab.settings.comparison import ComparisonSettings
 from powernorm_lab.settings.overrides import override
 from powernorm_lab.tasks import TASKS
-from powernorm_lab.tasks.registry import task_of
-from powernorm_lab.tasks.settings import settings_of
+from powernorm_lab.tasks.registry import settings_of, task_of
 from powernorm_lab.tasks.trained_models import load_trained
 from powernorm_lab.tasks.translation.batches import TranslationData
 from powernorm_lab.tasks.translation.scores import corpus_scores

@@ -12,8 +12,7 @@ from powernorm_lab.data.subwords import encode_corpus
 from powernorm_lab.engine.folders import EARLY
 from powernorm_lab.engine.state import read_checkpoint
 from powernorm_lab.settings.comparison import early_step, to_json
-from powernorm_lab.tasks.registry import task_of
-from powernorm_lab.tasks.settings import settings_from
+from powernorm_lab.tasks.registry import settings_from, task_of
 from powernorm_lab.tasks.trained_models import load_trained, run_data, training_batches
 from powernorm_lab.training.evaluation import evaluate
 

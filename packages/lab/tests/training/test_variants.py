@@ -15,11 +15,9 @@ from powernorm_lab.settings.training import (
     OptimizerSettings,
 )
 from powernorm_lab.settings.variants import chosen_norms, description, lines_of
-from powernorm_lab.tasks.builtin import check_norms
+from powernorm_lab.tasks.builtin import check_norms, comparison_settings
 from powernorm_lab.tasks.lm.settings import LanguageModelSettings, LanguageModelShape
-from powernorm_lab.tasks.registry import task_of
-from powernorm_lab.tasks.run_settings import comparison_settings
-from powernorm_lab.tasks.settings import settings_from
+from powernorm_lab.tasks.registry import settings_from, task_of
 from powernorm_lab.tasks.trained_models import load_trained
 
 STUDY = Study("sizes", "Sizes", "nowhere", x_label="tokens", logarithmic=True)

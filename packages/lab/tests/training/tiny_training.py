@@ -8,14 +8,14 @@ from typing import Any
 from powernorm_lab.engine.grid_training import compare_grid
 from powernorm_lab.runs import ComparisonResults
 from powernorm_lab.settings.comparison import ComparisonSettings, Notes, to_json
+from powernorm_lab.settings.data import SubwordDataSettings
 from powernorm_lab.settings.training import (
     OptimizerSettings,
     SmoothedTrainingSettings,
 )
 from powernorm_lab.tasks.builtin import grid_of
 from powernorm_lab.tasks.lm.settings import LanguageModelSettings, LanguageModelShape
-from powernorm_lab.tasks.settings import settings_from, settings_of
-from powernorm_lab.tasks.text_settings import SubwordDataSettings
+from powernorm_lab.tasks.registry import settings_from, settings_of
 
 STEPS = {
     "max_steps": 12,

@@ -267,7 +267,7 @@ class CompareCommand(TyperCommand):
         if not named:
             return
         from powernorm_lab.settings.overrides import explained
-        from powernorm_lab.tasks.settings import settings_of
+        from powernorm_lab.tasks.registry import settings_of
 
         with formatter.section(f"Settings of {named[0]} for --set, with their defaults"):
             formatter.write_dl(explained(settings_of(named[0])))

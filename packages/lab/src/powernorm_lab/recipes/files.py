@@ -42,7 +42,7 @@ from powernorm_lab.runs import TASKS
 from powernorm_lab.settings.comparison import ComparisonSettings
 from powernorm_lab.settings.overrides import build
 from powernorm_lab.settings.section import Names, section
-from powernorm_lab.tasks.settings import settings_of
+from powernorm_lab.tasks.registry import settings_of
 
 EMBEDDED: Final = "embedded"
 """Value of `About.data` for a recipe that needs no files."""

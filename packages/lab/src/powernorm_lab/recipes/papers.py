@@ -7,7 +7,7 @@ from powernorm_lab.recipes.paper_statistics import SOURCE, statistics_of
 from powernorm_lab.recipes.studies import study_recipe, study_results
 from powernorm_lab.runs import TASKS, PaperRecord
 from powernorm_lab.settings.comparison import ComparisonSettings
-from powernorm_lab.tasks.settings import settings_of
+from powernorm_lab.tasks.registry import settings_of
 
 
 def recipe_of(config: ComparisonSettings) -> Recipe | None:

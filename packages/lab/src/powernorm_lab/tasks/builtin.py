@@ -1,27 +1,44 @@
-"""The grid of a comparison of norms on a built-in task."""
+"""The grid of a comparison of norms on a built-in task, and the settings in its files."""
 
 from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
 
 from powernorm.errors import InputError
+from powernorm_lab.engine.environment import environment
 from powernorm_lab.engine.grid import Grid
 from powernorm_lab.engine.line import Line
 from powernorm_lab.runs import Goal, StudyInfo
-from powernorm_lab.settings.comparison import ComparisonSettings, Notes
+from powernorm_lab.settings.comparison import ComparisonSettings, Notes, options_of, to_json
 from powernorm_lab.settings.variants import (
     chosen_norms,
+    description,
     line_of_variant,
     lines_of,
     study_info,
 )
 from powernorm_lab.tasks.registry import task_of
-from powernorm_lab.tasks.run_settings import comparison_settings, run_settings
 from powernorm_lab.training.norms import norm_options, qk_norm_factory
 from powernorm_lab.training.training import choose_device
+
+RUN_KEYS: Final = ("norm", "label", "seed", "data_fingerprint")
+"""Keys of a run's config.json besides its settings."""
+PACKAGES: Final = ("powernorm", "torch", "tokenizers", "sacrebleu")
+
+
+def comparison_settings(config: ComparisonSettings) -> dict[str, Any]:
+    """Return the configuration with resolved options of the norms, versions and machine."""
+    settings = to_json(config)
+    if config.variants:
+        settings["variants"] = {variant.label: description(variant) for variant in config.variants}
+    return {
+        **settings,
+        "norm_options": {norm: dict(options_of(config, norm)) for norm in chosen_norms(config)},
+        **environment(PACKAGES),
+    }
 
 
 def check_norms(config: ComparisonSettings) -> None:
@@ -66,7 +83,17 @@ def grid_of(config: ComparisonSettings, notes: Notes) -> Grid:
 
 
 def _run_config(line: Line, seed: int, fingerprint: str | None) -> Mapping[str, Any]:
-    return run_settings(line.settings, line.norm, line.label, seed, str(fingerprint))
+    """Return all settings that determine the outcome of a run, for its config.json."""
+    settings = to_json(line.settings)
+    del settings["norms"], settings["seeds"]
+    return {
+        **settings,
+        "norm": line.norm,
+        "seed": seed,
+        "norm_options": dict(options_of(line.settings, line.norm)),
+        "data_fingerprint": str(fingerprint),
+        **({} if line.label is None else {"label": line.label}),
+    }
 
 
 def _head(

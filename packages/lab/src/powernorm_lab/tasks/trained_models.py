@@ -21,9 +21,8 @@ from powernorm_lab.engine.folders import BEST, EARLY, LAST, find_runs, read_json
 from powernorm_lab.engine.state import FIX, read_checkpoint
 from powernorm_lab.runs import AVERAGE_SCORED, CHECKPOINTS_FOLDER, LAST_SCORED
 from powernorm_lab.settings.comparison import ComparisonSettings
-from powernorm_lab.tasks.registry import task_of
-from powernorm_lab.tasks.run_settings import RUN_KEYS
-from powernorm_lab.tasks.settings import settings_from
+from powernorm_lab.tasks.builtin import RUN_KEYS
+from powernorm_lab.tasks.registry import settings_from, task_of
 from powernorm_lab.training.batches import RunData
 from powernorm_lab.training.losses import TaskModel
 from powernorm_lab.training.task import Sizes

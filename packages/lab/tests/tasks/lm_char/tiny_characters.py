@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from powernorm_lab.settings.comparison import ComparisonSettings
+from powernorm_lab.settings.data import SequenceDataSettings
 from powernorm_lab.settings.training import OptimizerSettings, SmoothedTrainingSettings
 from powernorm_lab.tasks.lm_char.settings import CharacterSettings, TransformerXLShape
-from powernorm_lab.tasks.text_settings import SequenceDataSettings
 
 WORDS = ("war", "peace", "today", "mind", "tond")
 

@@ -23,7 +23,7 @@ from powernorm_lab.runs import TASKS
 from powernorm_lab.settings.comparison import ComparisonSettings
 from powernorm_lab.settings.overrides import override
 from powernorm_lab.settings.variants import lines_of
-from powernorm_lab.tasks.settings import settings_of
+from powernorm_lab.tasks.registry import settings_of
 
 __all__ = [
     "STUDIES",

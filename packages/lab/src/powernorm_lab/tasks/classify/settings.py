@@ -6,6 +6,7 @@ from pydantic import Field
 
 from powernorm_lab.runs import Goal
 from powernorm_lab.settings.comparison import ComparisonSettings
+from powernorm_lab.settings.data import SequenceDataSettings
 from powernorm_lab.settings.model import DetailedTransformerSettings
 from powernorm_lab.settings.section import (
     FractionBelowOne,
@@ -16,7 +17,6 @@ from powernorm_lab.settings.section import (
     section,
 )
 from powernorm_lab.settings.training import ClassifierTrainingSettings
-from powernorm_lab.tasks.text_settings import SequenceDataSettings
 
 Pooling = Literal["mean", "max", "cls"]
 """Pooling of positions: their mean, their maximum, or the output at a prepended position."""

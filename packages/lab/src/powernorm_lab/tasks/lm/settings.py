@@ -3,10 +3,10 @@
 from typing import ClassVar, Literal
 
 from powernorm_lab.settings.comparison import ComparisonSettings
+from powernorm_lab.settings.data import SubwordDataSettings
 from powernorm_lab.settings.model import TransformerSettings
 from powernorm_lab.settings.section import Positive, RisingIds, is_default, refuse, section
 from powernorm_lab.settings.training import SmoothedTrainingSettings
-from powernorm_lab.tasks.text_settings import SubwordDataSettings
 
 LanguageModelArchitecture = Literal["plain", "tensorized"]
 

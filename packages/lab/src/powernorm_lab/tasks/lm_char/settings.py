@@ -4,10 +4,10 @@ from typing import ClassVar
 
 from powernorm_lab.runs import Goal
 from powernorm_lab.settings.comparison import ComparisonSettings
+from powernorm_lab.settings.data import SequenceDataSettings
 from powernorm_lab.settings.model import DetailedTransformerSettings
 from powernorm_lab.settings.section import NotNegative, section
 from powernorm_lab.settings.training import SmoothedTrainingSettings
-from powernorm_lab.tasks.text_settings import SequenceDataSettings
 
 
 @section("model")

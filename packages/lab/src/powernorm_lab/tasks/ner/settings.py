@@ -6,10 +6,10 @@ from pydantic import Field
 
 from powernorm_lab.runs import Goal
 from powernorm_lab.settings.comparison import ComparisonSettings
+from powernorm_lab.settings.data import SequenceDataSettings
 from powernorm_lab.settings.model import DetailedTransformerSettings
 from powernorm_lab.settings.section import FractionBelowOne, Positive, refuse, section
 from powernorm_lab.settings.training import ScoredTrainingSettings
-from powernorm_lab.tasks.text_settings import SequenceDataSettings
 
 
 @section("data")

@@ -7,7 +7,7 @@ from pydantic import Field
 from powernorm_lab.models.placements import WITHOUT_FINAL_NORM
 from powernorm_lab.runs import Goal
 from powernorm_lab.settings.comparison import ComparisonSettings
-from powernorm_lab.settings.data import DataSettings
+from powernorm_lab.settings.data import DataSettings, Length, NumSubwords
 from powernorm_lab.settings.model import DetailedTransformerSettings
 from powernorm_lab.settings.section import (
     NotNegative,
@@ -17,7 +17,6 @@ from powernorm_lab.settings.section import (
     section,
 )
 from powernorm_lab.settings.training import ClassifierTrainingSettings, SelectedBy
-from powernorm_lab.tasks.text_settings import Length, NumSubwords
 from powernorm_lab.tasks.translation.layouts import check_languages
 
 SharedEmbeddings = Literal["all", "target", "none"]
