@@ -6,6 +6,8 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from powernorm_lab.data.corpus import EvaluatedSplit
+
 
 class UnigramModel:
     """p(w) = (count(w) + 1) / (num_tokens + vocabulary_size).
@@ -28,7 +30,7 @@ class UnigramModel:
         """Return the most probable token, 0-d."""
         return self._probabilities.argmax()
 
-    def metrics(self, evaluated: Mapping[str, Tensor]) -> dict[str, float | None]:
+    def metrics(self, evaluated: Mapping[EvaluatedSplit, Tensor]) -> dict[str, float | None]:
         """Return loss (nats) and perplexity of the tokens of each split."""
         metrics: dict[str, float | None] = {}
         for split, tokens in evaluated.items():

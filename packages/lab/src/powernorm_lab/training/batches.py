@@ -3,7 +3,7 @@
 import multiprocessing
 import signal
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -17,6 +17,7 @@ from powernorm_lab.engine.processes import num_processes, rank
 from powernorm_lab.engine.stopping import SIGNALS
 from powernorm_lab.settings.comparison import ComparisonSettings
 
+Encoded = TypeVar("Encoded")
 Settings = TypeVar("Settings", bound=ComparisonSettings)
 
 
@@ -156,32 +157,36 @@ class RunData(ABC, Generic[Settings]):
         return {}
 
 
-class RowData(RunData[Settings]):
+class RowData(RunData[Settings], Generic[Encoded, Settings]):
     """Batches of a run with a fixed number of rows.
 
     Args:
+        encoded: encoded data of the task.
         config: lengths, sizes and number of steps.
-        rows: returns the rows of a split.
-        seed: seed of the order.
+        seed: seed of the order of the rows, and of their augmentation.
 
     Raises:
         InputError: the train split is shorter than a batch.
     """
 
-    def __init__(self, config: Settings, rows: Callable[[Split], BatchSource], seed: int) -> None:
-        self._rows = rows
+    def __init__(self, encoded: Encoded, config: Settings, seed: int) -> None:
+        self._encoded, self._config = encoded, config
         # The data settings of every task with rows have these fields.
         data: Any = config.data
         self._evaluation_batch_size = data.evaluation_batch_size
-        training = rows("train").training(
+        training = self.rows("train").training(
             batch_size=data.batch_size,
             seed=seed,
             batches_per_update=config.optimizer.accumulation,
         )
         super().__init__(config, training)
 
+    @abstractmethod
+    def rows(self, split: Split) -> BatchSource:
+        """Return the rows of a split."""
+
     def evaluation(self, split: Split, max_tokens: int | None = None) -> EvaluationBatches:
         """Return the batches of a split, all or about `max_tokens` tokens."""
-        return self._rows(split).evaluation(
+        return self.rows(split).evaluation(
             batch_size=self._evaluation_batch_size, max_tokens=max_tokens
         )

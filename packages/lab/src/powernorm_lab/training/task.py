@@ -66,7 +66,7 @@ class BuiltinTask(tasks.Task, ABC, Generic[Encoded, Settings]):
 
     @abstractmethod
     def data(self, encoded: Encoded, config: Settings, seed: int) -> RunData[Settings]:
-        """Return the batches of the run with a seed."""
+        """Return the batches of the run with a seed; in a task it may be the class of them."""
 
     @abstractmethod
     def baselines(self, encoded: Encoded, config: Settings) -> list[Baseline]:

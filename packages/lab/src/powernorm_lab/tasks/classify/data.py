@@ -307,25 +307,13 @@ def _groups(lengths: Tensor, batch_tokens: int) -> LengthGroups:
     return LengthGroups(lengths, lengths, batch_tokens=batch_tokens)
 
 
-class ClassifiedTextData(RowData[ClassificationSettings]):
-    """Batches of padded texts with classes.
+class ClassifiedTextData(RowData[EncodedTexts, ClassificationSettings]):
+    """Batches of padded texts with classes."""
 
-    Args:
-        encoded: the encoded texts.
-        config: lengths, sizes and number of steps.
-        seed: seed of the order of the texts.
-
-    Raises:
-        InputError: the train split has fewer texts than a batch.
-    """
-
-    def __init__(self, encoded: EncodedTexts, config: ClassificationSettings, seed: int) -> None:
-        self._encoded = encoded
-        super().__init__(
-            config,
-            lambda split: TextRows(encoded.splits[split], batch_tokens=config.data.batch_tokens),
-            seed,
-        )
+    def rows(self, split: Split) -> TextRows:
+        """Return the texts of a split."""
+        batch_tokens = self._config.data.batch_tokens
+        return TextRows(self._encoded.splits[split], batch_tokens=batch_tokens)
 
     def scores(
         self, split: EvaluatedSplit, model: nn.Module, device: torch.device, *, brief: bool = False

@@ -22,7 +22,6 @@ from powernorm_lab.tasks.classify.data import (
 from powernorm_lab.tasks.classify.model import TextClassifier
 from powernorm_lab.tasks.classify.settings import ClassificationSettings
 from powernorm_lab.tasks.classify.sources import Columns, load_texts
-from powernorm_lab.training.batches import RunData
 from powernorm_lab.training.losses import TaskModel
 from powernorm_lab.training.norms import UPPER_NORM, norm_factory, qk_norm_factory
 from powernorm_lab.training.task import BuiltinTask, Sizes
@@ -39,6 +38,7 @@ class ClassificationTask(BuiltinTask[EncodedTexts, ClassificationSettings]):
     units = "words"
     metrics = ("valid_accuracy", "test_accuracy")
     examples = "texts"
+    data = ClassifiedTextData
 
     def encode(self, config: ClassificationSettings) -> EncodedTexts:
         """Read and encode the texts of `data.path`."""
@@ -57,12 +57,6 @@ class ClassificationTask(BuiltinTask[EncodedTexts, ClassificationSettings]):
             vocabulary_size=config.data.vocabulary_size,
             max_length=config.data.sequence_length,
         )
-
-    def data(
-        self, encoded: EncodedTexts, config: ClassificationSettings, seed: int
-    ) -> RunData[ClassificationSettings]:
-        """Return the batches of padded texts."""
-        return ClassifiedTextData(encoded, config, seed)
 
     def baselines(self, encoded: EncodedTexts, config: ClassificationSettings) -> list[Baseline]:
         """Return loss (nats per text) and accuracy of class frequencies, and of naive Bayes."""

@@ -290,23 +290,12 @@ def augmented(pixels: Tensor, generator: torch.Generator, *, mirror: bool) -> Te
     return padded[number, rows[:, :, None], columns[:, None, :]].permute(0, 3, 1, 2)
 
 
-class ImageData(RowData[ImageSettings]):
-    """Batches of images with classes.
+class ImageData(RowData[EncodedImages, ImageSettings]):
+    """Batches of images with classes."""
 
-    Args:
-        encoded: the encoded images.
-        config: size of batches and number of steps.
-        seed: seed of the order and of augmentation.
-
-    Raises:
-        InputError: the train split has fewer images than a batch.
-    """
-
-    def __init__(self, encoded: EncodedImages, config: ImageSettings, seed: int) -> None:
-        augmentation = config.data.augmentation
-        super().__init__(
-            config, lambda split: ImageRows(encoded, split, augmentation=augmentation), seed
-        )
+    def rows(self, split: Split) -> ImageRows:
+        """Return the images of a split."""
+        return ImageRows(self._encoded, split, augmentation=self._config.data.augmentation)
 
     def scores(
         self, split: EvaluatedSplit, model: nn.Module, device: torch.device, *, brief: bool = False

@@ -31,7 +31,6 @@ from powernorm_lab.tasks.image.model import (
 )
 from powernorm_lab.tasks.image.settings import ImageSettings
 from powernorm_lab.tasks.image.sources import load_images
-from powernorm_lab.training.batches import RunData
 from powernorm_lab.training.losses import TaskModel
 from powernorm_lab.training.norms import norm_factory
 from powernorm_lab.training.task import BuiltinTask, Sizes
@@ -46,6 +45,7 @@ class ImageTask(BuiltinTask[EncodedImages, ImageSettings]):
     units = "classes"
     metrics = ("valid_accuracy", "test_accuracy")
     examples = "images"
+    data = ImageData
 
     def encode(self, config: ImageSettings) -> EncodedImages:
         """Read the images of `data.path`, and compute the statistics of their pixels."""
@@ -54,12 +54,6 @@ class ImageTask(BuiltinTask[EncodedImages, ImageSettings]):
     def encode_by(self, source: str, config: ImageSettings) -> EncodedImages:
         """Read `source`, normalized by the statistics of `data.path`."""
         return encode_images_by(load_images(source), self.encode(config))
-
-    def data(
-        self, encoded: EncodedImages, config: ImageSettings, seed: int
-    ) -> RunData[ImageSettings]:
-        """Return the batches of images."""
-        return ImageData(encoded, config, seed)
 
     def baselines(self, encoded: EncodedImages, config: ImageSettings) -> list[Baseline]:
         """Return the scores of class frequencies; the accuracy is of the most frequent class."""

@@ -124,25 +124,13 @@ class TextSegments:
         return EvaluationBatches(parts, lambda part, _: self.batch(part))
 
 
-class LanguageModelData(RowData[LanguageModelSettings]):
-    """Batches of segments of a text stream.
+class LanguageModelData(RowData[EncodedCorpus, LanguageModelSettings]):
+    """Batches of segments of a text stream."""
 
-    Args:
-        encoded: the encoded corpus.
-        config: lengths, sizes and number of steps.
-        seed: seed of the order of the segments.
-
-    Raises:
-        InputError: the train split is shorter than one batch.
-    """
-
-    def __init__(self, encoded: EncodedCorpus, config: LanguageModelSettings, seed: int) -> None:
-        self._encoded = encoded
-
-        def segments(split: Split) -> TextSegments:
-            return TextSegments(encoded.splits[split].tokens, length=config.data.sequence_length)
-
-        super().__init__(config, segments, seed)
+    def rows(self, split: Split) -> TextSegments:
+        """Return the segments of a split."""
+        tokens = self._encoded.splits[split].tokens
+        return TextSegments(tokens, length=self._config.data.sequence_length)
 
     def words_per_token(self, split: Split) -> float:
         """Return the divisor that converts nats per token to nats per word."""

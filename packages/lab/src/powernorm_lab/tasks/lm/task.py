@@ -25,7 +25,6 @@ from powernorm_lab.settings.comparison import options_of
 from powernorm_lab.tasks.lm.data import LanguageModelData
 from powernorm_lab.tasks.lm.model import AdaptiveLanguageModel, LanguageModel, TensorizedAttention
 from powernorm_lab.tasks.lm.settings import LanguageModelSettings
-from powernorm_lab.training.batches import RunData
 from powernorm_lab.training.losses import TaskModel
 from powernorm_lab.training.norms import UPPER_NORM, norm_factory, qk_norm_factory
 from powernorm_lab.training.task import BuiltinTask, Sizes
@@ -38,6 +37,7 @@ class LanguageModelTask(BuiltinTask[EncodedCorpus, LanguageModelSettings]):
     """Language modeling with a Transformer."""
 
     name = "lm"
+    data = LanguageModelData
 
     def encode(self, config: LanguageModelSettings) -> EncodedCorpus:
         """Read and encode the text of `data.path`."""
@@ -129,12 +129,6 @@ class LanguageModelTask(BuiltinTask[EncodedCorpus, LanguageModelSettings]):
         generator = torch.Generator().manual_seed(0)
         shape = (2, config.data.sequence_length)
         return (torch.randint(sizes[-1], shape, generator=generator),)
-
-    def data(
-        self, encoded: EncodedCorpus, config: LanguageModelSettings, seed: int
-    ) -> RunData[LanguageModelSettings]:
-        """Return the batches of text segments."""
-        return LanguageModelData(encoded, config, seed)
 
     def baselines(self, encoded: EncodedCorpus, config: LanguageModelSettings) -> list[Baseline]:
         """Return the scores of a unigram and a bigram model."""

@@ -336,27 +336,16 @@ class TextStreams:
         return EvaluationBatches(parts, lambda part, _: self.batch(*part))
 
 
-class CharacterData(RowData[CharacterSettings]):
-    """Batches of byte streams; the target of each byte is the next one.
+class CharacterData(RowData[EncodedBytes, CharacterSettings]):
+    """Batches of byte streams; the target of each byte is the next one."""
 
-    Args:
-        encoded: the text.
-        config: lengths, sizes and number of steps.
-        seed: seed of the offsets of epochs in the text.
-
-    Raises:
-        InputError: the train split is shorter than one update.
-    """
-
-    def __init__(self, encoded: EncodedBytes, config: CharacterSettings, seed: int) -> None:
-        def streams(split: Split) -> TextStreams:
-            return TextStreams(
-                encoded.splits[split],
-                length=config.data.sequence_length,
-                place=encoded.start_of(split),
-            )
-
-        super().__init__(config, streams, seed)
+    def rows(self, split: Split) -> TextStreams:
+        """Return the streams of a split."""
+        return TextStreams(
+            self._encoded.splits[split],
+            length=self._config.data.sequence_length,
+            place=self._encoded.start_of(split),
+        )
 
     def from_loss(self, loss: float) -> dict[str, float]:
         """Return bits per character (a byte) from a loss in nats."""

@@ -20,7 +20,6 @@ from powernorm_lab.tasks.lm_char.data import (
 )
 from powernorm_lab.tasks.lm_char.model import TransformerXL
 from powernorm_lab.tasks.lm_char.settings import CharacterSettings
-from powernorm_lab.training.batches import RunData
 from powernorm_lab.training.losses import TaskModel
 from powernorm_lab.training.norms import UPPER_NORM, norm_factory, norm_options
 from powernorm_lab.training.task import BuiltinTask, Sizes
@@ -32,6 +31,7 @@ class CharacterTask(BuiltinTask[EncodedBytes, CharacterSettings]):
     name = "lm-char"
     units = "bytes"
     metrics = ("valid_bits_per_character", "test_bits_per_character")
+    data = CharacterData
 
     def encode(self, config: CharacterSettings) -> EncodedBytes:
         """Read the text of `data.path`."""
@@ -41,12 +41,6 @@ class CharacterTask(BuiltinTask[EncodedBytes, CharacterSettings]):
         """Read `source`; the vocabulary of bytes is always the same."""
         del config
         return load_bytes(source)
-
-    def data(
-        self, encoded: EncodedBytes, config: CharacterSettings, seed: int
-    ) -> RunData[CharacterSettings]:
-        """Return the batches of byte streams."""
-        return CharacterData(encoded, config, seed)
 
     def baselines(self, encoded: EncodedBytes, config: CharacterSettings) -> list[Baseline]:
         """Return the scores of unigram, bigram and trigram models."""

@@ -370,13 +370,8 @@ class TaggedRows(PaddedRows):
         return found[..., : max(longest, 1)]
 
 
-class EntityData(RowData[EntitySettings]):
+class EntityData(RowData[EncodedEntities, EntitySettings]):
     """Batches of padded sentences with tags.
-
-    Args:
-        encoded: the encoded sentences.
-        config: lengths, sizes and number of steps.
-        seed: seed of the order of the sentences.
 
     Raises:
         InputError: the train split has fewer sentences than a batch, or vectors and the model's
@@ -385,15 +380,15 @@ class EntityData(RowData[EntitySettings]):
 
     def __init__(self, encoded: EncodedEntities, config: EntitySettings, seed: int) -> None:
         _check_vectors(encoded, config)
-        self._encoded = encoded
-        super().__init__(
-            config,
-            lambda split: TaggedRows(
-                encoded.splits[split],
-                has_characters=config.model.character_features is not None,
-                has_bigrams=config.model.bigram_features is not None,
-            ),
-            seed,
+        super().__init__(encoded, config, seed)
+
+    def rows(self, split: Split) -> TaggedRows:
+        """Return the sentences of a split."""
+        shape = self._config.model
+        return TaggedRows(
+            self._encoded.splits[split],
+            has_characters=shape.character_features is not None,
+            has_bigrams=shape.bigram_features is not None,
         )
 
     def scores(

@@ -24,7 +24,6 @@ from powernorm_lab.tasks.ner.model import EntityTagger, TagSequences
 from powernorm_lab.tasks.ner.settings import EntityDataSettings, EntitySettings
 from powernorm_lab.tasks.ner.sources import EntityCorpus, load_entities
 from powernorm_lab.tasks.ner.tag_schemes import legal_transitions, spans_of
-from powernorm_lab.training.batches import RunData
 from powernorm_lab.training.losses import TaskModel
 from powernorm_lab.training.norms import UPPER_NORM, norm_factory
 from powernorm_lab.training.task import BuiltinTask, Sizes
@@ -39,6 +38,7 @@ class EntityTask(BuiltinTask[EncodedEntities, EntitySettings]):
     units = "words"
     metrics = ("test_f1", "test_precision", "test_recall", "valid_f1")
     examples = "sentences"
+    data = EntityData
 
     def encode(self, config: EntitySettings) -> EncodedEntities:
         """Read and encode the sentences of `data.path`."""
@@ -48,12 +48,6 @@ class EntityTask(BuiltinTask[EncodedEntities, EntitySettings]):
         """Read `source` and encode it with the vocabulary of `data.path`."""
         data = config.data
         return _encoded(_corpus(source, data), _corpus(data.path, data), config)
-
-    def data(
-        self, encoded: EncodedEntities, config: EntitySettings, seed: int
-    ) -> RunData[EntitySettings]:
-        """Return the batches of tagged sentences."""
-        return EntityData(encoded, config, seed)
 
     def baselines(self, encoded: EncodedEntities, config: EntitySettings) -> list[Baseline]:
         """Return loss and perplexity per word, F1, precision and recall of two models.

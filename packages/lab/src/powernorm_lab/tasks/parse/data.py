@@ -293,26 +293,13 @@ class TransitionRows(Rows):
         )
 
 
-class ParsingData(RowData[ParsingSettings]):
-    """Batches of the gold transitions; scores are over all trees.
+class ParsingData(RowData[EncodedTreebank, ParsingSettings]):
+    """Batches of the gold transitions; scores are over all trees."""
 
-    Args:
-        encoded: the encoded treebank.
-        config: sizes and number of steps.
-        seed: seed of the order of the transitions.
-
-    Raises:
-        InputError: the train split has fewer transitions than a batch.
-    """
-
-    def __init__(self, encoded: EncodedTreebank, config: ParsingSettings, seed: int) -> None:
-        self._encoded = encoded
-
-        def transitions(split: Split) -> TransitionRows:
-            kept = config.data.max_examples if split == "train" else None
-            return TransitionRows(encoded.gold[split], kept)
-
-        super().__init__(config, transitions, seed)
+    def rows(self, split: Split) -> TransitionRows:
+        """Return the transitions of a split."""
+        kept = self._config.data.max_examples if split == "train" else None
+        return TransitionRows(self._encoded.gold[split], kept)
 
     def scores(
         self, split: EvaluatedSplit, model: nn.Module, device: torch.device, *, brief: bool = False

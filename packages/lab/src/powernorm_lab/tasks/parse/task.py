@@ -19,7 +19,6 @@ from powernorm_lab.tasks.parse.parsing import neighbor_scores
 from powernorm_lab.tasks.parse.settings import ParsingSettings
 from powernorm_lab.tasks.parse.sources import load_treebank
 from powernorm_lab.tasks.parse.trees import NUM_LABELS, NUM_TAGS, NUM_WORDS
-from powernorm_lab.training.batches import RunData
 from powernorm_lab.training.evaluation import Scores
 from powernorm_lab.training.losses import TaskModel
 from powernorm_lab.training.norms import norm_factory
@@ -37,6 +36,7 @@ class ParsingTask(BuiltinTask[EncodedTreebank, ParsingSettings]):
     units = "words"
     metrics = ("valid_uas", "valid_las", "test_uas", "test_las", "parsing_sentences_per_second")
     examples = "transitions"
+    data = ParsingData
 
     def encode(self, config: ParsingSettings) -> EncodedTreebank:
         """Read and encode the treebank of `data.path`, and derive its transitions."""
@@ -46,12 +46,6 @@ class ParsingTask(BuiltinTask[EncodedTreebank, ParsingSettings]):
         """Read `source` and encode it with the words, tags and labels of `data.path`."""
         own = load_treebank(config.data.path)
         return encode_trees(load_treebank(source), config.data.vocabulary_size, own)
-
-    def data(
-        self, encoded: EncodedTreebank, config: ParsingSettings, seed: int
-    ) -> RunData[ParsingSettings]:
-        """Return the batches of transitions."""
-        return ParsingData(encoded, config, seed)
 
     def baselines(self, encoded: EncodedTreebank, config: ParsingSettings) -> list[Baseline]:
         """Return the scores of transition frequencies, and of attaching words to neighbors."""

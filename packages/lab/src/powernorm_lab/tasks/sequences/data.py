@@ -336,24 +336,13 @@ class SeriesRows(PaddedRows):
         return ShuffledByLength(self.lengths, batch_size=batch_size, seed=seed, unit=self.unit)
 
 
-class SequenceData(RowData[SequenceSettings]):
-    """Batches of padded series with classes.
+class SequenceData(RowData[SeriesSet, SequenceSettings]):
+    """Batches of padded series with classes."""
 
-    Args:
-        series: the series of all splits.
-        config: size of batches and number of steps.
-        seed: seed of the order of the series.
-
-    Raises:
-        InputError: the train split has fewer series than a batch.
-    """
-
-    def __init__(self, series: SeriesSet, config: SequenceSettings, seed: int) -> None:
-        self._series = series
-        by_length = config.data.by_length
-        super().__init__(
-            config, lambda split: SeriesRows(series.splits[split], by_length=by_length), seed
-        )
+    def rows(self, split: Split) -> SeriesRows:
+        """Return the series of a split."""
+        part = self._encoded.splits[split]
+        return SeriesRows(part, by_length=self._config.data.by_length)
 
     def scores(
         self, split: EvaluatedSplit, model: nn.Module, device: torch.device, *, brief: bool = False
@@ -364,7 +353,7 @@ class SequenceData(RowData[SequenceSettings]):
         similar length, and alone. The sensitivity is the percentage of predictions that differ from
         those alone, and the largest difference of a logit.
         """
-        part, size = self._series.splits[split], self._evaluation_batch_size
+        part, size = self._encoded.splits[split], self._evaluation_batch_size
         rows = SeriesRows(part)
         number = len(part.labels)
         padded = _logits(model, rows, torch.arange(number).split(size), device)

@@ -14,7 +14,6 @@ from powernorm_lab.settings.comparison import options_of
 from powernorm_lab.tasks.sequences.data import SequenceData, SeriesSet, load_series
 from powernorm_lab.tasks.sequences.model import SequenceClassifier
 from powernorm_lab.tasks.sequences.settings import SequenceSettings
-from powernorm_lab.training.batches import RunData
 from powernorm_lab.training.losses import TaskModel
 from powernorm_lab.training.norms import UPPER_NORM, norm_factory, qk_norm_factory
 from powernorm_lab.training.task import BuiltinTask, Sizes
@@ -30,6 +29,7 @@ class SequenceTask(BuiltinTask[SeriesSet, SequenceSettings]):
         *("test_padding_changed", "test_bucket_changed", "test_padding_difference"),
     )
     examples = "series"
+    data = SequenceData
 
     def encode(self, config: SequenceSettings) -> SeriesSet:
         """Read and standardize the series of `data.path`."""
@@ -38,12 +38,6 @@ class SequenceTask(BuiltinTask[SeriesSet, SequenceSettings]):
     def encode_by(self, source: str, config: SequenceSettings) -> SeriesSet:
         """Read `source`, with the classes and the scale of `data.path`."""
         return load_series(source, self.encode(config))
-
-    def data(
-        self, encoded: SeriesSet, config: SequenceSettings, seed: int
-    ) -> RunData[SequenceSettings]:
-        """Return the batches of padded series."""
-        return SequenceData(encoded, config, seed)
 
     def baselines(self, encoded: SeriesSet, config: SequenceSettings) -> list[Baseline]:
         """Return the scores of class frequencies; the accuracy is of the most frequent class."""

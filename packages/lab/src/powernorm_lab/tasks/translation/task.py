@@ -28,7 +28,6 @@ from powernorm_lab.tasks.translation.vocabulary import (
     joined,
     read_subwords,
 )
-from powernorm_lab.training.batches import RunData
 from powernorm_lab.training.evaluation import Scores
 from powernorm_lab.training.losses import TaskModel
 from powernorm_lab.training.norms import UPPER_NORM, norm_factory, norm_options, qk_norm_factory
@@ -40,6 +39,7 @@ class TranslationTask(BuiltinTask[EncodedPairs, TranslationSettings]):
 
     name = "translation"
     metrics = TRANSLATION_METRICS
+    data = TranslationData
 
     def encode(self, config: TranslationSettings) -> EncodedPairs:
         """Read and encode the sentence pairs of `data.path`."""
@@ -61,12 +61,6 @@ class TranslationTask(BuiltinTask[EncodedPairs, TranslationSettings]):
         )
         subwords = (own.source_subwords, own.target_subwords)
         return encode_pairs(corpus, _pair_options(config.data), subwords)
-
-    def data(
-        self, encoded: EncodedPairs, config: TranslationSettings, seed: int
-    ) -> RunData[TranslationSettings]:
-        """Return the batches of sentence pairs."""
-        return TranslationData(encoded, config, seed)
 
     def baselines(self, encoded: EncodedPairs, config: TranslationSettings) -> list[Baseline]:
         """Return the scores of a unigram of the target's subwords, and of the copied source."""
