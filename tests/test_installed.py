@@ -224,7 +224,7 @@ def test_the_wheel_of_the_laboratory(lab_wheel: Path) -> None:
     assert lab_wheel.name == f"powernorm_lab-{version('powernorm-lab')}-py3-none-any.whl"
     with zipfile.ZipFile(lab_wheel) as archive:
         names = set(archive.namelist())
-    files = ("py.typed", "data/sets/data_sets.toml", "tasks/lm/studies.toml", "report/page.py")
+    files = ("py.typed", "data/data_sets.toml", "tasks/lm/studies.toml", "report/page.py")
     assert {f"powernorm_lab/{name}" for name in files} <= names
     assert len([name for name in names if "/recipes/" in name and name.endswith(".toml")]) > 40
     assert not [name for name in names if name.endswith(".pyc") or "/tests/" in name]

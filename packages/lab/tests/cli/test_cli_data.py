@@ -18,9 +18,9 @@ from typer.testing import CliRunner
 
 from powernorm.cli.commands import app
 from powernorm.errors import InputError
+from powernorm_lab.data.catalog import SETS
 from powernorm_lab.data.embedded import EMBEDDED, VERSES, embedded_corpus
 from powernorm_lab.data.fetching import places
-from powernorm_lab.data.sets.catalog import SETS
 from powernorm_lab.tasks.classify.sources import TEXT_SETS
 from powernorm_lab.tasks.image.sources import IMAGE_SETS
 from powernorm_lab.tasks.ner.sources import NAMES as ENTITY_SETS

@@ -10,8 +10,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from powernorm_lab.data.sets import catalog
-from powernorm_lab.data.sets.catalog import Archive, DataFile, DataSet
+from powernorm_lab.data import catalog
+from powernorm_lab.data.catalog import Archive, DataFile, DataSet
 
 FILES = {"train.txt": b"one two\n" * 500, "test.txt": b"three four\n" * 50}
 NOWHERE = "http://127.0.0.1:9"

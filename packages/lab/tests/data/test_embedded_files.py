@@ -7,11 +7,10 @@ from pathlib import Path
 import pytest
 
 from powernorm.errors import InputError
+from powernorm_lab.data import catalog
+from powernorm_lab.data.catalog import SETS, corpora_folder, data_set, embedded_texts
 from powernorm_lab.data.embedded import embedded_corpus
 from powernorm_lab.data.fetching import cached_state, places
-from powernorm_lab.data.sets import embedded_files
-from powernorm_lab.data.sets.catalog import SETS, data_set
-from powernorm_lab.data.sets.embedded_files import corpora_folder, embedded_texts
 from powernorm_lab.tasks.classify.sources import load_texts
 from powernorm_lab.tasks.ner.sources import load_entities
 from powernorm_lab.tasks.parse.sources import load_treebank
@@ -56,7 +55,7 @@ def test_every_license_has_its_text() -> None:
 def test_without_the_package_every_reader_says_what_to_install(
     read: object, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(embedded_files, "PACKAGE", "powernorm_data_that_is_not_here")
+    monkeypatch.setattr(catalog, "PACKAGE", "powernorm_data_that_is_not_here")
     with pytest.raises(InputError, match=r"powernorm-data, which is not installed.*packages/data"):
         read()  # type: ignore[operator]
     assert cached_state("rt") == "absent"
@@ -83,6 +82,6 @@ def test_a_damaged_file_is_refused(
     shutil.copy(file, package)
     harm(package / file.name)  # type: ignore[operator]
     monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.setattr(embedded_files, "PACKAGE", "copied_data")
+    monkeypatch.setattr(catalog, "PACKAGE", "copied_data")
     with pytest.raises(InputError, match=f"{file.name} {message}.*install powernorm-data again"):
         load_entities(None)

@@ -11,10 +11,9 @@ import pytest
 from served_sets import FILES, NOWHERE, Server, archived, make_entry, served, zipped
 
 from powernorm.errors import InputError
-from powernorm_lab.data import fetching
+from powernorm_lab.data import catalog, fetching
+from powernorm_lab.data.catalog import DataSet
 from powernorm_lab.data.fetching import cached_state, fetch, fetched, remove
-from powernorm_lab.data.sets import catalog, folders
-from powernorm_lab.data.sets.catalog import DataSet
 
 
 @pytest.fixture
@@ -201,7 +200,7 @@ def test_a_disk_that_takes_no_more_leaves_nothing(
         del scratch, entry
         raise OSError(number, os.strerror(number))
 
-    monkeypatch.setattr(folders, "install", fail)
+    monkeypatch.setattr(fetching, "install", fail)
     with pytest.raises(InputError, match=message):
         fetch(fake.name)
     assert nothing_is_left(own_cache)

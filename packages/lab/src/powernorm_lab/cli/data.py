@@ -13,7 +13,7 @@ from powernorm.errors import InputError
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from powernorm_lab.data.sets.catalog import DataSet, Home
+    from powernorm_lab.data.catalog import DataSet, Home
 
 _DECLINED: Final = 1
 """Exit code if the user did not accept the rights of a data set."""
@@ -44,7 +44,7 @@ def _list(
     if not as_json:
         _print_sets()
         return
-    from powernorm_lab.data.sets.catalog import SETS
+    from powernorm_lab.data.catalog import SETS
 
     facts = [_facts(entry) for entry in SETS.values()]
     typer.echo(json.dumps(facts, indent=2, ensure_ascii=False))
@@ -56,9 +56,8 @@ def _print_sets() -> None:
     from rich.text import Text
 
     from powernorm.integrations.extras import install_command
-    from powernorm_lab.data.sets.catalog import SETS
-    from powernorm_lab.data.sets.embedded_files import corpora_folder
-    from powernorm_lab.data.sets.folders import sets_folder
+    from powernorm_lab.data.catalog import SETS, corpora_folder
+    from powernorm_lab.data.fetching import sets_folder
 
     console = Console()
     for home, title in _TITLES.items():

@@ -9,9 +9,8 @@ from types import MappingProxyType
 from typing import Final
 
 from powernorm.errors import InputError
+from powernorm_lab.data.catalog import data_set, embedded_texts
 from powernorm_lab.data.corpus import SPLITS, Corpus, Split, split_by_position
-from powernorm_lab.data.sets.catalog import data_set
-from powernorm_lab.data.sets.embedded_files import embedded_texts
 
 _SENTENCE_END: Final = re.compile(r"(?<=[.!?])\s+")
 SHORTEST, LONGEST = 20, 400

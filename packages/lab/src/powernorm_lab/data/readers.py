@@ -13,7 +13,6 @@ Plain documents are split by `split_by_position`. If there are fewer than 20 doc
 units are used: paragraphs instead of files, lines instead of paragraphs.
 """
 
-import os
 import re
 from pathlib import Path
 from typing import Final
@@ -21,8 +20,7 @@ from typing import Final
 from powernorm.errors import InputError
 from powernorm_lab.data.corpus import TWENTY, Corpus, split_by_position
 from powernorm_lab.data.embedded import EMBEDDED, embedded_corpus
-from powernorm_lab.data.lines import read_lines
-from powernorm_lab.data.split_files import SplitFiles
+from powernorm_lab.data.files import USER_LICENSE, SplitFiles, read_text
 
 _FILES: Final = SplitFiles(
     re.compile(r"(?:(?P<name>.+)\.)?(?P<split>train|valid|test)\.(?:txt|tokens|raw)"),
@@ -32,7 +30,6 @@ _FILES: Final = SplitFiles(
 CHARACTER_NAME: Final = "char"
 """Part of names such as `ptb.char.train.txt`, which Mikolov's archive has beside the word-level
 files of the same text."""
-USER_LICENSE: Final = "the user's own data"
 
 
 def load_corpus(source: str | None) -> Corpus:
@@ -108,17 +105,3 @@ def _read_plain(name: str, source: str, texts: list[str]) -> Corpus:
             "some aside for validation and test"
         )
     return Corpus(name, source, USER_LICENSE, split_by_position(units), False)
-
-
-def read_text(path: Path) -> str:
-    r"""Read a UTF-8 file, with "\n" at the ends of lines.
-
-    Raises:
-        InputError: the file cannot be read, is not UTF-8 text or is empty.
-    """
-    text = "\n".join(read_lines(path))
-    if not text.strip():
-        raise InputError(f"{path} is empty: expected text")
-    with path.open("rb") as file:
-        file.seek(-1, os.SEEK_END)
-        return f"{text}\n" if file.read() == b"\n" else text

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from powernorm.errors import InputError
-from powernorm_lab.data.sets.catalog import SETS, check_known_set
+from powernorm_lab.data.catalog import SETS, check_known_set
 from powernorm_lab.recipes.differences import twin_of
 from powernorm_lab.recipes.files import EMBEDDED, Recipe
 from powernorm_lab.recipes.papers import recipe_of

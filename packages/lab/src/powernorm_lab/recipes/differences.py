@@ -6,8 +6,8 @@ from pathlib import PurePath
 from types import MappingProxyType
 from typing import Any, Final
 
+from powernorm_lab.data.catalog import SETS
 from powernorm_lab.data.embedded import EMBEDDED, VERSES
-from powernorm_lab.data.sets.catalog import SETS
 from powernorm_lab.recipes.files import Recipe, named_recipe, paths_of
 from powernorm_lab.recipes.paper_results import PaperResult
 from powernorm_lab.recipes.papers import recipe_of

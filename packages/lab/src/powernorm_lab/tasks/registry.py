@@ -1,7 +1,5 @@
 """The built-in tasks and their settings by name, imported on demand."""
 
-from __future__ import annotations
-
 import importlib
 from collections.abc import Mapping
 from functools import cache
@@ -58,13 +56,13 @@ def settings_from(values: Mapping[str, Any]) -> ComparisonSettings:
     return built
 
 
-def task_of(config: ComparisonSettings) -> BuiltinTask[Any, Any]:
+def task_of(config: ComparisonSettings) -> "BuiltinTask[Any, Any]":
     """Return the task of a configuration."""
     return _named_task(config.task)
 
 
 @cache
-def _named_task(name: str) -> BuiltinTask[Any, Any]:
+def _named_task(name: str) -> "BuiltinTask[Any, Any]":
     # Imported on demand: all tasks together need several libraries, most tasks none of these.
     return cast("BuiltinTask[Any, Any]", _found(name, "task", CLASSES[name][1])())
 

@@ -15,7 +15,7 @@ from powernorm.json_reading import SEAL
 from powernorm.norms.named_layers import names_of_files
 from powernorm.records import CONFIG_FILE, MODEL_FILE
 from powernorm.surgery.saving.records import KEY
-from powernorm_lab.data.sets.catalog import check_known_set
+from powernorm_lab.data.catalog import check_known_set
 from powernorm_lab.engine.averaging import AVERAGE, read_weights, step_of
 from powernorm_lab.engine.folders import BEST, EARLY, LAST, find_runs, read_json, read_result
 from powernorm_lab.engine.state import FIX, read_checkpoint

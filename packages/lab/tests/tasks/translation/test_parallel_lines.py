@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from powernorm.errors import InputError
-from powernorm_lab.data.lines import read_lines
+from powernorm_lab.data.files import read_lines
 from powernorm_lab.tasks.translation.readers import (
     hash_files,
     read_columns,

@@ -16,8 +16,7 @@ from typing import Final, Literal, NamedTuple
 
 from powernorm.errors import InputError
 from powernorm_lab.data.corpus import Split
-from powernorm_lab.data.lines import read_lines
-from powernorm_lab.data.readers import USER_LICENSE, read_text
+from powernorm_lab.data.files import USER_LICENSE, read_lines, read_text
 
 RT_VALID: Final = 964 / 10661
 RT_TEST: Final = 1089 / 10661

@@ -19,13 +19,10 @@ from pathlib import Path
 from typing import Final
 
 from powernorm.errors import InputError
+from powernorm_lab.data.catalog import data_set, embedded_texts
 from powernorm_lab.data.corpus import Split
 from powernorm_lab.data.fetching import fetched
-from powernorm_lab.data.lines import read_lines
-from powernorm_lab.data.readers import USER_LICENSE
-from powernorm_lab.data.sets.catalog import data_set
-from powernorm_lab.data.sets.embedded_files import embedded_texts
-from powernorm_lab.data.split_files import SplitFiles
+from powernorm_lab.data.files import USER_LICENSE, SplitFiles, read_lines
 from powernorm_lab.tasks.classify.readers import (
     LABELS,
     LEAST,

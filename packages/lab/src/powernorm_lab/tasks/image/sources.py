@@ -23,9 +23,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from powernorm.errors import InputError
+from powernorm_lab.data.catalog import data_set
 from powernorm_lab.data.fetching import fetched
-from powernorm_lab.data.readers import USER_LICENSE
-from powernorm_lab.data.sets.catalog import data_set
+from powernorm_lab.data.files import USER_LICENSE
 from powernorm_lab.tasks.image.data import NUM_CLASSES, Images, ImageSet, divided
 
 SIDE: Final = 28

@@ -30,8 +30,8 @@ from powernorm.errors import InputError
 from powernorm_lab.data.batch import IGNORED, STARTS, Batch, EvaluationBatches, TrainingBatches
 from powernorm_lab.data.corpus import SPLITS, Corpus, Split
 from powernorm_lab.data.embedded import EMBEDDED, embedded_corpus
+from powernorm_lab.data.files import USER_LICENSE
 from powernorm_lab.data.orders import Order
-from powernorm_lab.data.readers import USER_LICENSE
 from powernorm_lab.tasks.lm_char.settings import CharacterSettings
 from powernorm_lab.training.batches import RowData
 

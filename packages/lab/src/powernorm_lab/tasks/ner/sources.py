@@ -23,12 +23,10 @@ import torch
 from torch import Tensor
 
 from powernorm.errors import InputError
+from powernorm_lab.data.catalog import data_set, embedded_texts
 from powernorm_lab.data.corpus import SPLITS, TEN, Split, split_by_position
 from powernorm_lab.data.fetching import fetched
-from powernorm_lab.data.readers import USER_LICENSE, read_text
-from powernorm_lab.data.sets.catalog import data_set
-from powernorm_lab.data.sets.embedded_files import embedded_texts
-from powernorm_lab.data.split_files import SplitFiles, split_sentences
+from powernorm_lab.data.files import USER_LICENSE, SplitFiles, read_text, split_sentences
 from powernorm_lab.tasks.ner.tag_schemes import (
     BOUNDARY_LETTERS,
     TAG,

@@ -26,13 +26,11 @@ from powernorm.errors import InputError
 from powernorm.integrations.extras import needed_for
 from powernorm_lab.data.batch import MASK, Batch
 from powernorm_lab.data.cache import cache_key
+from powernorm_lab.data.catalog import data_set, embedded_texts
 from powernorm_lab.data.corpus import SPLITS, EvaluatedSplit, Split
+from powernorm_lab.data.files import USER_LICENSE, SplitFiles
 from powernorm_lab.data.orders import Order, ShuffledByLength
-from powernorm_lab.data.readers import USER_LICENSE
 from powernorm_lab.data.rows import PaddedRows
-from powernorm_lab.data.sets.catalog import data_set
-from powernorm_lab.data.sets.embedded_files import embedded_texts
-from powernorm_lab.data.split_files import SplitFiles
 from powernorm_lab.tasks.sequences.settings import SequenceSettings
 from powernorm_lab.training.batches import RowData
 

@@ -25,9 +25,7 @@ from typing import Final
 
 from powernorm.errors import InputError
 from powernorm_lab.data.corpus import SPLITS, TWENTY, Split, split_of
-from powernorm_lab.data.lines import read_lines
-from powernorm_lab.data.readers import USER_LICENSE
-from powernorm_lab.data.split_files import SplitFiles
+from powernorm_lab.data.files import USER_LICENSE, SplitFiles, read_lines
 from powernorm_lab.tasks.translation.layouts import (
     LanguagePair,
     SideFile,

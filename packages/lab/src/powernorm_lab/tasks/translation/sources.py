@@ -13,13 +13,13 @@ from typing import Any, Final
 
 from powernorm.errors import InputError
 from powernorm.integrations.extras import install_command
+from powernorm_lab.data.catalog import data_set
 from powernorm_lab.data.corpus import SPLITS, Split, split_by_position
 from powernorm_lab.data.embedded import (
     VERSES,
     english_chapters,
     german_chapters,
 )
-from powernorm_lab.data.sets.catalog import data_set
 from powernorm_lab.tasks.translation.layouts import (
     LanguagePair,
     check_languages,

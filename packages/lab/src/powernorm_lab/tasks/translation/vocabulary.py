@@ -25,7 +25,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from powernorm.errors import InputError
 from powernorm.integrations.extras import LABORATORY, install_command
-from powernorm_lab.data.lines import read_lines
+from powernorm_lab.data.files import read_lines
 from powernorm_lab.data.subwords import UNKNOWN, Subwords, Words
 from powernorm_lab.engine.folders import read_json
 from powernorm_lab.tasks.translation.readers import ParallelCorpus, TextPair

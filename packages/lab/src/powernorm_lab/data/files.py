@@ -1,13 +1,66 @@
-"""Files of a data set in three splits, found by their published names."""
+"""Text files, line by line, and the files of a data set in three splits."""
 
+import os
 import re
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, TypeVar
 
 from powernorm.errors import InputError
 from powernorm_lab.data.corpus import SPLITS, TEN, Split, split_by_position
+
+USER_LICENSE: Final = "the user's own data"
+_BYTE_ORDER_MARK: Final = b"\xef\xbb\xbf"
+
+
+def read_lines(path: Path) -> Iterator[str]:
+    """Yield the lines of a UTF-8 file, without a byte order mark.
+
+    Raises:
+        InputError: the file cannot be read, is not UTF-8 text or is empty.
+    """
+    number = 0
+    try:
+        # str methods would also break lines at form feeds, U+2028 and the like.
+        with path.open("rb") as file:
+            for number, line in enumerate(file, start=1):
+                content = line.removeprefix(_BYTE_ORDER_MARK) if number == 1 else line
+                yield _text(content.removesuffix(b"\n").removesuffix(b"\r"), path, number)
+    except OSError as error:
+        raise InputError(
+            f"{path} cannot be read ({error.strerror}): expected a UTF-8 text file"
+        ) from error
+    if not number:
+        raise InputError(f"{path} is empty: expected text")
+
+
+def read_text(path: Path) -> str:
+    r"""Read a UTF-8 file, with "\n" at the ends of lines.
+
+    Raises:
+        InputError: the file cannot be read, is not UTF-8 text or is empty.
+    """
+    text = "\n".join(read_lines(path))
+    if not text.strip():
+        raise InputError(f"{path} is empty: expected text")
+    with path.open("rb") as file:
+        file.seek(-1, os.SEEK_END)
+        return f"{text}\n" if file.read() == b"\n" else text
+
+
+def _text(content: bytes, path: Path, number: int) -> str:
+    try:
+        text = content.decode()
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{path}, line {number}: byte 0x{content[error.start]:02x} is not UTF-8 text; convert "
+            "the file to UTF-8"
+        ) from error
+    if "\x00" in text:
+        raise InputError(f"{path}, line {number}: a zero byte; expected a UTF-8 text file")
+    return text
+
 
 _SPLITS: Final[dict[str, Split]] = {
     "train": "train",

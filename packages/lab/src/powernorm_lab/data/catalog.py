@@ -1,10 +1,13 @@
-"""The table of data sets, data_sets.toml, and its entries by name."""
+"""The table of data sets, data_sets.toml, and the files of the distribution `powernorm-data`."""
 
 import difflib
+import hashlib
+import lzma
 import tomllib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from importlib.resources import files
+from importlib.util import find_spec
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final, Literal
@@ -12,6 +15,7 @@ from typing import Final, Literal
 from pydantic import ConfigDict, TypeAdapter
 
 from powernorm.errors import InputError
+from powernorm.integrations.extras import install_command
 
 Home = Literal["embedded", "fetched", "own"]
 """Place of a data set: in the package `powernorm-data` (or generated), in the user's cache after it
@@ -87,7 +91,7 @@ class DataSet:
 
 def _read() -> dict[str, DataSet]:
     # importlib.resources instead of __file__: the package may be in a zip file.
-    table = files("powernorm_lab.data.sets") / "data_sets.toml"
+    table = files("powernorm_lab.data") / "data_sets.toml"
     facts = tomllib.loads(table.read_text(encoding="utf-8"))
     strict = TypeAdapter(dict[str, DataSet], config=ConfigDict(extra="forbid"))
     return strict.validate_python({name: {"name": name, **keys} for name, keys in facts.items()})
@@ -131,3 +135,58 @@ def check_known_set(name: str, task: str) -> None:
             f"{name} does not exist: powernorm neither has nor fetches this data set; get it from "
             f"{entry.source} and give it as {entry.usage}"
         )
+
+
+# Files of `powernorm-data`, with a check of their checksums.
+
+
+PACKAGE: Final = "powernorm_data"
+"""A package of files only; it is not imported."""
+
+
+def corpora_folder() -> Path | None:
+    """Return the folder of the files; None if the distribution is not installed."""
+    found = find_spec(PACKAGE)
+    if found is None or not found.submodule_search_locations:
+        return None
+    return Path(found.submodule_search_locations[0])
+
+
+def embedded_paths(entry: DataSet) -> list[Path]:
+    """Return the paths of the files of an embedded data set.
+
+    Raises:
+        InputError: their package is not installed; the message gives the command to install it.
+    """
+    folder = corpora_folder()
+    if folder is None and entry.files:
+        raise InputError(
+            f"the data set {entry.name} is in the package powernorm-data, which is not installed: "
+            f"{install_command('powernorm-data')}; or give your own files with --data"
+        )
+    return [] if folder is None else [folder / file.name for file in entry.files]
+
+
+def embedded_texts(entry: DataSet) -> list[str]:
+    """Return the text of each file of an embedded data set, after a check of its checksum.
+
+    Raises:
+        InputError: the package is not installed, or a file has another checksum.
+    """
+    pairs = zip(embedded_paths(entry), entry.files, strict=True)
+    return [lzma.decompress(_content(path, file)).decode() for path, file in pairs]
+
+
+def _content(path: Path, file: DataFile) -> bytes:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error.strerror}): {_again()}") from error
+    found = hashlib.sha256(content).hexdigest()
+    if found != file.sha256:
+        raise InputError(f"{path} has the sha256 {found}, expected {file.sha256}: {_again()}")
+    return content
+
+
+def _again() -> str:
+    return f"install powernorm-data again: {install_command('powernorm-data')}"
