@@ -120,7 +120,7 @@ MADE = {
         ImageRows(IMAGES, "train", augmentation=True), classes, "images", lengths=ONES
     ),
     "transitions": by_rows(
-        TransitionRows(GoldTransitions(LABELS[:, None].expand(-1, 48).short(), LABELS, 0, 0)),
+        TransitionRows(GoldTransitions(LABELS[:, None].expand(-1, 48).short(), LABELS, {})),
         lambda batch: told(batch.targets, *batch.named[STATES].unbind(1)),
         "transitions",
         lengths=ONES,

@@ -40,11 +40,6 @@ class Rows(ABC):
         del seed, position
         return self.batch(rows)
 
-    def evaluation_batch(self, rows: Tensor, number: int) -> Batch:
-        """Return a batch for evaluation, always the same."""
-        del number
-        return self.batch(rows)
-
     def order(self, *, batch_size: int, seed: int) -> Order:
         """Return the order of rows in training.
 
@@ -82,7 +77,7 @@ class Rows(ABC):
         """
         chosen = spaced_by_tokens(self.lengths, max_tokens)
         parts = chosen.split(batch_size) if len(chosen) else ()
-        return EvaluationBatches(parts, self.evaluation_batch)
+        return EvaluationBatches(parts, lambda rows, _: self.batch(rows))
 
 
 class PaddedRows(Rows):

@@ -215,7 +215,7 @@ def run_text(settings: Mapping[str, Any], *, data: str | None = None) -> Any:
         )
     if data is None:
         return encoded
-    return task.encode_by(data, config)
+    return task.encode(config, data)
 
 
 def training_batches(

@@ -57,12 +57,8 @@ class BuiltinTask(tasks.Task, ABC, Generic[Encoded, Settings]):
     """Name of a batch's rows if their throughput is measured."""
 
     @abstractmethod
-    def encode(self, config: Settings) -> Encoded:
-        """Read and encode the data of `data.path`."""
-
-    @abstractmethod
-    def encode_by(self, source: str, config: Settings) -> Encoded:
-        """Read `source` and encode it with the vocabulary of `data.path`."""
+    def encode(self, config: Settings, source: str | None = None) -> Encoded:
+        """Read and encode the data of `data.path`, or `source` with the vocabulary of them."""
 
     @abstractmethod
     def data(self, encoded: Encoded, config: Settings, seed: int) -> RunData[Settings]:

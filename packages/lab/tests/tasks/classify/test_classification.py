@@ -140,7 +140,7 @@ def test_another_set_is_scored_by_the_words_of_the_first(
     config = classifying(configure, reviews)
     for split in ("train", "valid", "test"):
         (tmp_path / f"{split}.tsv").write_text("bad\tdull new words\ngood\tw1\n")
-    encoded = task_of(config).encode_by(str(tmp_path), config)
+    encoded = task_of(config).encode(config, str(tmp_path))
     own = encoded_of(config)
     ids = {word: i for i, word in enumerate(own.vocabulary.words, start=2)}
     assert encoded.splits["test"].texts()[0].tolist() == [ids["dull"], 1, 1]

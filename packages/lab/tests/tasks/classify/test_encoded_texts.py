@@ -11,7 +11,6 @@ from powernorm_lab.tasks.classify.data import (
     EncodedTexts,
     WordVocabulary,
     encode_texts,
-    encode_texts_by,
     words_of,
 )
 from powernorm_lab.tasks.classify.readers import LabeledText, LabeledTexts, reading
@@ -95,12 +94,12 @@ def test_a_part_of_train_is_evenly_spaced() -> None:
 def test_another_set_is_encoded_with_the_words_and_classes_of_the_first() -> None:
     other = data_set(train=[("b", "cat"), ("a", "new")], valid=[("a", "the")], test=[("a", "saw")])
     own = encode_texts(SMALL, vocabulary_size=300, max_length=9)
-    encoded = encode_texts_by(other, SMALL, vocabulary_size=300, max_length=9)
+    encoded = encode_texts(other, by=SMALL, vocabulary_size=300, max_length=9)
     assert encoded.vocabulary.words == own.vocabulary.words
     assert encoded.splits["train"].texts()[1].tolist() == [UNKNOWN_ID]
     strange = data_set(train=[("b", "x"), ("c", "y")], valid=[("a", "x")], test=[("a", "x")])
     with pytest.raises(InputError, match="f, line 2: the class 'c' is not one of the train split"):
-        encode_texts_by(strange, SMALL, vocabulary_size=300, max_length=9)
+        encode_texts(strange, by=SMALL, vocabulary_size=300, max_length=9)
 
 
 @pytest.mark.parametrize(

@@ -293,7 +293,7 @@ def test_the_neighbor_that_is_the_head_more_often(
 def gold_of(number: int) -> GoldTransitions:
     """Return transitions whose features and target all equal their number."""
     targets = torch.arange(number)
-    return GoldTransitions(targets[:, None].expand(-1, 48).short(), targets, 0, 0)
+    return GoldTransitions(targets[:, None].expand(-1, 48).short(), targets, {})
 
 
 def test_only_about_so_many_transitions_evenly_spaced() -> None:

@@ -273,5 +273,5 @@ def test_the_task_reads_another_text_by_the_same_pieces(tmp_path: Path) -> None:
     )
     task = task_of(config)
     own = task.encode(config)
-    other = task.encode_by(str(folder), config)
+    other = task.encode(config, str(folder))
     assert other.splits["test"].source.tokens.tolist() == own.splits["test"].source.tokens.tolist()

@@ -122,6 +122,7 @@ def encode_texts(
     vocabulary_size: int,
     max_length: int,
     max_examples: int | None = None,
+    by: LabeledTexts | None = None,
 ) -> EncodedTexts:
     """Encode the words and classes of a data set, without a cache.
 
@@ -134,27 +135,29 @@ def encode_texts(
         vocabulary_size: number of ids of words, including padding and the unknown word.
         max_length: maximal number of words of a text; longer texts are truncated.
         max_examples: number of evenly spaced training texts to use; None is all.
+        by: data set that defines words and classes, such as that of a trained model; None is
+            `texts`.
 
     Raises:
-        InputError: a file is damaged, a split has no texts, the train split has a single class, or
-            a class of another split is not in the train split.
+        InputError: a file is damaged, a split has no texts, the train split of `by` has a single
+            class, or a class is not in it.
     """
-    counts, labels = _counted(texts)
-    return _encoded(
-        texts, WordVocabulary(counts, vocabulary_size), labels, max_length, max_examples
+    counts, labels = _counted(by or texts)
+    vocabulary = WordVocabulary(counts, vocabulary_size)
+    digest = hashlib.sha256("\n".join([*vocabulary.words, "", *labels]).encode())
+    splits: dict[Split, EncodedTextSplit] = {}
+    num_cut: dict[Split, int] = {}
+    for split in SPLITS:
+        whole, num_cut[split] = _encoded_split(texts, split, vocabulary, labels, max_length)
+        if split == "train" and max_examples is not None and max_examples < len(whole):
+            whole = whole.chosen(spaced(len(whole), max_examples))
+        splits[split] = whole
+        for part in (whole.words, whole.lengths, whole.labels):
+            digest.update(part.numpy().tobytes())
+    fingerprint = cache_key(
+        format=_FORMAT, task="classify", ids=digest.hexdigest(), max_length=max_length
     )
-
-
-def encode_texts_by(
-    texts: LabeledTexts, other: LabeledTexts, *, vocabulary_size: int, max_length: int
-) -> EncodedTexts:
-    """Encode a data set with the words and classes of another one, on which a model was trained.
-
-    Raises:
-        InputError: as `encode_texts`, or it has a class that the other data set lacks.
-    """
-    counts, labels = _counted(other)
-    return _encoded(texts, WordVocabulary(counts, vocabulary_size), labels, max_length, None)
+    return EncodedTexts(texts, splits, num_cut, vocabulary, labels, fingerprint)
 
 
 def _counted(texts: LabeledTexts) -> tuple[Counter[str], tuple[str, ...]]:
@@ -171,29 +174,6 @@ def _counted(texts: LabeledTexts) -> tuple[Counter[str], tuple[str, ...]]:
             f"the train split of {texts.source} has {only}: expected texts of at least two classes"
         )
     return counts, labels
-
-
-def _encoded(
-    texts: LabeledTexts,
-    vocabulary: WordVocabulary,
-    labels: tuple[str, ...],
-    max_length: int,
-    max_examples: int | None,
-) -> EncodedTexts:
-    digest = hashlib.sha256("\n".join([*vocabulary.words, "", *labels]).encode())
-    splits: dict[Split, EncodedTextSplit] = {}
-    num_cut: dict[Split, int] = {}
-    for split in SPLITS:
-        whole, num_cut[split] = _encoded_split(texts, split, vocabulary, labels, max_length)
-        if split == "train" and max_examples is not None and max_examples < len(whole):
-            whole = whole.chosen(spaced(len(whole), max_examples))
-        splits[split] = whole
-        for part in (whole.words, whole.lengths, whole.labels):
-            digest.update(part.numpy().tobytes())
-    fingerprint = cache_key(
-        format=_FORMAT, task="classify", ids=digest.hexdigest(), max_length=max_length
-    )
-    return EncodedTexts(texts, splits, num_cut, vocabulary, labels, fingerprint)
 
 
 def _encoded_split(
@@ -300,7 +280,7 @@ class TextRows(PaddedRows):
             parts = lengths.argsort(stable=True).split(batch_size)
         else:
             parts = _groups(lengths, self._batch_tokens).batches()
-        return EvaluationBatches([chosen[part] for part in parts], self.evaluation_batch)
+        return EvaluationBatches([chosen[part] for part in parts], lambda rows, _: self.batch(rows))
 
 
 def _groups(lengths: Tensor, batch_tokens: int) -> LengthGroups:

@@ -17,7 +17,6 @@ from powernorm_lab.tasks.classify.data import (
     EncodedTexts,
     EncodedTextSplit,
     encode_texts,
-    encode_texts_by,
 )
 from powernorm_lab.tasks.classify.model import TextClassifier
 from powernorm_lab.tasks.classify.settings import ClassificationSettings
@@ -25,10 +24,6 @@ from powernorm_lab.tasks.classify.sources import Columns, load_texts
 from powernorm_lab.training.losses import TaskModel
 from powernorm_lab.training.norms import UPPER_NORM, norm_factory, qk_norm_factory
 from powernorm_lab.training.task import BuiltinTask, Sizes
-
-
-def _columns(config: ClassificationSettings) -> Columns:
-    return Columns(config.data.label_column, config.data.text_columns)
 
 
 class ClassificationTask(BuiltinTask[EncodedTexts, ClassificationSettings]):
@@ -40,22 +35,17 @@ class ClassificationTask(BuiltinTask[EncodedTexts, ClassificationSettings]):
     examples = "texts"
     data = ClassifiedTextData
 
-    def encode(self, config: ClassificationSettings) -> EncodedTexts:
-        """Read and encode the texts of `data.path`."""
+    def encode(self, config: ClassificationSettings, source: str | None = None) -> EncodedTexts:
+        """Read and encode texts; `source` with the words and classes of `data.path`."""
+        data = config.data
+        columns = Columns(data.label_column, data.text_columns)
+        own = load_texts(data.path, columns)
         return encode_texts(
-            load_texts(config.data.path, _columns(config)),
-            vocabulary_size=config.data.vocabulary_size,
-            max_length=config.data.sequence_length,
-            max_examples=config.data.max_examples,
-        )
-
-    def encode_by(self, source: str, config: ClassificationSettings) -> EncodedTexts:
-        """Read `source` and encode it with the words and classes of `data.path`."""
-        return encode_texts_by(
-            load_texts(source, _columns(config)),
-            load_texts(config.data.path, _columns(config)),
-            vocabulary_size=config.data.vocabulary_size,
-            max_length=config.data.sequence_length,
+            own if source is None else load_texts(source, columns),
+            vocabulary_size=data.vocabulary_size,
+            max_length=data.sequence_length,
+            max_examples=data.max_examples if source is None else None,
+            by=own,
         )
 
     def baselines(self, encoded: EncodedTexts, config: ClassificationSettings) -> list[Baseline]:

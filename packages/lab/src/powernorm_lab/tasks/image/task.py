@@ -47,13 +47,10 @@ class ImageTask(BuiltinTask[EncodedImages, ImageSettings]):
     examples = "images"
     data = ImageData
 
-    def encode(self, config: ImageSettings) -> EncodedImages:
-        """Read the images of `data.path`, and compute the statistics of their pixels."""
-        return encode_images(load_images(config.data.path), config.data.max_examples)
-
-    def encode_by(self, source: str, config: ImageSettings) -> EncodedImages:
-        """Read `source`, normalized by the statistics of `data.path`."""
-        return encode_images_by(load_images(source), self.encode(config))
+    def encode(self, config: ImageSettings, source: str | None = None) -> EncodedImages:
+        """Read images, and normalize them by the statistics of those of `data.path`."""
+        own = encode_images(load_images(config.data.path), config.data.max_examples)
+        return own if source is None else encode_images_by(load_images(source), own)
 
     def baselines(self, encoded: EncodedImages, config: ImageSettings) -> list[Baseline]:
         """Return the scores of class frequencies; the accuracy is of the most frequent class."""

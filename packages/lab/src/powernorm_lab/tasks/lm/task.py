@@ -39,20 +39,14 @@ class LanguageModelTask(BuiltinTask[EncodedCorpus, LanguageModelSettings]):
     name = "lm"
     data = LanguageModelData
 
-    def encode(self, config: LanguageModelSettings) -> EncodedCorpus:
-        """Read and encode the text of `data.path`."""
+    def encode(self, config: LanguageModelSettings, source: str | None = None) -> EncodedCorpus:
+        """Read and encode a text; `source` with the vocabulary of `data.path`."""
         data = config.data
-        kind = self._encoder_of(config)
-        return encode_corpus(load_corpus(data.path), data.vocabulary_size, kind)
-
-    def encode_by(self, source: str, config: LanguageModelSettings) -> EncodedCorpus:
-        """Read `source` and encode it with the vocabulary of `data.path`."""
-        data = config.data
-        other, kind = load_corpus(data.path), self._encoder_of(config)
-        return encode_by(load_corpus(source), other, data.vocabulary_size, kind)
-
-    def _encoder_of(self, config: LanguageModelSettings) -> type[Subwords] | type[Words]:
-        return Words if config.data.vocabulary == "words" else Subwords
+        own = load_corpus(data.path)
+        kind = Words if data.vocabulary == "words" else Subwords
+        if source is None:
+            return encode_corpus(own, data.vocabulary_size, kind)
+        return encode_by(load_corpus(source), own, data.vocabulary_size, kind)
 
     def facts(self, encoded: EncodedCorpus) -> dict[str, Any]:
         """Return name, source, license and sizes of the text."""

@@ -33,14 +33,9 @@ class CharacterTask(BuiltinTask[EncodedBytes, CharacterSettings]):
     metrics = ("valid_bits_per_character", "test_bits_per_character")
     data = CharacterData
 
-    def encode(self, config: CharacterSettings) -> EncodedBytes:
-        """Read the text of `data.path`."""
-        return load_bytes(config.data.path)
-
-    def encode_by(self, source: str, config: CharacterSettings) -> EncodedBytes:
-        """Read `source`; the vocabulary of bytes is always the same."""
-        del config
-        return load_bytes(source)
+    def encode(self, config: CharacterSettings, source: str | None = None) -> EncodedBytes:
+        """Read the text of `data.path`, or `source`; the vocabulary is always the same."""
+        return load_bytes(config.data.path if source is None else source)
 
     def baselines(self, encoded: EncodedBytes, config: CharacterSettings) -> list[Baseline]:
         """Return the scores of unigram, bigram and trigram models."""

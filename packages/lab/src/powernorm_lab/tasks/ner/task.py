@@ -21,8 +21,8 @@ from powernorm_lab.tasks.ner.data import (
     thinned,
 )
 from powernorm_lab.tasks.ner.model import EntityTagger, TagSequences
-from powernorm_lab.tasks.ner.settings import EntityDataSettings, EntitySettings
-from powernorm_lab.tasks.ner.sources import EntityCorpus, load_entities
+from powernorm_lab.tasks.ner.settings import EntitySettings
+from powernorm_lab.tasks.ner.sources import load_entities
 from powernorm_lab.tasks.ner.tag_schemes import legal_transitions, spans_of
 from powernorm_lab.training.losses import TaskModel
 from powernorm_lab.training.norms import UPPER_NORM, norm_factory
@@ -40,14 +40,20 @@ class EntityTask(BuiltinTask[EncodedEntities, EntitySettings]):
     examples = "sentences"
     data = EntityData
 
-    def encode(self, config: EntitySettings) -> EncodedEntities:
-        """Read and encode the sentences of `data.path`."""
-        return _encoded(_corpus(config.data.path, config.data), None, config)
-
-    def encode_by(self, source: str, config: EntitySettings) -> EncodedEntities:
-        """Read `source` and encode it with the vocabulary of `data.path`."""
+    def encode(self, config: EntitySettings, source: str | None = None) -> EncodedEntities:
+        """Read and encode sentences; `source` with the vocabulary of `data.path`."""
         data = config.data
-        return _encoded(_corpus(source, data), _corpus(data.path, data), config)
+        own = thinned(load_entities(data.path), data.max_examples)
+        other = None if source is None else thinned(load_entities(source), data.max_examples)
+        return encode_entities(
+            other or own,
+            vocabulary_size=data.vocabulary_size,
+            max_length=data.sequence_length,
+            vectors=None if data.vectors is None else Path(data.vectors),
+            has_bigrams=config.model.bigram_features is not None,
+            bigram_vectors=None if data.bigram_vectors is None else Path(data.bigram_vectors),
+            by=own,
+        )
 
     def baselines(self, encoded: EncodedEntities, config: EntitySettings) -> list[Baseline]:
         """Return loss and perplexity per word, F1, precision and recall of two models.
@@ -169,27 +175,8 @@ class EntityTask(BuiltinTask[EncodedEntities, EntitySettings]):
         return (words,) if config.model.character_features is None else (words, characters)
 
 
-def _corpus(source: str | None, data: EntityDataSettings) -> EntityCorpus:
-    return thinned(load_entities(source), data.max_examples)
-
-
 def _bigram_facts(encoded: EncodedEntities) -> dict[str, int]:
     return {"bigrams": encoded.num_bigrams, "bigram_vectors": len(encoded.bigram_vectors)}
-
-
-def _encoded(
-    corpus: EntityCorpus, by: EntityCorpus | None, config: EntitySettings
-) -> EncodedEntities:
-    data = config.data
-    return encode_entities(
-        corpus,
-        vocabulary_size=data.vocabulary_size,
-        max_length=data.sequence_length,
-        vectors=None if data.vectors is None else Path(data.vectors),
-        has_bigrams=config.model.bigram_features is not None,
-        bigram_vectors=None if data.bigram_vectors is None else Path(data.bigram_vectors),
-        by=by,
-    )
 
 
 class WordTagModel:

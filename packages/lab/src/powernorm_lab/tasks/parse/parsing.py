@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from types import MappingProxyType
 from typing import Final, NamedTuple
 
 import torch
@@ -155,24 +154,12 @@ class GoldTransitions:
     """int16 or int32, (num_transitions, 48): features before each transition."""
     targets: Tensor
     """int64, (num_transitions,): ids of transitions, `IGNORED` for unknown labels."""
-    num_crossing: int
-    """Number of sentences left out for crossing arcs."""
-    num_several_roots: int
-    """Number of sentences left out only for several roots."""
+    left_out: Mapping[str, int]
+    """Numbers of sentences without gold transitions, by reason; crossing arcs come first."""
 
     def __len__(self) -> int:
         """Return the number of transitions."""
         return len(self.targets)
-
-    @property
-    def left_out(self) -> Mapping[str, int]:
-        """Return the numbers of sentences without gold transitions, by reason."""
-        return MappingProxyType(
-            {
-                "trees with crossing arcs": self.num_crossing,
-                "trees with several roots": self.num_several_roots,
-            }
-        )
 
 
 def gold_transitions(trees: Trees, inventory: Inventory) -> GoldTransitions:
@@ -191,8 +178,10 @@ def gold_transitions(trees: Trees, inventory: Inventory) -> GoldTransitions:
     return GoldTransitions(
         states=gold_states(kept, steps, _smallest_dtype(trees)),
         targets=inventory.ids(steps.kinds, steps.labels),
-        num_crossing=int((~derivations.is_found).sum()),
-        num_several_roots=int((derivations.is_found & ~has_one_root).sum()),
+        left_out={
+            "trees with crossing arcs": int((~derivations.is_found).sum()),
+            "trees with several roots": int((derivations.is_found & ~has_one_root).sum()),
+        },
     )
 
 

@@ -38,14 +38,11 @@ class ParsingTask(BuiltinTask[EncodedTreebank, ParsingSettings]):
     examples = "transitions"
     data = ParsingData
 
-    def encode(self, config: ParsingSettings) -> EncodedTreebank:
-        """Read and encode the treebank of `data.path`, and derive its transitions."""
-        return encode_trees(load_treebank(config.data.path), config.data.vocabulary_size)
-
-    def encode_by(self, source: str, config: ParsingSettings) -> EncodedTreebank:
-        """Read `source` and encode it with the words, tags and labels of `data.path`."""
+    def encode(self, config: ParsingSettings, source: str | None = None) -> EncodedTreebank:
+        """Read and encode a treebank; `source` with the words, tags and labels of `data.path`."""
         own = load_treebank(config.data.path)
-        return encode_trees(load_treebank(source), config.data.vocabulary_size, own)
+        other = own if source is None else load_treebank(source)
+        return encode_trees(other, config.data.vocabulary_size, own)
 
     def baselines(self, encoded: EncodedTreebank, config: ParsingSettings) -> list[Baseline]:
         """Return the scores of transition frequencies, and of attaching words to neighbors."""

@@ -31,13 +31,10 @@ class SequenceTask(BuiltinTask[SeriesSet, SequenceSettings]):
     examples = "series"
     data = SequenceData
 
-    def encode(self, config: SequenceSettings) -> SeriesSet:
-        """Read and standardize the series of `data.path`."""
-        return load_series(config.data.path)
-
-    def encode_by(self, source: str, config: SequenceSettings) -> SeriesSet:
-        """Read `source`, with the classes and the scale of `data.path`."""
-        return load_series(source, self.encode(config))
+    def encode(self, config: SequenceSettings, source: str | None = None) -> SeriesSet:
+        """Read and standardize series; `source` by the classes and the scale of `data.path`."""
+        own = load_series(config.data.path)
+        return own if source is None else load_series(source, own)
 
     def baselines(self, encoded: SeriesSet, config: SequenceSettings) -> list[Baseline]:
         """Return the scores of class frequencies; the accuracy is of the most frequent class."""

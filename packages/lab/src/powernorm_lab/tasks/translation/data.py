@@ -8,7 +8,6 @@ import json
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from itertools import chain, islice
 from typing import Any, Final, Literal
 
@@ -251,8 +250,13 @@ def encode_pairs(
         **asdict(config),
         **({} if imported is None else {"imported": imported.fingerprint}),
     )
-    find = partial(_found, config, subwords, imported)
-    made = found_or_made(f"{key}.pairs", partial(_make, corpus, config, find))
+
+    def find(text: _TrainingText) -> tuple[TextEncoder, TextEncoder]:
+        if subwords is not None:
+            return subwords
+        return _train(text, config) if imported is None else imported.encoders(text)
+
+    made = found_or_made(f"{key}.pairs", lambda: _make(corpus, config, find))
     return _opened(corpus, key, made)
 
 
@@ -342,17 +346,6 @@ class _TrainingText:
             if number < kept and index == number * self._total // kept:
                 number += 1
                 yield pair
-
-
-def _found(
-    config: PairOptions,
-    subwords: tuple[TextEncoder, TextEncoder] | None,
-    imported: ImportedSubwords | None,
-    text: _TrainingText,
-) -> tuple[TextEncoder, TextEncoder]:
-    if subwords is not None:
-        return subwords
-    return _train(text, config) if imported is None else imported.encoders(text)
 
 
 def _train(text: _TrainingText, config: PairOptions) -> tuple[Subwords, Subwords]:

@@ -19,7 +19,7 @@ from powernorm_lab.tasks.translation.data import EncodedPairs, PairOptions, enco
 from powernorm_lab.tasks.translation.model import NormPlaces, TranslationModel
 from powernorm_lab.tasks.translation.scores import corpus_scores
 from powernorm_lab.tasks.translation.search import translate_split
-from powernorm_lab.tasks.translation.settings import TranslationDataSettings, TranslationSettings
+from powernorm_lab.tasks.translation.settings import TranslationSettings
 from powernorm_lab.tasks.translation.sources import load_pairs
 from powernorm_lab.tasks.translation.vocabulary import (
     SPLIT,
@@ -41,26 +41,23 @@ class TranslationTask(BuiltinTask[EncodedPairs, TranslationSettings]):
     metrics = TRANSLATION_METRICS
     data = TranslationData
 
-    def encode(self, config: TranslationSettings) -> EncodedPairs:
-        """Read and encode the sentence pairs of `data.path`."""
-        data = config.data
-        corpus = load_pairs(
-            data.path, data.languages, data.tokenized, is_split=data.subwords == SPLIT
+    def encode(self, config: TranslationSettings, source: str | None = None) -> EncodedPairs:
+        """Read and encode sentence pairs; `source` with the subwords of `data.path`."""
+        data, is_split = config.data, config.data.subwords == SPLIT
+        options = PairOptions(
+            vocabulary_size=data.vocabulary_size,
+            target_vocabulary_size=data.target_vocabulary_size,
+            max_length=data.sequence_length,
+            max_length_ratio=data.max_length_ratio,
+            max_pairs=data.max_pairs,
         )
+        corpus = load_pairs(data.path, data.languages, data.tokenized, is_split=is_split)
         imported = read_subwords(data.subwords, corpus, is_joint=data.joint_vocabulary)
-        return encode_pairs(corpus, _pair_options(data), imported=imported)
-
-    def encode_by(self, source: str, config: TranslationSettings) -> EncodedPairs:
-        """Read `source` and encode it with the subwords of `data.path`."""
-        own = self.encode(config)
-        corpus = load_pairs(
-            source,
-            own.corpus.languages,
-            config.data.tokenized,
-            is_split=config.data.subwords == SPLIT,
-        )
-        subwords = (own.source_subwords, own.target_subwords)
-        return encode_pairs(corpus, _pair_options(config.data), subwords)
+        own = encode_pairs(corpus, options, imported=imported)
+        if source is None:
+            return own
+        other = load_pairs(source, corpus.languages, data.tokenized, is_split=is_split)
+        return encode_pairs(other, options, (own.source_subwords, own.target_subwords))
 
     def baselines(self, encoded: EncodedPairs, config: TranslationSettings) -> list[Baseline]:
         """Return the scores of a unigram of the target's subwords, and of the copied source."""
@@ -202,13 +199,3 @@ def norms_of(config: TranslationSettings, norm: str) -> list[str]:
     shape = config.model
     decoder = norm if shape.decoder_norm == SAME else shape.decoder_norm
     return list(dict.fromkeys([norm, shape.final_norm or norm, decoder]))
-
-
-def _pair_options(data: TranslationDataSettings) -> PairOptions:
-    return PairOptions(
-        vocabulary_size=data.vocabulary_size,
-        target_vocabulary_size=data.target_vocabulary_size,
-        max_length=data.sequence_length,
-        max_length_ratio=data.max_length_ratio,
-        max_pairs=data.max_pairs,
-    )
