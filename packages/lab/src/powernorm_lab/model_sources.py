@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-import torch
-from torch import Tensor
 
 from powernorm.errors import InputError
 from powernorm.integrations.model_sources import ModelSource, own_source
 from powernorm.integrations.pretrained import Pretrained
-from powernorm_lab.data.batch import MASK
 from powernorm_lab.data.readers import load_corpus
 from powernorm_lab.engine.folders import read_json
 from powernorm_lab.own_models import is_own_run, load_own_run
@@ -70,7 +65,7 @@ def batches_of(source: ModelSource, number: int, data: str | None = None) -> lis
             raise InputError(f"{source.name} comes with its own batches: leave out --data")
         return list(source.own_batches[:number])
     if source.kind == "run":
-        return _with_all_masks(training_batches(source.settings, number, data=data))
+        return training_batches(source.settings, number, data=data)
     return _texts(source, number, data)
 
 
@@ -84,17 +79,3 @@ def _texts(source: ModelSource, number: int, data: str | None) -> list[Any]:
             f"{data} has {len(texts)} documents, fewer than the {_ROWS} of a batch: give more text"
         )
     return batches
-
-
-def _with_all_masks(batches: Sequence[dict[str, Tensor]]) -> list[dict[str, Tensor]]:
-    """Return batches that all have the same masks; a batch without padding may lack its mask."""
-    masks = dict.fromkeys(name for batch in batches for name in batch if name.endswith(MASK))
-    return [
-        {**{name: _no_padding(batch, name) for name in masks}, **batch} if masks else batch
-        for batch in batches
-    ]
-
-
-def _no_padding(batch: Mapping[str, Tensor], mask: str) -> Tensor:
-    tokens = batch[mask.removesuffix(MASK).rstrip("_") or "tokens"]
-    return torch.zeros(tokens.shape[:2], dtype=torch.bool)

@@ -22,7 +22,13 @@ from powernorm_lab.data.corpus import EvaluatedSplit
 from powernorm_lab.settings.comparison import ComparisonSettings
 from powernorm_lab.tasks.parse.parsing import attachment_scores, parse
 from powernorm_lab.tasks.registry import task_of
-from powernorm_lab.tasks.trained_models import TrainedModel, load_trained, run_config, run_text
+from powernorm_lab.tasks.trained_models import (
+    TrainedModel,
+    first_inputs,
+    load_trained,
+    run_config,
+    run_text,
+)
 from powernorm_lab.tasks.translation.batches import evaluation_pairs
 from powernorm_lab.tasks.translation.scores import corpus_scores
 from powernorm_lab.tasks.translation.search import batches_by_length, translate_split
@@ -309,8 +315,7 @@ def diagnose_run(
     config = run_config(trained.settings)
     encoded = run_text(trained.settings, data=data)
     seed = int(trained.settings["seed"])
-    data_of_run = task_of(config).data(encoded, config, seed)
-    batches = _of_one_kind([data_of_run.batches.batch(at) for at in range(num_batches)])
+    batches = first_inputs(task_of(config).data(encoded, config, seed), num_batches)
     with placed(trained.model, place):
         report = diagnose(trained.model, batches, _features, on_progress=on_progress)
         if scores is None:
@@ -354,12 +359,6 @@ def _evaluation(
         forward=_features,
         by_batch=by_size or None,
     )
-
-
-def _of_one_kind(batches: list[Batch]) -> list[dict[str, Tensor]]:
-    """Return the inputs of the batches, all of them with the masks that any of them has."""
-    names = {name for batch in batches for name in batch.named}
-    return [batch.masked(names).inputs() for batch in batches]
 
 
 def _joined(batches: list[Any], count: int) -> list[Batch]:

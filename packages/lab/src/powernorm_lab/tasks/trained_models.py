@@ -223,6 +223,8 @@ def training_batches(
 ) -> list[dict[str, Tensor]]:
     """Return the first training batches of a run as keyword arguments of its model.
 
+    A batch without padding has no mask, unless another one has it.
+
     Args:
         settings: settings of a `TrainedModel`.
         num_batches: number of batches; they repeat after the end of the text.
@@ -231,8 +233,14 @@ def training_batches(
     Raises:
         InputError: as `run_data`.
     """
-    batches = run_data(settings, data=data).batches
-    return [batches.batch(position).inputs() for position in range(num_batches)]
+    return first_inputs(run_data(settings, data=data), num_batches)
+
+
+def first_inputs(data: RunData[Any], num_batches: int) -> list[dict[str, Tensor]]:
+    """Return the inputs of the first training batches, with the masks that any of them has."""
+    batches = [data.batches.batch(position) for position in range(num_batches)]
+    names = {name for batch in batches for name in batch.named}
+    return [batch.masked(names).inputs() for batch in batches]
 
 
 @names_of_files()
