@@ -11,7 +11,7 @@ import pytest
 from powernorm_lab.recipes import named_recipe
 from powernorm_lab.recipes.files import paths_of
 from powernorm_lab.recipes.studies import study_config
-from powernorm_lab.tasks import TASKS
+from powernorm_lab.runs import TASKS
 
 ROOT = Path(__file__).parents[1]
 FILES = sorted((ROOT / "docs" / "papers").glob("*/*.csv"))

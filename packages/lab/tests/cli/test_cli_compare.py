@@ -9,7 +9,7 @@ import pytest
 from commands import SMALL, powernorm, refusal
 from powernorm_lab.recipes import paths_of
 from powernorm_lab.recipes.studies import STUDIES
-from powernorm_lab.tasks import TASKS
+from powernorm_lab.runs import TASKS
 
 SHORT = (
     *("--set", "training.max_steps=4"),

@@ -18,7 +18,6 @@ from powernorm_lab.data.subwords import (
     UNKNOWN_ID,
     Subwords,
     Words,
-    encode_by,
     encode_corpus,
 )
 
@@ -131,7 +130,7 @@ def test_words_are_numbered_by_frequency_and_others_are_unknown() -> None:
     assert again.splits["train"].tokens.tolist() == encoded.splits["train"].tokens.tolist()
     assert again.fingerprint == encoded.fingerprint
     assert encode_corpus(text, 257).fingerprint != encode_corpus(text, 257, Words).fingerprint
-    other = encode_by(corpus(train=("d b",)), text, 5, Words)
+    other = encode_corpus(corpus(train=("d b",)), 5, Words, by=text)
     assert other.splits["train"].tokens.tolist() == [1, 2, 0]
 
 

@@ -32,9 +32,9 @@ from powernorm_lab.engine.events import Event, StepsDone
 from powernorm_lab.engine.grid_training import compare_grid
 from powernorm_lab.recipes import recipe
 from powernorm_lab.recipes.studies import study_config
+from powernorm_lab.runs import TASKS as TASK_NAMES
 from powernorm_lab.settings.comparison import ComparisonSettings, Notes
 from powernorm_lab.settings.overrides import override
-from powernorm_lab.tasks import TASKS as TASK_NAMES
 from powernorm_lab.tasks.builtin import grid_of
 
 RUNS: Final = Path(__file__).parent / "recorded"

@@ -8,8 +8,8 @@ from powernorm.errors import InputError
 from powernorm_lab.recipes import check_choice, chosen_settings, named_recipe, recipe
 from powernorm_lab.recipes.files import EMBEDDED, recipes_of
 from powernorm_lab.recipes.studies import study_config
+from powernorm_lab.runs import TASKS
 from powernorm_lab.settings.overrides import override
-from powernorm_lab.tasks import TASKS
 
 FETCHED = ("imdb", "conll2003")
 

@@ -9,10 +9,10 @@ import pytest
 
 from powernorm.errors import InputError
 from powernorm_lab.recipes import named_recipe, paths_of, recipe
+from powernorm_lab.runs import TASKS
 from powernorm_lab.settings.comparison import options_of
 from powernorm_lab.settings.overrides import override
 from powernorm_lab.settings.variants import lines_of
-from powernorm_lab.tasks import TASKS
 from powernorm_lab.tasks.builtin import check_norms
 from powernorm_lab.tasks.classify.sources import load_texts
 from powernorm_lab.tasks.lm.data import Segments

@@ -11,7 +11,7 @@ from powernorm_lab.cli.recipes import recipes
 from powernorm_lab.comparing import notes_of
 from powernorm_lab.recipes import named_recipe, paper_statistics, paths_of, recipe
 from powernorm_lab.recipes.paper_statistics import printed_statistics
-from powernorm_lab.tasks import TASKS
+from powernorm_lab.runs import TASKS
 
 SIZES = (512, 1024, 2048, 4096, 8192, 16384)
 

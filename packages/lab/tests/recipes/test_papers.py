@@ -17,8 +17,8 @@ from powernorm_lab.recipes import (
 )
 from powernorm_lab.recipes.files import EMBEDDED
 from powernorm_lab.recipes.studies import study_config
+from powernorm_lab.runs import TASKS
 from powernorm_lab.settings.overrides import override
-from powernorm_lab.tasks import TASKS
 
 ALL = [
     (task, preset)

@@ -8,8 +8,8 @@ from commands import powernorm, refusal
 from powernorm.errors import InputError
 from powernorm_lab.recipes import find_recipe, named_recipe, paper_records, read_recipe, recipe
 from powernorm_lab.recipes.files import task_of_path
+from powernorm_lab.runs import TASKS
 from powernorm_lab.settings.variants import lines_of
-from powernorm_lab.tasks import TASKS
 from powernorm_lab.tasks.registry import settings_of
 
 

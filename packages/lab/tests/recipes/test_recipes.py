@@ -6,9 +6,9 @@ from syrupy.assertion import SnapshotAssertion
 
 from powernorm.errors import InputError
 from powernorm_lab.recipes import named_recipe, paper_records, paths_of, recipe, reduced_note
+from powernorm_lab.runs import TASKS
 from powernorm_lab.settings.comparison import options_of, to_json
 from powernorm_lab.settings.variants import lines_of
-from powernorm_lab.tasks import TASKS
 from powernorm_lab.tasks.builtin import check_norms
 from powernorm_lab.tasks.registry import settings_from
 

@@ -16,10 +16,10 @@ from powernorm_lab.recipes import check_choice, paper_records
 from powernorm_lab.recipes.studies import STUDIES, presets_of, study_config, tasks_of
 from powernorm_lab.report import read_comparison
 from powernorm_lab.report.studies import study_figures
+from powernorm_lab.runs import STUDIES as NAMES
+from powernorm_lab.runs import TASKS
 from powernorm_lab.settings.comparison import to_json
 from powernorm_lab.settings.variants import lines_of
-from powernorm_lab.tasks import STUDIES as NAMES
-from powernorm_lab.tasks import TASKS
 from powernorm_lab.tasks.builtin import check_norms
 from powernorm_lab.tasks.registry import settings_from
 

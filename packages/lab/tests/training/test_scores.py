@@ -20,9 +20,9 @@ from powernorm_lab.engine.state import read_checkpoint
 from powernorm_lab.recipes import recipe
 from powernorm_lab.recipes.differences import changes_of
 from powernorm_lab.report import read_comparison
+from powernorm_lab.runs import TASKS
 from powernorm_lab.settings.comparison import ComparisonSettings
 from powernorm_lab.settings.overrides import override
-from powernorm_lab.tasks import TASKS
 from powernorm_lab.tasks.registry import settings_of, task_of
 from powernorm_lab.tasks.trained_models import load_trained
 from powernorm_lab.tasks.translation.batches import TranslationData

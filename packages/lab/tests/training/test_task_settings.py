@@ -7,9 +7,9 @@ from torch import Tensor, nn
 from powernorm.errors import InputError
 from powernorm_lab.data.batch import IGNORED
 from powernorm_lab.recipes import paths_of, recipe
+from powernorm_lab.runs import TASKS as NAMES
 from powernorm_lab.settings.overrides import known_keys, override
 from powernorm_lab.settings.training import OptimizerSettings, ScheduleSettings
-from powernorm_lab.tasks import TASKS as NAMES
 from powernorm_lab.tasks.builtin import check_norms
 from powernorm_lab.tasks.registry import CLASSES, settings_of
 from powernorm_lab.training.losses import outputs_nll, training_losses

@@ -212,7 +212,10 @@ class EncodedCorpus:
 
 
 def encode_corpus(
-    corpus: Corpus, vocabulary_size: int, kind: type[Subwords] | type[Words] = Subwords
+    corpus: Corpus,
+    vocabulary_size: int,
+    kind: type[Subwords] | type[Words] = Subwords,
+    by: Corpus | None = None,
 ) -> EncodedCorpus:
     """Train subwords or words on the train split and encode all splits, or load the cached result.
 
@@ -224,28 +227,18 @@ def encode_corpus(
         corpus: the text.
         vocabulary_size: number of subwords or words.
         kind: `Subwords` or `Words`.
+        by: text that defines the subwords or words, such as that of a trained model; None is
+            `corpus`. If it is given, the result is not cached.
 
     Raises:
         InputError: a split has no words.
     """
-    key, found = _found(corpus, vocabulary_size, kind)
-    return _encoded(corpus, found.tensors, kind.from_json(found.texts["subwords"]), key)
-
-
-def encode_by(
-    corpus: Corpus,
-    other: Corpus,
-    vocabulary_size: int,
-    kind: type[Subwords] | type[Words] = Subwords,
-) -> EncodedCorpus:
-    """Encode a corpus with the subwords or words of another one, on which a model was trained.
-
-    Raises:
-        InputError: a split has no words.
-    """
-    _check_words(corpus)
-    key, found = _found(other, vocabulary_size, kind)
+    if by is not None:
+        _check_words(corpus)
+    key, found = _found(by or corpus, vocabulary_size, kind)
     known = kind.from_json(found.texts["subwords"])
+    if by is None:
+        return _encoded(corpus, found.tensors, known, key)
     streams: dict[str, Tensor] = {split: _encode(known, corpus, split) for split in SPLITS}
     return _encoded(corpus, streams, known, cache_key(subwords=key, text=corpus.fingerprint()))
 

@@ -16,7 +16,6 @@ from powernorm_lab.data.subwords import (
     EncodedCorpus,
     Subwords,
     Words,
-    encode_by,
     encode_corpus,
 )
 from powernorm_lab.engine.events import DataPrepared
@@ -46,7 +45,7 @@ class LanguageModelTask(BuiltinTask[EncodedCorpus, LanguageModelSettings]):
         kind = Words if data.vocabulary == "words" else Subwords
         if source is None:
             return encode_corpus(own, data.vocabulary_size, kind)
-        return encode_by(load_corpus(source), own, data.vocabulary_size, kind)
+        return encode_corpus(load_corpus(source), data.vocabulary_size, kind, by=own)
 
     def facts(self, encoded: EncodedCorpus) -> dict[str, Any]:
         """Return name, source, license and sizes of the text."""
