@@ -23,7 +23,7 @@ from tiny_translation import tiny_translation
 
 from forking import own_packages
 from powernorm.errors import InputError
-from powernorm_lab.engine import folders, state, tracked
+from powernorm_lab.engine import folders, state
 from powernorm_lab.engine.events import Event, StepsDone
 from powernorm_lab.settings.comparison import ComparisonSettings
 from powernorm_lab.tasks.translation.translator import load_translator
@@ -82,7 +82,7 @@ def from_call(number: int, function: Any, failing: Any) -> Any:
     [
         (state, "save_sealed", no_space),
         (safetensors.torch, "save_file", no_space_in_safetensors),
-        (tracked.shutil, "copyfileobj", no_space),
+        (state.shutil, "copyfileobj", no_space),
         (Path, "replace", no_space),
     ],
     ids=["checkpoint", "weights", "copy", "rename"],
