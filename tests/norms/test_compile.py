@@ -258,11 +258,17 @@ def test_layers_of_many_classes_compiled_one_by_one() -> None:
         torch.testing.assert_close(compiled(x), norm(x))
 
 
+by_backend = pytest.mark.parametrize(
+    "backend", some_default(["aot_eager", "inductor"], "aot_eager")
+)
+
+
+@by_backend
 @pytest.mark.parametrize("name", ["bn", "pnv", "pn"])
-def test_training_step(name: str) -> None:
+def test_training_step(name: str, backend: str) -> None:
     options = {"warmup_steps": 1} if name == "pn" else {}
     eager, net = (powernorm.build_norm(name, 8, **options) for _ in range(2))
-    compiled = torch.compile(net, fullgraph=True)
+    compiled = torch.compile(net, fullgraph=True, backend=backend)
     for t in range(3):
         for norm, call in ((eager, eager), (net, compiled)):
             with powernorm.training_step(norm):
@@ -274,9 +280,10 @@ def test_training_step(name: str) -> None:
         torch.testing.assert_close(ours, expected, msg=key)
 
 
-def test_eager_checkpoint_around_a_compiled_batch_norm_moves_statistics_once() -> None:
+@by_backend
+def test_eager_checkpoint_around_a_compiled_batch_norm_moves_statistics_once(backend: str) -> None:
     norm = powernorm.BatchNorm(8)
-    compiled = torch.compile(norm, fullgraph=True)
+    compiled = torch.compile(norm, fullgraph=True, backend=backend)
     x = torch.randn(2, 5, 8, requires_grad=True)
     checkpoint(compiled, x, use_reentrant=False).sum().backward()
     assert int(norm.num_batches_tracked) == 1

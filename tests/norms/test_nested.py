@@ -95,6 +95,7 @@ def jagged_like(values: Tensor, nested: Tensor) -> Tensor:
     return torch.nested.nested_tensor_from_jagged(values, nested.offsets())
 
 
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize("call", [packed_call, holes_call])
 @pytest.mark.parametrize("case", [c for c in CASES if not counts_padding(c)], ids=case_id)
 def test_equals_the_padded_batch(case: Case, call: Any) -> None:

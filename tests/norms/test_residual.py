@@ -18,6 +18,7 @@ def noise(*shape: int, seed: int = 0) -> torch.Tensor:
     return torch.randn(*shape, generator=generator, dtype=torch.float64)
 
 
+@pytest.mark.thinned
 @every_case
 @pytest.mark.parametrize("backend", ["eager", "cpu"])
 @pytest.mark.parametrize("training", [True, False])

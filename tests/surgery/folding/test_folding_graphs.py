@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import pytest
 import torch
@@ -29,6 +29,13 @@ class Net(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.run(self, x)
+
+
+class Together(nn.ModuleList):
+    """Models that are traced at once, which is what costs."""
+
+    def forward(self, x: Tensor) -> list[Tensor]:
+        return [part(x) for part in self]
 
 
 def bn() -> nn.Module:
@@ -161,9 +168,28 @@ def _settled_batch_norm(features: int) -> nn.Module:
     return norm
 
 
-@pytest.mark.parametrize("name", FOLDING)
-def test_folds(name: str) -> None:
-    assert set(folded(FOLDING[name]()).values()) == {"fold"}
+Results = dict[str, list[tuple[str, str]]]
+
+
+def folded_together(models: Iterable[nn.Module], names: Iterable[str]) -> Results:
+    """Fold models at once, check their outputs, and give what is left of their norms and why."""
+    together, x = settle(Together(models)), tokens()
+    expected = together(x)
+    rows = powernorm.fold(together, x).rows
+    found: Results = {}
+    for index, name in enumerate(names):
+        before, after = expected[index].detach(), together[index](x).detach()
+        assert (after - before).abs().max() <= 1e-12 * before.abs().max(), name
+        own_name = rf"\b{index}\.| in {index}\b(?!\.)"
+        own = [row for row in rows if row.name.startswith(f"{index}.")]
+        # The reasons as they are of the model alone.
+        found[name] = [(left_of(row), re.sub(own_name, "", row.reason)) for row in own]
+    return found
+
+
+def test_folds() -> None:
+    found = folded_together((build() for build in FOLDING.values()), FOLDING)
+    assert [name for name, rows in found.items() if {left for left, _ in rows} != {"fold"}] == []
 
 
 STANDING: dict[str, tuple[Callable[[], nn.Module], str]] = {
@@ -227,13 +253,16 @@ def tiny() -> nn.Module:
     return prepared(lambda weight: weight[0].fill_(1e-25))
 
 
+@pytest.fixture(scope="module")
+def standing() -> Results:
+    return folded_together((build() for build, _ in STANDING.values()), STANDING)
+
+
 @pytest.mark.parametrize("name", STANDING)
-def test_stays_as_a_multiply_add_and_says_why(name: str) -> None:
-    build, reason = STANDING[name]
-    found = reasons(build())
-    assert len(found) == 1
-    assert re.search(reason, next(iter(found.values())))
-    assert "multiply-add" in folded(build()).values()
+def test_stays_as_a_multiply_add_and_says_why(name: str, standing: Results) -> None:
+    ((left, reason),) = [row for row in standing[name] if row[1]]
+    assert left == "multiply-add"
+    assert re.search(STANDING[name][1], reason)
 
 
 def test_norm_that_is_used_twice() -> None:
@@ -269,14 +298,13 @@ COMPUTED: dict[str, tuple[Callable[[nn.Module], nn.Module], str]] = {
 
 
 @pytest.mark.filterwarnings("ignore:.*weight_norm.* is deprecated")
-@pytest.mark.parametrize("name", COMPUTED)
-def test_computed_weights_are_named(name: str) -> None:
-    change, fix = COMPUTED[name]
-    model = nn.Sequential(nn.Tanh(), bn(), change(linear()))
-    (reason,) = reasons(model).values()
-    assert "linear in 2 has a weight that is computed" in reason
-    assert fix in reason
-    assert folded(model) == {"1": "multiply-add"}
+def test_computed_weights_are_named() -> None:
+    models = [nn.Sequential(nn.Tanh(), bn(), change(linear())) for change, _ in COMPUTED.values()]
+    for name, rows in folded_together(models, COMPUTED).items():
+        ((left, reason),) = rows
+        assert left == "multiply-add"
+        assert "linear in 2 has a weight that is computed" in reason
+        assert COMPUTED[name][1] in reason
 
 
 def test_an_original_that_overflows_is_told() -> None:
