@@ -22,6 +22,7 @@ import powernorm
 from cases import CASES, KEEPING_STATE, Case, case_id
 from covering import some_default
 from powernorm.norms import NORMS
+from refusals import refuses
 
 STEPS = 6
 COMPILED = tuple(
@@ -296,8 +297,7 @@ def test_reentrant_checkpoint_around_a_compiled_norm_raises(name: str) -> None:
     compiled = torch.compile(norm, backend="aot_eager")
     x = torch.randn(2, 5, 8, requires_grad=True)
     y = checkpoint(compiled, checkpoint(compiled, x, use_reentrant=True), use_reentrant=True)
-    with pytest.raises(powernorm.InputError, match="use_reentrant=False"):
-        y.square().sum().backward()
+    refuses("use_reentrant=False", y.square().sum().backward)
     assert int(norm.num_batches_tracked) == 0
 
 
@@ -387,8 +387,7 @@ def test_compiled_forwards_without_a_backward_do_not_pile_up(dynamic: bool | Non
         graphs.add(compiled(torch.randn(5, 8)).grad_fn)
     gc.collect()
     assert len(graphs) == 65
-    with pytest.raises(powernorm.InputError, match=r"more than 64 compiled .*forget_penalty"):
-        powernorm.penalty(model, "token_sum")
+    refuses(r"more than 64 compiled .*forget_penalty", powernorm.penalty, model, "token_sum")
     model.train()
     loss = compiled(torch.randn(5, 8)).sum() + powernorm.penalty(model, "token_sum")
     loss.backward()

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import powernorm
-from powernorm.errors import InputError
+from refusals import refuses
 from surgery.folding.test_folding_graphs import C, Net, Together, bn, linear, tokens
 from surgery.static_models import left_of, settle
 
@@ -327,8 +326,7 @@ def test_pretrained_statistics_without_a_counter() -> None:
     """Checkpoints from before the counter leave it at 0."""
     norm = nn.BatchNorm2d(C, dtype=torch.float64)
     model = nn.Sequential(conv(out=C), norm, nn.ReLU()).eval()
-    with pytest.raises(InputError, match=r"'1' \(BatchNorm2d\) have never seen a batch"):
-        powernorm.fold(model, images())
+    refuses(r"'1' \(BatchNorm2d\) have never seen a batch", powernorm.fold, model, images())
     with torch.no_grad():
         norm.running_mean.uniform_(-1, 1)
     assert check({"pretrained": model}, images()) == {"pretrained": "fold"}
