@@ -15,6 +15,7 @@ from diagnosis.models import batches
 from powernorm.diagnosis import DiagnosisRow, training_inference_discrepancy
 from powernorm.errors import InputError
 from powernorm.norms import LayerNorm, build_norm
+from refusals import refuses
 from surgery.foreign_models import FAMILIES, PADDED, SPECIAL, VOCABULARY
 
 
@@ -215,8 +216,7 @@ def test_of_an_encoder_decoder_the_encoder_is_judged() -> None:
 def test_where_chooses(model: Plain) -> None:
     report = powernorm.diagnose(model, batches(), where="low*")
     assert [layer.name for layer in report.rows] == ["lower"]
-    with pytest.raises(InputError, match="selects no norm"):
-        powernorm.diagnose(model, batches(), where="nothing*")
+    refuses("selects no norm", powernorm.diagnose, model, batches(), where="nothing*")
 
 
 def test_a_users_scope_is_the_mask_of_a_model_without_one() -> None:
@@ -402,8 +402,7 @@ BAD: list[tuple[Any, Any, str]] = [
 
 @pytest.mark.parametrize(("model", "data", "words"), BAD)
 def test_bad_input(model: Any, data: Any, words: str) -> None:
-    with pytest.raises(InputError, match=words):
-        powernorm.diagnose(model, data)
+    refuses(words, powernorm.diagnose, model, data)
 
 
 def test_nan_names_layer_and_batch(model: Plain) -> None:
@@ -421,8 +420,7 @@ def test_only_padding(model: Plain) -> None:
 
 
 def test_norms_that_nothing_goes_through(model: Plain) -> None:
-    with pytest.raises(InputError, match="none of the 2 norms was called"):
-        powernorm.diagnose(model, batches(), lambda *_: None)
+    refuses("none of the 2 norms was called", powernorm.diagnose, model, batches(), lambda *_: None)
     report = powernorm.diagnose(
         model, batches(), lambda found, batch: found.lower(found.embed(batch[0]))
     )

@@ -8,8 +8,8 @@ from torch import Tensor, nn
 import powernorm
 from diagnosis.models import BATCH_STATISTICS_NORMS, Batch, Masked, batches, inputs_of
 from powernorm.diagnosis import training_inference_discrepancy
-from powernorm.errors import InputError
 from powernorm.norms import BatchNorm, build_norm
+from refusals import refuses
 
 
 def brute_force(calls: list[Tensor], *, centered: bool) -> tuple[float | None, float]:
@@ -202,7 +202,6 @@ def generator() -> Iterator[Batch]:
 def test_bad_input(data: Any, forward: Any, message: str) -> None:
     model = Masked("bn")
     before = tensors_of(model)
-    with pytest.raises(InputError, match=message):
-        training_inference_discrepancy(model, data, forward)
+    refuses(message, training_inference_discrepancy, model, data, forward)
     assert_same(before, tensors_of(model))
     assert not any(module._forward_pre_hooks for module in model.modules())

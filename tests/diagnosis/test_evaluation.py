@@ -13,6 +13,7 @@ from powernorm.diagnosis import EvaluationGap, evaluation_gap
 from powernorm.diagnosis.evaluation import closed_share, evaluate_statistics, mean_loss
 from powernorm.errors import InputError
 from powernorm.norms import build_norm
+from refusals import refuses
 
 
 def regression(norm: str) -> tuple[nn.Sequential, list[Tensor]]:
@@ -108,16 +109,12 @@ def test_bad_arguments_of_evaluate_statistics() -> None:
     model, data = regression("bn")
     with pytest.raises(InputError, match="no layer with batch statistics"):
         evaluate_statistics(nn.LayerNorm(4), squared_loss, data, data)
-    with pytest.raises(InputError, match="only once"):
-        evaluate_statistics(model, squared_loss, data, iter(data))
-    with pytest.raises(InputError, match="loss is 3"):
-        evaluate_statistics(model, 3, data, data)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="by_batch is 3"):
-        evaluate_statistics(model, squared_loss, data, data, by_batch=3)  # type: ignore[arg-type]
+    refuses("only once", evaluate_statistics, model, squared_loss, data, iter(data))
+    refuses("loss is 3", evaluate_statistics, model, 3, data, data)
+    refuses("by_batch is 3", evaluate_statistics, model, squared_loss, data, data, by_batch=3)
     with pytest.raises(InputError, match="only once"):
         evaluate_statistics(model, squared_loss, data, data, by_batch={32: iter(data)})
-    with pytest.raises(InputError, match="are empty"):
-        evaluate_statistics(model, squared_loss, data, [])
+    refuses("are empty", evaluate_statistics, model, squared_loss, data, [])
 
 
 def absolute_loss(model: nn.Module, batch: Batch) -> tuple[Tensor, int]:
@@ -184,13 +181,8 @@ def test_model_without_batch_statistics_has_no_gap() -> None:
 
 def test_bad_arguments_of_evaluation_gap() -> None:
     model: Any = Masked("bn")
-    with pytest.raises(InputError, match="only once"):
-        evaluation_gap(model, iter(batches(2)), absolute_loss)
-    with pytest.raises(InputError, match="are empty"):
-        evaluation_gap(model, [], absolute_loss)
-    with pytest.raises(InputError, match="loss is 3"):
-        evaluation_gap(model, batches(1), 3)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="loss is None"):
-        evaluation_gap(model, batches(1), None)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="model is None"):
-        evaluation_gap(None, batches(1), absolute_loss)  # type: ignore[arg-type]
+    refuses("only once", evaluation_gap, model, iter(batches(2)), absolute_loss)
+    refuses("are empty", evaluation_gap, model, [], absolute_loss)
+    refuses("loss is 3", evaluation_gap, model, batches(1), 3)
+    refuses("loss is None", evaluation_gap, model, batches(1), None)
+    refuses("model is None", evaluation_gap, None, batches(1), absolute_loss)

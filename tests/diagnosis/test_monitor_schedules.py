@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from powernorm.diagnosis import Schedule
-from powernorm.errors import InputError
+from refusals import refuses
 
 
 @given(st.integers(1, 500), st.integers(0, 10**6))
@@ -40,14 +40,10 @@ def test_parsing(value: Any, expected: Schedule) -> None:
 
 @pytest.mark.parametrize("value", [0, -1, 2.5, None, True, "", "log:0", "log:x", "every", "-3"])
 def test_bad_values(value: Any) -> None:
-    with pytest.raises(InputError, match=r"every is .*expected a number of steps .*'log'"):
-        Schedule.of(value)
+    refuses(r"every is .*expected a number of steps .*'log'", Schedule.of, value)
 
 
 def test_exactly_one() -> None:
-    with pytest.raises(InputError, match="either every or per_decade"):
-        Schedule()
-    with pytest.raises(InputError, match="either every or per_decade"):
-        Schedule(1, 1)
-    with pytest.raises(InputError, match="per_decade is 0"):
-        Schedule(per_decade=0)
+    refuses("either every or per_decade", Schedule)
+    refuses("either every or per_decade", Schedule, 1, 1)
+    refuses("per_decade is 0", Schedule, per_decade=0)

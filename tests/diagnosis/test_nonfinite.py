@@ -1,11 +1,10 @@
 from __future__ import annotations
 
-import pytest
 import torch
 from torch import Tensor, nn
 
 from powernorm.diagnosis import first_nonfinite
-from powernorm.errors import InputError
+from refusals import refuses
 
 
 class Root(nn.Module):
@@ -82,10 +81,8 @@ def test_compiled_model() -> None:
 
 
 def test_bad_arguments() -> None:
-    with pytest.raises(InputError, match="model is 3"):
-        first_nonfinite(3, torch.ones(1))  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="forward is 3"):
-        first_nonfinite(Model(), torch.ones(1, 4), 3)  # type: ignore[arg-type]
+    refuses("model is 3", first_nonfinite, 3, torch.ones(1))
+    refuses("forward is 3", first_nonfinite, Model(), torch.ones(1, 4), 3)
 
 
 def test_values_inside_objects_are_seen() -> None:

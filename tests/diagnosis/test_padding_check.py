@@ -16,6 +16,7 @@ import powernorm
 from covering import some_default
 from powernorm.diagnosis import padding_check
 from powernorm.errors import InputError
+from refusals import refuses
 from surgery.foreign_models import FAMILIES, PADDED, conformer_module
 
 LENGTHS = (11, 6, 9, 4)
@@ -429,8 +430,7 @@ def test_batches_that_cannot_be_checked(batch: Any, lengths: Any, words: str) ->
 
 def test_a_model_that_takes_no_row_alone() -> None:
     model = nn.Sequential(nn.Flatten(), nn.Linear(T * C, 2))
-    with pytest.raises(InputError, match="the model cannot run row 3 alone"):
-        padding_check(model, example()["x"], LENGTHS)
+    refuses("the model cannot run row 3 alone", padding_check, model, example()["x"], LENGTHS)
 
 
 FOREIGN = [name for name in PADDED if name != "whisper-encoder"]  # takes one length alone

@@ -9,8 +9,8 @@ from torch import nn
 
 import powernorm
 from powernorm.diagnosis import Diagnosis
-from powernorm.errors import InputError
 from powernorm.records import DIAGNOSED, DIAGNOSIS_COLUMNS, MONITORED, DiagnosisRecord
+from refusals import refuses
 
 
 @pytest.fixture(scope="module")
@@ -64,8 +64,7 @@ def test_text(report: Diagnosis) -> None:
 
 @pytest.mark.parametrize("write", ["write_json", "write_csv"])
 def test_a_path_that_cannot_be_written(report: Diagnosis, tmp_path: Path, write: str) -> None:
-    with pytest.raises(InputError, match="cannot be written"):
-        getattr(report, write)(tmp_path / "missing" / "file")
+    refuses("cannot be written", getattr(report, write), tmp_path / "missing" / "file")
 
 
 @pytest.mark.parametrize(("table", "names"), [("columns", DIAGNOSED), ("monitor", MONITORED)])

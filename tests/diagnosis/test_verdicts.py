@@ -6,7 +6,7 @@ import pytest
 from powernorm.diagnosis import DiagnosisRow, Limits
 from powernorm.diagnosis.reports import advice
 from powernorm.diagnosis.verdicts import judge_layer, judge_model
-from powernorm.errors import InputError
+from refusals import refuses
 
 LIMITS = Limits(bn=0.05, rbn=0.2, rbn_itself=0.09, pn=0.03)
 LAYER = DiagnosisRow(
@@ -175,8 +175,7 @@ def test_what_a_reader_should_know() -> None:
     "options", [{"bn": -0.1}, {"pn": float("nan")}, {"bn": "x"}, {"bn": 0.3, "rbn": 0.2}]
 )
 def test_limits_that_are_none(options: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match=r"limits\.(bn|rbn|pn) is"):
-        Limits(**options)
+    refuses(r"limits\.(bn|rbn|pn) is", Limits, **options)
 
 
 def test_limits_say_where_they_come_from() -> None:

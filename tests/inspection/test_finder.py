@@ -14,6 +14,7 @@ from powernorm.diagnosis.targets import find_targets
 from powernorm.inspection.finder import FoundNorm, find_norms
 from powernorm.inspection.reading import Reading, read_norm
 from powernorm.inspection.selection import Site, place
+from refusals import refuses
 from surgery.foreign_models import FAMILIES, WIDTH, timm
 
 
@@ -409,8 +410,7 @@ def test_a_declared_class_is_a_norm() -> None:
     ],
 )
 def test_declarations_that_say_nothing(cls: object, kind: str, message: str) -> None:
-    with pytest.raises(powernorm.InputError, match=message):
-        powernorm.declare_norm(cls, kind=kind)  # type: ignore[arg-type]
+    refuses(message, powernorm.declare_norm, cls, kind=kind)
 
 
 MORE = (

@@ -12,6 +12,7 @@ import powernorm
 from inspection.functional_models import GPT, norm
 from powernorm import InputError
 from powernorm.inspection import find_norms
+from refusals import refuses
 
 WIDTH = 8
 TOKENS = torch.arange(14).view(2, 7)
@@ -80,10 +81,8 @@ def test_calls_can_be_selected_and_alone_are_planned_not_swapped() -> None:
     assert {row.action for row in plan.rows} == {"keep"}
     assert {row.role for row in plan.rows if ".attn." in row.name} == {"attention"}
     assert plan.rows[0].reason == "not selected"
-    with pytest.raises(InputError, match=r"none of the selected norms can change.*modularize"):
-        plan.apply()
-    with pytest.raises(InputError, match=r"no norms at all, but may call .* with example_inputs"):
-        powernorm.plan_swap(GPT())
+    refuses(r"none of the selected norms can change.*modularize", plan.apply)
+    refuses(r"no norms at all, but may call .* with example_inputs", powernorm.plan_swap, GPT())
 
 
 @pytest.mark.parametrize(
@@ -138,8 +137,7 @@ def test_inputs_that_the_model_does_not_take_are_an_error_and_leave_no_trace() -
     with pytest.raises(InputError, match="GPT fails on the example inputs: IndexError"):
         powernorm.plan_swap(model, example_inputs=torch.tensor([[99]]))
     assert not any("forward" in vars(module) for module in model.modules())
-    with pytest.raises(InputError, match="example_inputs is a int"):
-        find_norms(model, 3)
+    refuses("example_inputs is a int", find_norms, model, 3)
 
 
 def test_shared_modules_have_all_their_names() -> None:

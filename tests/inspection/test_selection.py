@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 from torch import nn
 
-from powernorm.errors import InputError
 from powernorm.inspection.selection import Where
 from powernorm.surgery.swapping import plan_swap
+from refusals import refuses
 from surgery.foreign_models import FAMILIES, torch_encoder
 
 ENCODER_DECODERS = ("torch-transformer", "t5", "bart", "marian")
@@ -65,22 +65,16 @@ def test_the_side_of_a_selection() -> None:
     ],
 )
 def test_a_selection_of_nothing_lists_what_there_is(where: Any, word: str) -> None:
-    with pytest.raises(InputError, match=word):
-        plan_swap(torch_encoder(), where=where)
+    refuses(word, plan_swap, torch_encoder(), where=where)
 
 
 def test_conditions_that_do_not_exist() -> None:
-    with pytest.raises(InputError, match="known are attention"):
-        Where(roles="head")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="'encoder' or 'decoder'"):
-        Where(side="left")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="≥ 1"):
-        Where(lowest=0)
+    refuses("known are attention", Where, roles="head")
+    refuses("'encoder' or 'decoder'", Where, side="left")
+    refuses("≥ 1", Where, lowest=0)
 
 
 def test_only_norms_that_cannot_change() -> None:
     model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm((3, 4)))
-    with pytest.raises(InputError, match="2 dimensions"):
-        plan_swap(model)
-    with pytest.raises(InputError, match="no norms at all"):
-        plan_swap(nn.Sequential(nn.Linear(4, 4)))
+    refuses("2 dimensions", plan_swap, model)
+    refuses("no norms at all", plan_swap, nn.Sequential(nn.Linear(4, 4)))

@@ -25,6 +25,7 @@ import powernorm
 from powernorm.errors import InputError
 from powernorm.integrations.huggingface import CalibrateCallback as TrainerCalibrateCallback
 from powernorm.integrations.lightning import CalibrateCallback
+from refusals import refuses
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*pin_memory"),
@@ -149,8 +150,7 @@ def test_the_best_model_keeps_the_statistics_it_was_chosen_by(tmp_path: Path) ->
 
 
 def test_trainer_callback_that_cannot_work(tmp_path: Path) -> None:
-    with pytest.raises(InputError, match=r"trainer is None.*CalibrateCallback"):
-        TrainerCalibrateCallback(None)  # type: ignore[arg-type]
+    refuses(r"trainer is None.*CalibrateCallback", TrainerCalibrateCallback, None)
     with pytest.raises(InputError, match="num_batches is 0"):
         trained(tmp_path, [lambda trainer: TrainerCalibrateCallback(trainer, 0)])
     with pytest.raises(InputError, match="no layer"):
@@ -242,11 +242,8 @@ def test_lightning_calibrates_at_the_end(tmp_path: Path, steps: int) -> None:
 
 
 def test_lightning_callback_that_cannot_work() -> None:
-    with pytest.raises(InputError, match="num_batches is -1"):
-        CalibrateCallback(-1)
-    with pytest.raises(InputError, match="forward is 3"):
-        CalibrateCallback(forward=3)  # type: ignore[arg-type]
+    refuses("num_batches is -1", CalibrateCallback, -1)
+    refuses("forward is 3", CalibrateCallback, forward=3)
     without = Module()
     without.model[1] = nn.Identity()
-    with pytest.raises(InputError, match="no layer"):
-        CalibrateCallback(2).on_train_start(pl.Trainer(logger=False), without)
+    refuses("no layer", CalibrateCallback(2).on_train_start, pl.Trainer(logger=False), without)

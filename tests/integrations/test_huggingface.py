@@ -29,6 +29,7 @@ from transformers import Trainer, TrainingArguments
 from covering import some_default
 from powernorm.errors import InputError
 from powernorm.integrations.huggingface import NormCallback, PenaltyTrainerMixin, _follows
+from refusals import refuses
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.*pin_memory"),
@@ -262,8 +263,7 @@ def test_loss_of_neither_kind(tmp_path: Path) -> None:
             found = super().forward(x, labels, **kwargs)
             return {**found, "loss": found["loss"] + super().forward(x, labels)["loss"]}
 
-    with pytest.raises(InputError, match=r"does not show whether .*: set loss_is_scaled_for_ga"):
-        trained(Half(), tmp_path)
+    refuses(r"does not show whether .*: set loss_is_scaled_for_ga", trained, Half(), tmp_path)
 
 
 def test_losses_that_say_nothing() -> None:
@@ -389,8 +389,7 @@ class Unlabeled(Classifier):
 
 def test_labels_are_needed_or_counting_of_ones_own(tmp_path: Path) -> None:
     data = [{"x": batch["x"]} for batch in batches(2)]
-    with pytest.raises(InputError, match=r"no 'labels' .*override count_loss_tokens"):
-        trained(Unlabeled(), tmp_path, data=data)
+    refuses(r"no 'labels' .*override count_loss_tokens", trained, Unlabeled(), tmp_path, data=data)
 
     class Counts(RegularizedTrainer):
         def count_loss_tokens(self, inputs: Any) -> int:
@@ -403,12 +402,10 @@ def test_wrong_configuration(tmp_path: Path) -> None:
     class Scaled(RegularizedTrainer):
         loss_is_scaled_for_ga = True
 
-    with pytest.raises(InputError, match="could not count them"):
-        trained(Mean(), tmp_path, trainer=Scaled)
+    refuses("could not count them", trained, Mean(), tmp_path, trainer=Scaled)
     with pytest.raises(InputError, match=r"logging_strategy is 'epoch'.*'steps'"):
         trained(Mean(), tmp_path, callback=True, logging_strategy="epoch")
-    with pytest.raises(InputError, match=r"trainer is None, expected the transformers\.Trainer"):
-        NormCallback(None)  # type: ignore[arg-type]
+    refuses(r"trainer is None, expected the transformers\.Trainer", NormCallback, None)
     with pytest.raises(InputError, match="before torch"):
         NormCallback(
             PlainTrainer(
@@ -437,5 +434,4 @@ def test_several_gpus_in_one_process_are_refused(tmp_path: Path) -> None:
     model = Mean()
     trainer = RegularizedTrainer(model=model, args=arguments(tmp_path), train_dataset=batches(2))
     trainer.args._n_gpu = 2
-    with pytest.raises(InputError, match="2 GPUs in one process"):
-        trainer.compute_loss(model, dict(batches(1)[0]))
+    refuses("2 GPUs in one process", trainer.compute_loss, model, dict(batches(1)[0]))

@@ -26,7 +26,6 @@ from torch.utils.data import DataLoader
 
 import powernorm
 from powernorm.diagnosis import NormRow
-from powernorm.errors import InputError
 from powernorm.integrations.lightning import (
     LossScaleFollower,
     NormCallback,
@@ -34,6 +33,7 @@ from powernorm.integrations.lightning import (
 )
 from powernorm.norms import BatchNorm
 from powernorm.records import NORMS_COLUMNS
+from refusals import refuses
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Found 2 module.* in eval mode"),
@@ -375,40 +375,29 @@ class Manual(Module):
 def test_bad_configuration(
     tmp_path: Path, module: type[Module], num_tokens: str, message: str
 ) -> None:
-    with pytest.raises(InputError, match=message):
-        fit(module(Classifier()), [PenaltyCallback(num_tokens)], batches(2), tmp_path)
+    refuses(message, fit, module(Classifier()), [PenaltyCallback(num_tokens)], batches(2), tmp_path)
 
 
 def test_bad_arguments() -> None:
-    with pytest.raises(InputError, match="reduction='mean' needs num_tokens"):
-        PenaltyCallback()
-    with pytest.raises(InputError, match="'token_sum' does not use num_tokens"):
-        PenaltyCallback("labels", reduction="token_sum")
-    with pytest.raises(InputError, match="reduction is 'sum'"):
-        PenaltyCallback("labels", reduction="sum")  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="num_tokens is 3, expected a function"):
-        PenaltyCallback(3)  # type: ignore[arg-type]
+    refuses("reduction='mean' needs num_tokens", PenaltyCallback)
+    refuses("'token_sum' does not use num_tokens", PenaltyCallback, "labels", reduction="token_sum")
+    refuses("reduction is 'sum'", PenaltyCallback, "labels", reduction="sum")
+    refuses("num_tokens is 3, expected a function", PenaltyCallback, 3)
     for every in (0, "often", 2.5, None):
-        with pytest.raises(InputError, match=f"every is {every!r}, expected a number of steps"):
-            NormCallback(every)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="on_rows is 3, expected a function"):
-        NormCallback(on_rows=3)  # type: ignore[arg-type]
-    with pytest.raises(InputError, match="loss_scale is 0"):
-        NormCallback(loss_scale=0)
-    with pytest.raises(InputError, match="model is 3"):
-        NormCallback(model=3)  # type: ignore[arg-type]
+        refuses(f"every is {every!r}, expected a number of steps", NormCallback, every)
+    refuses("on_rows is 3, expected a function", NormCallback, on_rows=3)
+    refuses("loss_scale is 0", NormCallback, loss_scale=0)
+    refuses("model is 3", NormCallback, model=3)
 
 
 def test_compiled_model_has_to_be_given_before(tmp_path: Path) -> None:
     model = nn.Sequential(BatchNorm(4))
     NormCallback(1, model=model)
     compiled = torch.compile(model, backend="eager")
-    with pytest.raises(InputError, match="before torch"):
-        NormCallback(1, model=compiled)
+    refuses("before torch", NormCallback, 1, model=compiled)
     module = Module(Classifier())
     module.model.lower.compile(backend="eager")
-    with pytest.raises(InputError, match="before torch"):
-        fit(module, [NormCallback(1)], batches(2), tmp_path)
+    refuses("before torch", fit, module, [NormCallback(1)], batches(2), tmp_path)
 
 
 def test_attribute_of_the_batch() -> None:

@@ -18,6 +18,7 @@ from powernorm.integrations.pretrained import (
     load_pretrained,
     load_tokenizer,
 )
+from refusals import refuses
 from surgery.models_of_other_lengths import CONVOLUTIONS, SPEECH
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -68,19 +69,16 @@ def test_a_swapped_model_is_read_as_it_was_written(
 def test_what_cannot_be_diagnosed(encoder: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="there are 40 texts, fewer than two batches of 5000"):
         diagnose_pretrained(encoder, TEXTS, batch_size=5000)
-    with pytest.raises(InputError, match="num_batches is 1"):
-        diagnose_pretrained(encoder, TEXTS, num_batches=1)
+    refuses("num_batches is 1", diagnose_pretrained, encoder, TEXTS, num_batches=1)
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    with pytest.raises(InputError, match="holds no model that can be loaded"):
-        diagnose_pretrained(tmp_path, TEXTS, batch_size=4)
+    refuses("holds no model that can be loaded", diagnose_pretrained, tmp_path, TEXTS, batch_size=4)
 
 
 @pytest.mark.parametrize("kind", ["bert", "gpt2", "t5"])
 def test_a_folder_without_a_tokenizer(kind: str, tmp_path: Path) -> None:
     """Transformers makes one that knows no word."""
     (tmp_path / "config.json").write_text(f'{{"model_type": "{kind}"}}')
-    with pytest.raises(InputError, match=r"holds no tokenizer: copy .* \(.*tokenizer.json"):
-        load_tokenizer(tmp_path)
+    refuses(r"holds no tokenizer: copy .* \(.*tokenizer.json", load_tokenizer, tmp_path)
 
 
 def test_a_model_of_sounds_is_asked_for_batches(tmp_path: Path) -> None:
@@ -88,8 +86,7 @@ def test_a_model_of_sounds_is_asked_for_batches(tmp_path: Path) -> None:
     config = transformers.Wav2Vec2Config(**SPEECH, **CONVOLUTIONS)
     transformers.Wav2Vec2Model(config).save_pretrained(tmp_path)
     said = "holds a Wav2Vec2Model, which takes input_values, not text: give module:name"
-    with pytest.raises(InputError, match=said):
-        load_pretrained(tmp_path).batches(["a text"], 1, 8)
+    refuses(said, load_pretrained(tmp_path).batches, ["a text"], 1, 8)
 
 
 def test_loading_prints_nothing(encoder: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -122,8 +119,7 @@ def test_rows_end_where_the_models_positions_do(encoder: Path) -> None:
 def test_configurations_that_give_no_model(tmp_path: Path, text: str, words: str) -> None:
     file = tmp_path / "config.json"
     file.write_text(text)
-    with pytest.raises(InputError, match=words):
-        build_from_config(file)
+    refuses(words, build_from_config, file)
 
 
 def test_a_configuration_with_infinity(encoder: Path, tmp_path: Path) -> None:

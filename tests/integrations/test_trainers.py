@@ -16,6 +16,7 @@ from norms.processes import run_processes
 from powernorm.errors import InputError
 from powernorm.integrations.trainers import count_labels, log_entries, process_penalty
 from powernorm.norms import RegularizedBatchNorm, build_norm
+from refusals import refuses
 
 
 def data() -> list[Batch]:
@@ -114,8 +115,7 @@ def test_nothing_to_add(reduction: Any) -> None:
 def test_mean_without_tokens() -> None:
     model = Classifier()
     losses(model, data()[0])
-    with pytest.raises(InputError, match="needs num_tokens"):
-        process_penalty(model, "mean", None)
+    refuses("needs num_tokens", process_penalty, model, "mean", None)
 
 
 @pytest.mark.parametrize("count", [0, -3, True, "many", float("inf")])

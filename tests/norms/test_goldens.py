@@ -112,6 +112,17 @@ def names(pattern: str) -> list[str]:
     return found
 
 
+def replays(pattern: str) -> pytest.MarkDecorator:
+    """Give every file to every backend; Triton's interpreter is slow and gets half by default."""
+    files = names(pattern)
+    grid: list[Any] = [(backend, name) for backend in ("eager", "cpu") for name in files]
+    grid += [
+        pytest.param("triton", name, marks=[] if name in files[::2] else [pytest.mark.slow])
+        for name in files
+    ]
+    return pytest.mark.parametrize(("backend", "name"), grid, indirect=["backend"])
+
+
 RUNNING = ("running_mean", "running_var")
 
 
@@ -128,7 +139,7 @@ def loaded(
     return norm
 
 
-@pytest.mark.parametrize("name", names("powernorm_paper_*.npz"))
+@replays("powernorm_paper_*.npz")
 def test_powernorm_paper(name: str) -> None:
     golden = Golden(name)
     meta = golden.meta
@@ -147,7 +158,7 @@ def test_powernorm_paper(name: str) -> None:
     replay(golden, norm, states)
 
 
-@pytest.mark.parametrize("name", names("powernorm_released_*.npz"))
+@replays("powernorm_released_*.npz")
 def test_powernorm_released(name: str) -> None:
     golden = Golden(name)
     meta = golden.meta
@@ -182,7 +193,7 @@ def test_batch_norm() -> None:
     replay(golden, norm, running(norm))
 
 
-@pytest.mark.parametrize("name", names("rbn_*.npz"))
+@replays("rbn_*.npz")
 def test_regularized_batch_norm(name: str) -> None:
     golden = Golden(name)
     penalties = {f"{part}_penalty": golden.meta[f"penalty_{part}"] for part in ("mean", "var")}

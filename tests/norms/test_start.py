@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.fx.experimental.proxy_tensor import make_fx
 
 import powernorm
+from refusals import refuses
 
 pytestmark = pytest.mark.filterwarnings("error:a .* evaluates after:UserWarning")
 
@@ -133,10 +134,8 @@ def test_the_penalty_of_the_first_step_is_of_the_batch_itself() -> None:
 
 
 def test_a_wrong_start_is_named() -> None:
-    with pytest.raises(powernorm.InputError, match="start is 'zero', expected 'average', 'torch'"):
-        powernorm.BatchNorm(4, start="zero")  # type: ignore[arg-type]
-    with pytest.raises(powernorm.InputError, match="option start of pnv is 'mean'"):
-        powernorm.build_norm("pnv", 4, start="mean")
+    refuses("start is 'zero', expected 'average', 'torch'", powernorm.BatchNorm, 4, start="zero")
+    refuses("option start of pnv is 'mean'", powernorm.build_norm, "pnv", 4, start="mean")
     norm = powernorm.BatchNorm(4, start="torch")
     assert "start='torch'" in repr(norm)
     with pytest.raises(powernorm.InputError, match="start is 1"):

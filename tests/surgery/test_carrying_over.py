@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize, prune
 
 import powernorm
-from powernorm.errors import InputError
 from powernorm.inspection.selection import Where
 from powernorm.surgery.swapping import plan_swap, swap
+from refusals import refuses
 from surgery.foreign_models import FAMILIES, PADDED, WIDTH, run, torch_encoder
 
 
@@ -96,8 +96,7 @@ def test_the_old_norm_tapers_off(kind: str) -> None:
     optimizer = torch.optim.SGD(model.parameters(), 0.1)
     for step in range(3):
         if step == 2:
-            with pytest.raises(InputError, match=r"its gate is 0\.5"):
-                powernorm.fold(model.eval(), x)
+            refuses(r"its gate is 0\.5", powernorm.fold, model.eval(), x)
             model.train()
         optimizer.zero_grad()
         model(x).square().mean().backward()
@@ -205,8 +204,7 @@ def test_undo_after_a_model_without_scales_was_moved() -> None:
 
 @pytest.mark.parametrize("options", [{"names": 3}, {"roles": 3}, {"types": [3]}, {"names": b"x"}])
 def test_conditions_of_the_wrong_type(options: dict[str, Any]) -> None:
-    with pytest.raises(InputError, match=r"expected a (string|class)"):
-        Where(**options)
+    refuses(r"expected a (string|class)", Where, **options)
 
 
 def test_wrapped_for_several_processes() -> None:
@@ -224,8 +222,7 @@ def test_wrapped_for_several_processes() -> None:
     sharded = torch_encoder()
     sharded.__class__ = FSDPEncoder
     for model in (DistributedDataParallel(torch_encoder()), nn.Sequential(sharded)):
-        with pytest.raises(InputError, match="swap before the model is wrapped"):
-            swap(model, "bn")
+        refuses("swap before the model is wrapped", swap, model, "bn")
 
 
 def replaced_forward(norm: nn.Module) -> None:
@@ -263,8 +260,7 @@ def test_norms_that_were_altered_are_left_alone(change: Any, reason: str) -> Non
     assert reason in rows["norm"].reason
     swap(model, "bn")
     assert not isinstance(model.norm, powernorm.norms.Norm)
-    with pytest.raises(InputError, match=reason):
-        swap(model, "bn", where="norm")
+    refuses(reason, swap, model, "bn", where="norm")
 
 
 def test_pruning_made_permanent() -> None:

@@ -14,6 +14,7 @@ import powernorm
 from powernorm.errors import InputError
 from powernorm.norms import BatchStatisticsNorm
 from powernorm.surgery.insertion import LINEARS, Places
+from refusals import refuses
 from surgery.foreign_models import FAMILIES, PADDED, run
 from surgery.static_models import settle
 
@@ -123,8 +124,7 @@ def test_undo_restores_the_model(name: str, where: Places) -> None:
     after = [len(part._forward_hooks) + len(part._forward_pre_hooks) for _, part in modules]
     assert after == hooks
     assert torch.equal(run(model, inputs), expected)
-    with pytest.raises(InputError, match="undo was called already"):
-        inserted.undo()
+    refuses("undo was called already", inserted.undo)
 
 
 FOLDED: list[Any] = [
@@ -154,8 +154,7 @@ def test_inserted_norms_fold_into_the_maps(name: str, where: Places) -> None:
     assert report.errors[0].relative <= 1e-12
     assert not [part for part in model.modules() if isinstance(part, BatchStatisticsNorm)]
     torch.testing.assert_close(run(model, inputs), expected, rtol=1e-4, atol=1e-5)
-    with pytest.raises(InputError, match="undo later changes first"):
-        inserted.undo()
+    refuses("undo later changes first", inserted.undo)
     report.undo()
     inserted.undo()
 
@@ -195,8 +194,7 @@ def test_other_surgery_knows_inserted_norms() -> None:
     swapped = powernorm.swap(model, to="pn-static", where="*inserted_norm")
     assert list(swapped.norms) == list(inserted.norms)
     run(model.train(), inputs)
-    with pytest.raises(InputError, match="undo later changes first"):
-        inserted.undo()
+    refuses("undo later changes first", inserted.undo)
     swapped.undo()
     inserted.undo()
 
@@ -213,10 +211,8 @@ def test_the_plan_says_what_will_be_done() -> None:
     assert "2 of 3 maps get bn" in str(plan)
     assert "inserted_norm" not in dict(model.linear1.named_modules())
     plan.apply()
-    with pytest.raises(InputError, match="plan again"):
-        plan.apply()
-    with pytest.raises(InputError, match="a norm was inserted behind it already"):
-        powernorm.insert(model)
+    refuses("plan again", plan.apply)
+    refuses("a norm was inserted behind it already", powernorm.insert, model)
 
 
 def test_a_shared_map_gets_one_norm() -> None:
@@ -247,8 +243,7 @@ def test_device_type_mode_and_options_are_taken_over() -> None:
 )
 def test_what_is_wrong_is_named(arguments: dict[str, Any], message: str) -> None:
     model = nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 4))
-    with pytest.raises(InputError, match=message):
-        powernorm.insert(model, **arguments)
+    refuses(message, powernorm.insert, model, **arguments)
     assert len(list(model.modules())) == 3
 
 
@@ -259,5 +254,4 @@ def test_a_model_without_a_feed_forward_network_is_refused() -> None:
 
 def test_a_compiled_model_is_refused() -> None:
     model = torch.compile(nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 4)), backend="eager")
-    with pytest.raises(InputError, match=r"insert before torch\.compile"):
-        powernorm.insert(model)
+    refuses(r"insert before torch\.compile", powernorm.insert, model)

@@ -20,6 +20,7 @@ import powernorm
 from covering import some_default
 from powernorm.errors import InputError
 from powernorm.inspection.mask_checks import MaskWarning
+from refusals import refuses
 from surgery.foreign_models import (
     WIDTH,
     conformer_module,
@@ -334,8 +335,7 @@ def test_repetitions_see_no_padding_either(how: str, monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(COVERED, "maximum of a module", lambda m, x: m.largest(m.conv(x) - 30))
     valid = torch.arange(9) < LENGTHS[:, None]
     if how == "function":
-        with pytest.raises(InputError, match="conv1d is called as a function under activation"):
-            twin(sequences(), LENGTHS)
+        refuses("conv1d is called as a function under activation", twin, sequences(), LENGTHS)
         return
     for one in (model, twin):
         one(sequences(), LENGTHS)[valid].square().mean().backward()

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 import powernorm
-from powernorm.errors import InputError
 from powernorm.inspection.mask_checks import MaskWarning
 from powernorm.norms.masks import current_padding_mask
 from powernorm.surgery.swapping import swap
+from refusals import refuses
 from surgery.foreign_models import (
     FAMILIES,
     PAD,
@@ -51,12 +51,10 @@ def test_a_decoders_first_token_is_no_padding() -> None:
 
 def test_a_mask_the_wrong_way_round_is_refused() -> None:
     inputs = PADDED["bert"](2)
-    with pytest.raises(InputError, match="is inverted"):
-        swapped("bert")(inputs["input_ids"], 1 - inputs["attention_mask"])
+    refuses("is inverted", swapped("bert"), inputs["input_ids"], 1 - inputs["attention_mask"])
     assert current_padding_mask() is None
     silent = vectors(2).masked_fill(padding(2).unsqueeze(-1), 0.0)
-    with pytest.raises(InputError, match="is inverted"):
-        swapped("torch-encoder")(silent, src_key_padding_mask=~padding(2))
+    refuses("is inverted", swapped("torch-encoder"), silent, src_key_padding_mask=~padding(2))
 
 
 def test_padding_tokens_by_chance_are_no_evidence() -> None:
@@ -90,14 +88,12 @@ def test_a_wrong_way_round_is_found_after_batches_without_padding() -> None:
     with pytest.warns(MaskWarning, match="marks all rows as nothing but padding"):
         model(ids, attention_mask=torch.zeros_like(ids))
     inputs = PADDED["bert"](2)
-    with pytest.raises(InputError, match="is inverted"):
-        model(inputs["input_ids"], 1 - inputs["attention_mask"])
+    refuses("is inverted", model, inputs["input_ids"], 1 - inputs["attention_mask"])
     right = bert()
     swap(right, "bn")
     for _ in range(3):
         right(ids, attention_mask=torch.ones_like(ids))
-    with pytest.raises(InputError, match="is inverted"):
-        right(inputs["input_ids"], 1 - inputs["attention_mask"])
+    refuses("is inverted", right, inputs["input_ids"], 1 - inputs["attention_mask"])
 
 
 def test_a_batch_of_nothing_but_padding_is_marked_rightly() -> None:
@@ -119,8 +115,7 @@ def test_a_token_that_ends_and_pads_still_tells_the_direction() -> None:
     model(tokens(2), attention_mask=keep(2))
     wrong = hf.GPT2LMHeadModel(config).train()
     swap(wrong, "bn")
-    with pytest.raises(InputError, match="is inverted"):
-        wrong(tokens(6), attention_mask=1 - keep(6))
+    refuses("is inverted", wrong, tokens(6), attention_mask=1 - keep(6))
 
 
 def test_calibration_does_not_speak_of_training() -> None:

@@ -25,6 +25,7 @@ from powernorm.inspection import mask_arguments
 from powernorm.inspection.mask_checks import MaskWarning
 from powernorm.norms import BatchNorm, masks
 from powernorm.surgery.swapping import swap
+from refusals import refuses
 
 BATCH, LENGTH, WIDTH = 4, 7, 6
 LENGTHS = torch.tensor([7, 5, 2, 1])
@@ -259,8 +260,7 @@ def test_no_mask_at_all_is_silently_wrong(kind: type[Flat]) -> None:
 def test_other_values_are_refused_by_name(name: str, value: Tensor, words: str) -> None:
     model = model_of(Flat, name)
     swap(model, "bn")
-    with pytest.raises(InputError, match=words):
-        model(batch_of(Flat, "random", 0), value)
+    refuses(words, model, batch_of(Flat, "random", 0), value)
 
 
 def test_a_length_for_all_and_a_mask_of_zeros_hide_nothing() -> None:
@@ -279,8 +279,7 @@ def test_what_a_batch_shows_is_no_surprise_to_a_declaration(
     model = model_of(Flat, "key_padding_mask")  # True at valid positions, as flash-attention has it
     swap(model, "bn", momentum=1.0)
     x = batch_of(Flat, "random", 0)
-    with pytest.raises(InputError, match=r"key_padding_mask .* is inverted.*declare_mask"):
-        model(x, ~PADDING)
+    refuses(r"key_padding_mask .* is inverted.*declare_mask", model, x, ~PADDING)
     powernorm.declare_mask("key_padding_mask", "keep", type(model))
     model(x, ~PADDING)
     assert torch.allclose(model.norm.running_mean, x[~PADDING].mean(0), atol=1e-4)
@@ -315,8 +314,7 @@ def test_positions_in_another_order_are_warned_of(
     swap(model, "bn")
     x = batch_of(Flat, "random", 0)
     if "fit" in words:
-        with pytest.raises(InputError, match=words):
-            model(x, LENGTHS)
+        refuses(words, model, x, LENGTHS)
         return
     with pytest.warns(MaskWarning, match=words) if words else nullcontext():
         model(x, LENGTHS)
@@ -391,8 +389,7 @@ def test_torchscript_is_refused_and_parts_of_it_are_left_alone() -> None:
         lambda one: powernorm.fold(one, torch.randn(2, WIDTH)),
     ]  # fmt: skip
     for verb in verbs:
-        with pytest.raises(InputError, match="is a TorchScript module"):
-            verb(model.inner)
+        refuses("is a TorchScript module", verb, model.inner)
     rows = {row.name: row for row in powernorm.plan_swap(model, "bn").rows}
     assert (rows["norm"].action, rows["inner.1"].action) == ("swap", "keep")
     assert "TorchScript" in rows["inner.1"].reason

@@ -14,6 +14,7 @@ from powernorm.errors import InputError
 from powernorm.inspection import mask_arguments
 from powernorm.inspection.mask_checks import MaskWarning
 from powernorm.surgery.swapping import plan_swap, swap
+from refusals import refuses
 from surgery.foreign_models import (
     PAD,
     VOCABULARY,
@@ -87,8 +88,7 @@ def test_what_cannot_be_told_is_one_error_that_says_what_to_do(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model, x = own("mask"), torch.randn(2, 7, WIDTH)  # where padding is, nothing shows
-    with pytest.raises(InputError, match=r'mask of Mine may.*declare_mask\("mask", "keep" or'):
-        model(x, ~padding(2))
+    refuses(r'mask of Mine may.*declare_mask\("mask", "keep" or', model, x, ~padding(2))
     monkeypatch.setattr(mask_arguments, "_declared", {})
     powernorm.declare_mask("mask", "keep", type(model))
     model(x, ~padding(2))
@@ -118,8 +118,7 @@ def test_a_declared_name_is_in_the_plan(monkeypatch: pytest.MonkeyPatch) -> None
     ],
 )
 def test_declarations_that_mean_nothing(arguments: Any, words: str) -> None:
-    with pytest.raises(InputError, match=words):
-        powernorm.declare_mask(*arguments)
+    refuses(words, powernorm.declare_mask, *arguments)
 
 
 def test_a_batch_without_padding_decides_nothing() -> None:
@@ -133,10 +132,7 @@ def test_a_batch_without_padding_decides_nothing() -> None:
 def test_a_direction_that_changes_is_an_error() -> None:
     model = own("mask")
     model(vectors(), FULL)
-    with pytest.raises(
-        InputError, match=r"mask of Mine marked padding in earlier batches and valid"
-    ):
-        model(vectors(), ~FULL)
+    refuses(r"mask of Mine marked padding in earlier batches and valid", model, vectors(), ~FULL)
 
 
 def test_a_missing_mask_of_ones_own_is_warned_of() -> None:

@@ -11,8 +11,8 @@ from torch import Tensor, nn
 
 import powernorm
 from norms.processes import run_processes
-from powernorm.errors import InputError
 from powernorm.norms import BatchStatisticsNorm
+from refusals import refuses
 from surgery.foreign_models import PADDED, padding, seeded, torch_encoder, vectors
 from surgery.static_models import STATIC
 
@@ -154,8 +154,7 @@ def test_progress_and_modes() -> None:
 def unchanged(model: nn.Module, original: nn.Module, batches: object, match: str) -> None:
     before = {name: value.clone() for name, value in model.state_dict().items()}
     hooks = [dict(m._forward_hooks) for m in original.modules()]
-    with pytest.raises(InputError, match=match):
-        powernorm.match_teacher(model, original, batches)
+    refuses(match, powernorm.match_teacher, model, original, batches)
     now = model.state_dict()
     assert all(torch.equal(now[name], value) for name, value in before.items())
     assert [dict(m._forward_hooks) for m in original.modules()] == hooks
@@ -198,8 +197,7 @@ def test_one_layer_loses_no_data() -> None:
 def test_arguments_of_no_such_type(arguments: dict[str, object], match: str) -> None:
     original = teacher()
     given = {"model": student(original), "teacher": original, "batches": data()} | arguments
-    with pytest.raises(InputError, match=match):
-        powernorm.match_teacher(**given)  # type: ignore[arg-type]
+    refuses(match, powernorm.match_teacher, **given)
 
 
 def test_parameters_that_others_hold_too() -> None:

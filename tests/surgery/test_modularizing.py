@@ -16,6 +16,7 @@ import powernorm
 from inspection.functional_models import GPT, norm
 from powernorm import InputError
 from powernorm.inspection import find_norms
+from refusals import refuses
 
 WIDTH = 8
 TOKENS = torch.randint(20, (4, 9), generator=torch.Generator().manual_seed(0))
@@ -108,8 +109,7 @@ def test_undo_restores_the_model(gpt: GPT) -> None:
     before = gpt(TOKENS)
     made = powernorm.modularize(gpt, TOKENS)
     swapped = powernorm.swap(gpt, "ln")
-    with pytest.raises(InputError, match="undo later changes first"):
-        made.undo()
+    refuses("undo later changes first", made.undo)
     swapped.undo()
     made.undo()
     assert find_norms(gpt) == ()
@@ -118,8 +118,7 @@ def test_undo_restores_the_model(gpt: GPT) -> None:
     assert [len(module._state_dict_hooks) for module in gpt.modules()] == hooks
     assert list(gpt.state_dict()) == names
     assert torch.equal(gpt(TOKENS), before)
-    with pytest.raises(InputError, match="undo was called already"):
-        made.undo()
+    refuses("undo was called already", made.undo)
 
 
 @pytest.mark.slow
@@ -326,8 +325,7 @@ def test_later_calls_that_differ_are_an_error() -> None:
         (5, "Calls gives layer_norm another weight, where the examples"),
         (6, "Calls calls rms_norm as number 2, where the examples"),
     ):
-        with pytest.raises(InputError, match=message):
-            model(X[:1].expand(length, -1, -1))
+        refuses(message, model, X[:1].expand(length, -1, -1))
 
 
 def test_a_forward_that_goes_through_its_children_is_refused() -> None:
@@ -336,8 +334,7 @@ def test_a_forward_that_goes_through_its_children_is_refused() -> None:
             return 2 * F.layer_norm(super().forward(x), (WIDTH,), eps=0.1)
 
     model = Chain(nn.Linear(WIDTH, WIDTH))
-    with pytest.raises(InputError, match="fails with modules in the place of functional norms"):
-        powernorm.modularize(model, X)
+    refuses("fails with modules in the place of functional norms", powernorm.modularize, model, X)
     assert len(model) == 1
     assert "forward" not in vars(model)
 
@@ -347,8 +344,7 @@ def test_nothing_to_do_is_an_error() -> None:
         powernorm.modularize(nn.Linear(WIDTH, WIDTH), X)
     with pytest.raises(InputError, match="norm_call0: instance_norm at test_modularizing"):
         powernorm.modularize(Calls(lambda _, x: F.instance_norm(x)), X)
-    with pytest.raises(InputError, match="compiled already"):
-        powernorm.modularize(torch.compile(Calls(affine)), X)
+    refuses("compiled already", powernorm.modularize, torch.compile(Calls(affine)), X)
 
 
 @pytest.mark.parametrize("whole", [True, False])
@@ -367,8 +363,7 @@ def test_checkpointed_modules_work_and_checkpointed_functions_are_refused(whole:
         model(X).sum().backward()
         assert linear.weight.grad is not None
     else:
-        with pytest.raises(InputError, match="inside a checkpointed function"):
-            model(X)
+        refuses("inside a checkpointed function", model, X)
 
 
 def test_a_shared_module_is_changed_once() -> None:

@@ -14,9 +14,9 @@ from torch import Tensor, nn
 from torch.optim.optimizer import _global_optimizer_pre_hooks
 
 from covering import some_default
-from powernorm.errors import InputError
 from powernorm.surgery.insertion import insert, plan_insert
 from powernorm.surgery.swapping import plan_swap, swap
+from refusals import refuses
 
 
 class OffsetNorm(nn.Module):
@@ -160,11 +160,9 @@ def test_what_is_frozen_for_now_keeps_its_place() -> None:
 
 def test_wrong_optimizers_change_nothing() -> None:
     model = net()
-    with pytest.raises(InputError, match="is or holds a str"):
-        swap(model, "bn", optimizer=["adam"])  # type: ignore[list-item]
+    refuses("is or holds a str", swap, model, "bn", optimizer=["adam"])
     other = torch.optim.SGD(net().parameters(), 0.1)
-    with pytest.raises(InputError, match="SGD has no parameter of Sequential"):
-        plan_swap(model, "bn").apply(optimizer=other)
+    refuses("SGD has no parameter of Sequential", plan_swap(model, "bn").apply, optimizer=other)
     assert type(model[1]) is nn.RMSNorm
 
 

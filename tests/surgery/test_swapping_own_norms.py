@@ -17,6 +17,7 @@ from powernorm.errors import InputError
 from powernorm.inspection.finder import find_norms
 from powernorm.norms.adapted import AdaptedNorm
 from powernorm.norms.registry import REGISTERED
+from refusals import refuses
 from surgery.static_models import left_of
 
 PADDING = torch.tensor([[False] * 5, [False, False, False, True, True]])
@@ -71,8 +72,7 @@ def test_by_module_and_class_with_options() -> None:
     assert "4 of 4 norms change to norms.own_modules:Bounded" in str(plan)
     plan.apply()
     assert model.layers[1].norm2.layer.slope == 3.0
-    with pytest.raises(InputError, match="no option 'slop', it takes slope, shift"):
-        powernorm.swap(model, "bounded", slop=3.0)
+    refuses("no option 'slop', it takes slope, shift", powernorm.swap, model, "bounded", slop=3.0)
     with pytest.raises(InputError, match="own_modules:Missing' cannot be loaded"):
         powernorm.plan_swap(model, "norms.own_modules:Missing")
 
@@ -170,8 +170,7 @@ def test_a_mask_that_is_longer_than_what_the_norm_sees() -> None:
     model = Cached()
     powernorm.swap(model, "centered")
     x, keep = torch.randn(2, 5, 8), (~PADDING).long()
-    with pytest.raises(InputError, match=r"from attention_mask .* does not fit"):
-        model(x, attention_mask=keep)
+    refuses(r"from attention_mask .* does not fit", model, x, attention_mask=keep)
     y = model.eval()(x, attention_mask=keep)
     torch.testing.assert_close(y, x[:, -2:] * model.norm.weight)
 
@@ -243,8 +242,7 @@ def test_static_ones_fold_and_others_stay_with_a_reason() -> None:
     assert "it has hooks or a forward of its own" in powernorm.plan_fold(model, x).rows[0].reason
     only = nn.Sequential(nn.Linear(8, 8), nn.LayerNorm(8)).eval()
     powernorm.swap(only, "mixed")
-    with pytest.raises(InputError, match=r"holds no static norm to fold \(it holds Mixed\)"):
-        powernorm.plan_fold(only, x)
+    refuses(r"holds no static norm to fold \(it holds Mixed\)", powernorm.plan_fold, only, x)
 
 
 def test_mixed_calibrates_what_it_holds() -> None:

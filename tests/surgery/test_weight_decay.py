@@ -1,11 +1,10 @@
 """Which parameters an optimizer's groups decay."""
 
-import pytest
 from torch import nn
 
 import powernorm
-from powernorm.errors import InputError
 from powernorm.surgery import decay_groups
+from refusals import refuses
 
 
 def decayed(model: nn.Module, norms: object = ()) -> set[str]:
@@ -42,7 +41,5 @@ def test_a_matrix_of_a_norm_is_not_decayed() -> None:
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    with pytest.raises(InputError, match="selects no norm"):
-        decay_groups(model(), 0.1, "nothing")
-    with pytest.raises(InputError, match="weight_decay"):
-        decay_groups(model(), -0.1)
+    refuses("selects no norm", decay_groups, model(), 0.1, "nothing")
+    refuses("weight_decay", decay_groups, model(), -0.1)

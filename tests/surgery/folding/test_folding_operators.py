@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any
 
-import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 import powernorm
-from powernorm.errors import InputError
-from surgery.folding.test_folding_graphs import C, Net, bn, linear, tokens
+from refusals import refuses
+from surgery.folding.test_folding_graphs import C, Net, Together, bn, linear, tokens
 from surgery.static_models import left_of, settle
 
 
@@ -37,51 +37,59 @@ def conv(groups: int = 1, out: int = 2 * C, bias: bool = True, **options: int) -
     return nn.Conv2d(C, out, 3, groups=groups, bias=bias, dtype=torch.float64, **options)
 
 
-def check(model: nn.Module, x: Tensor, *others: Tensor) -> str:
-    """Fold the only norm; the outputs are those from before, also for inputs of other sizes."""
-    settle(model)
+def check(models: Mapping[str, nn.Module], x: Tensor, *others: Tensor) -> dict[str, str]:
+    """Fold models of one norm each, traced as one, and return what is left of the norms.
+
+    The outputs are those from before, also for inputs of other sizes.
+    """
+    together = settle(Together(models.values()))
     inputs = (x, *others)
-    expected = [model(one).detach() for one in inputs]
-    (row,) = powernorm.fold(model, x).rows
-    for one, before in zip(inputs, expected, strict=True):
-        assert (model(one).detach() - before).abs().max() <= 1e-12 * before.abs().max()
-    assert bool(row.reason) == (left_of(row) != "fold")
-    return left_of(row)
+    expected = [together(one) for one in inputs]
+    rows = powernorm.fold(together, x).rows
+    for one, wanted in zip(inputs, expected, strict=True):
+        for name, found, before in zip(models, together(one), wanted, strict=True):
+            gap = (found - before).detach().abs().max()
+            assert gap <= 1e-12 * before.detach().abs().max(), name
+    assert [row.name.partition(".")[0] for row in rows] == [str(i) for i in range(len(models))]
+    assert all(bool(row.reason) == (left_of(row) != "fold") for row in rows)
+    return {name: left_of(row) for name, row in zip(models, rows, strict=True)}
+
+
+def left_by_name(cases: Mapping[str, tuple[Any, str]]) -> dict[str, str]:
+    return {name: left for name, (_, left) in cases.items()}
 
 
 # Convolutions in groups: each row reads the channels of its own group.
 
 
-@pytest.mark.thinned(1)
-@pytest.mark.parametrize("groups", [1, 2, 3, C])
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("out", [C, 2 * C])
-def test_in_front_of_a_grouped_convolution(groups: int, bias: bool, out: int) -> None:
-    model = nn.Sequential(nn.Tanh(), channels(), conv(groups, out, bias), nn.GELU())
-    assert check(model, images(), images(5, 9)) == "fold"
-
-
-@pytest.mark.parametrize("groups", [2, C])
-def test_behind_a_grouped_convolution(groups: int) -> None:
-    model = nn.Sequential(nn.Tanh(), conv(groups, C, False, padding=1), channels(), nn.GELU())
-    assert check(model, images(), images(5, 9)) == "fold"
+def test_grouped_convolutions() -> None:
+    models = {
+        f"in front: {groups} groups, {bias=}, {out} outputs": nn.Sequential(
+            nn.Tanh(), channels(), conv(groups, out, bias), nn.GELU()
+        )
+        for groups in (1, 2, 3, C)
+        for bias in (True, False)
+        for out in (C, 2 * C)
+    }
+    models |= {
+        f"behind: {groups} groups": nn.Sequential(
+            nn.Tanh(), conv(groups, C, False, padding=1), channels(), nn.GELU()
+        )
+        for groups in (2, C)
+    }
+    # Zero padding is in front of a shift's way, not of a scale's.
+    models["unshifted"] = nn.Sequential(
+        nn.Tanh(), unshifted(channels()), conv(C, C, padding=1), nn.GELU()
+    )
+    models["shifted"] = nn.Sequential(nn.Tanh(), channels(), conv(C, C, padding=1), nn.GELU())
+    expected = dict.fromkeys(models, "fold") | {"shifted": "multiply-add"}
+    assert check(models, images(), images(5, 9)) == expected
 
 
 def test_depthwise_in_one_dimension() -> None:
-    norm = settle(powernorm.BatchNorm(C, feature_dim=1, dtype=torch.float64))
     depthwise = nn.Conv1d(C, C, 3, groups=C, dtype=torch.float64)
-    model = nn.Sequential(nn.Tanh(), norm, depthwise, nn.SiLU())
-    assert check(model, images(7), images(9)) == "fold"
-
-
-@pytest.mark.parametrize(
-    ("norm", "left"), [(channels, "multiply-add"), (lambda: unshifted(channels()), "fold")]
-)
-def test_zero_padding_in_front_of_a_depthwise_convolution(
-    norm: Callable[[], nn.Module], left: str
-) -> None:
-    model = nn.Sequential(nn.Tanh(), norm(), conv(C, C, padding=1), nn.GELU())
-    assert check(model, images(), images(5, 9)) == left
+    model = nn.Sequential(nn.Tanh(), channels(), depthwise, nn.SiLU())
+    assert check({"depthwise": model}, images(7), images(9)) == {"depthwise": "fold"}
 
 
 # Padding, whose widths may come from a shape, as in Swin.
@@ -95,58 +103,66 @@ def _to_multiple(m: Net, x: Tensor) -> Tensor:
 
 def test_padding_of_no_width_pads_other_sizes() -> None:
     """A shift must not pass: where another size is padded, its zeros are not the norm's."""
-    for norm, left in ((unshifted(bn()), "fold"), (bn(), "multiply-add")):
-        model = Net(_to_multiple, n=norm, a=linear())
-        assert check(model, tokens(2, 8, C), tokens(2, 5, C)) == left
+    norms = {"fold": unshifted(bn()), "multiply-add": bn()}
+    models = {left: Net(_to_multiple, n=norm, a=linear()) for left, norm in norms.items()}
+    assert check(models, tokens(2, 8, C), tokens(2, 5, C)) == {left: left for left in norms}
 
 
-@pytest.mark.parametrize(
-    ("pad", "left"),
-    [
-        (lambda y: F.pad(y, (1, 2, 0, 1)), "multiply-add"),
-        (lambda y: F.pad(y, (1, 2), value=1.0), "multiply-add"),
-        (lambda y: F.pad(y, (0, 0, 0, 0, 1, 0)), "multiply-add"),
-        (lambda y: F.pad(y, (1, 2, 0, 1), mode="reflect"), "fold"),
-        (lambda y: F.pad(y, (1, 1, 1, 1), mode="circular"), "fold"),
-        (lambda y: F.pad(y, (1, 1, 1, 1), mode="replicate"), "fold"),
-    ],
-)
-def test_padding(pad: Callable[[Tensor], Tensor], left: str) -> None:
+PADS: dict[str, tuple[Callable[[Tensor], Tensor], str]] = {
+    "zeros": (lambda y: F.pad(y, (1, 2, 0, 1)), "multiply-add"),
+    "ones": (lambda y: F.pad(y, (1, 2), value=1.0), "multiply-add"),
+    "channels": (lambda y: F.pad(y, (0, 0, 0, 0, 1, 0)), "multiply-add"),
+    "reflect": (lambda y: F.pad(y, (1, 2, 0, 1), mode="reflect"), "fold"),
+    "circular": (lambda y: F.pad(y, (1, 1, 1, 1), mode="circular"), "fold"),
+    "replicate": (lambda y: F.pad(y, (1, 1, 1, 1), mode="replicate"), "fold"),
+}
+
+
+def padded(pad: Callable[[Tensor], Tensor]) -> nn.Module:
     convolution = nn.LazyConv2d(4, 2, dtype=torch.float64)
     convolution(pad(images()))
-    model = Net(lambda m, x: m.a(pad(m.n(torch.tanh(x)))), n=channels(), a=convolution)
-    assert check(model, images(), images(5, 7)) == left
+    return Net(lambda m, x: m.a(pad(m.n(torch.tanh(x)))), n=channels(), a=convolution)
+
+
+def test_padding() -> None:
+    models = {name: padded(pad) for name, (pad, _) in PADS.items()}
+    assert check(models, images(), images(5, 7)) == left_by_name(PADS)
 
 
 # Pooling and resizing.
 
 
-@pytest.mark.parametrize(
-    ("pool", "left"),
-    [
-        (nn.AvgPool2d(2), "fold"),
-        (nn.AvgPool2d(3, 2, ceil_mode=True), "fold"),
-        (nn.AvgPool2d(3, 2, 1, count_include_pad=False), "fold"),
-        (nn.AvgPool2d(3, 2, 1), "multiply-add"),
-        (nn.AvgPool2d(2, divisor_override=3), "multiply-add"),
-        (nn.AdaptiveAvgPool2d(1), "fold"),
-        (nn.AdaptiveAvgPool2d((2, 3)), "fold"),
-        (nn.Upsample(scale_factor=2), "fold"),
-        (nn.Upsample(scale_factor=2, mode="bilinear"), "fold"),
-        (nn.Upsample(scale_factor=2, mode="bicubic", align_corners=True), "fold"),
-        # A negative scale would turn the largest value into the smallest.
-        (nn.MaxPool2d(2), "multiply-add"),
-    ],
-)
-def test_pooling(pool: nn.Module, left: str) -> None:
-    model = nn.Sequential(nn.Tanh(), channels(), pool, nn.Conv2d(C, 3, 1, dtype=torch.float64))
-    assert check(model, images(), images(5, 9)) == left
+POOLS: dict[nn.Module, str] = {
+    nn.AvgPool2d(2): "fold",
+    nn.AvgPool2d(3, 2, ceil_mode=True): "fold",
+    nn.AvgPool2d(3, 2, 1, count_include_pad=False): "fold",
+    nn.AvgPool2d(3, 2, 1): "multiply-add",
+    nn.AvgPool2d(2, divisor_override=3): "multiply-add",
+    nn.AdaptiveAvgPool2d(1): "fold",
+    nn.AdaptiveAvgPool2d((2, 3)): "fold",
+    nn.Upsample(scale_factor=2): "fold",
+    nn.Upsample(scale_factor=2, mode="bilinear"): "fold",
+    nn.Upsample(scale_factor=2, mode="bicubic", align_corners=True): "fold",
+    # A negative scale would turn the largest value into the smallest.
+    nn.MaxPool2d(2): "multiply-add",
+}
 
 
-@pytest.mark.parametrize("pool", [nn.AvgPool1d(2), nn.AdaptiveAvgPool1d(2)])
-def test_pooling_over_the_features(pool: nn.Module) -> None:
-    model = nn.Sequential(nn.Tanh(), bn(), pool, nn.Tanh())
-    assert check(model, tokens()) == "multiply-add"
+def test_pooling() -> None:
+    models = {
+        f"{index} {pool}": nn.Sequential(
+            nn.Tanh(), channels(), pool, nn.Conv2d(C, 3, 1, dtype=torch.float64)
+        )
+        for index, pool in enumerate(POOLS)
+    }
+    expected = dict(zip(models, POOLS.values(), strict=True))
+    assert check(models, images(), images(5, 9)) == expected
+
+
+def test_pooling_over_the_features() -> None:
+    pools = {"average": nn.AvgPool1d(2), "adaptive": nn.AdaptiveAvgPool1d(2)}
+    models = {name: nn.Sequential(nn.Tanh(), bn(), one, nn.Tanh()) for name, one in pools.items()}
+    assert check(models, tokens()) == dict.fromkeys(pools, "multiply-add")
 
 
 # Masks that were expanded to the features, as in the pooling of sentence-transformers.
@@ -178,19 +194,18 @@ def _features_shuffled(m: Net, x: Tensor) -> Tensor:
     return m.a(torch.gather(m.n(torch.tanh(x)), 2, (x > 0).long()))
 
 
-@pytest.mark.parametrize(
-    ("run", "left"),
-    [
-        (_masked_mean, "fold"),
-        (_features_masked, "multiply-add"),
-        (_one_token, "fold"),
-        (_token_by_feature, "multiply-add"),
-        (_features_shuffled, "multiply-add"),
-    ],
-)
-def test_expanded_masks(run: Callable[[Net, Tensor], Tensor], left: str) -> None:
-    model = Net(run, n=unshifted(bn()), a=linear())
-    assert check(model, tokens(), tokens(3, 7, C)) == left
+MASKS: dict[str, tuple[Callable[[Net, Tensor], Tensor], str]] = {
+    "masked mean": (_masked_mean, "fold"),
+    "features masked": (_features_masked, "multiply-add"),
+    "one token": (_one_token, "fold"),
+    "token by feature": (_token_by_feature, "multiply-add"),
+    "features shuffled": (_features_shuffled, "multiply-add"),
+}
+
+
+def test_expanded_masks() -> None:
+    models = {name: Net(run, n=unshifted(bn()), a=linear()) for name, (run, _) in MASKS.items()}
+    assert check(models, tokens(), tokens(3, 7, C)) == left_by_name(MASKS)
 
 
 # Products with parameters that are no Linear.
@@ -212,28 +227,30 @@ class Heads(nn.Module):
         return torch.einsum("ibnd,hnd->ibh", torch.tanh(heads), self.o)
 
 
-@pytest.mark.parametrize("turned", [True, False])
-def test_einsum(turned: bool) -> None:
-    heads = Heads(turned)
-    model = Net(lambda m, x: m.h(m.n(torch.tanh(x))), n=unshifted(bn()), h=heads)
-    assert check(model, tokens(), tokens(3, 7, C)) == "fold"
-    model = Net(lambda m, x: torch.tanh(m.n(m.h(torch.tanh(x)))), n=unshifted(bn()), h=heads)
-    assert check(model, tokens(), tokens(3, 7, C)) == "fold"
+def _in_front(m: Net, x: Tensor) -> Tensor:
+    return m.h(m.n(torch.tanh(x)))
 
 
-def test_einsum_has_no_place_for_a_shift() -> None:
-    model = Net(lambda m, x: m.h(m.n(torch.tanh(x))), n=bn(), h=Heads(False))
-    assert check(model, tokens()) == "multiply-add"
+def _behind(m: Net, x: Tensor) -> Tensor:
+    return torch.tanh(m.n(m.h(torch.tanh(x))))
 
 
-def test_einsum_with_a_diagonal() -> None:
-    weight = nn.Linear(C, C, bias=False, dtype=torch.float64)
-    model = Net(
-        lambda m, x: torch.einsum("bic,cc->bic", m.n(torch.tanh(x)), m.w.weight),
-        n=bn(),
-        w=weight,
-    )
-    assert check(model, tokens()) == "multiply-add"
+def _diagonal(m: Net, x: Tensor) -> Tensor:
+    return torch.einsum("bic,cc->bic", m.n(torch.tanh(x)), m.h.weight)
+
+
+def test_einsum() -> None:
+    models = {
+        f"{run.__name__}, {turned=}": Net(run, n=unshifted(bn()), h=Heads(turned))
+        for run in (_in_front, _behind)
+        for turned in (True, False)
+    }
+    expected = dict.fromkeys(models, "fold")
+    # It has no place for a shift.
+    models["shifted"] = Net(_in_front, n=bn(), h=Heads(False))
+    models["diagonal"] = Net(_diagonal, n=bn(), h=linear(False))
+    expected |= {"shifted": "multiply-add", "diagonal": "multiply-add"}
+    assert check(models, tokens(), tokens(3, 7, C)) == expected
 
 
 class Product(nn.Linear):
@@ -257,20 +274,17 @@ class Biasless(nn.Linear):
         return x @ self.weight.T
 
 
-@pytest.mark.parametrize(
-    ("kind", "bias", "left"),
-    [
-        (Product, True, "fold"),
-        (Product, False, "fold"),
-        (Doubled, False, "multiply-add"),
-        (Biasless, False, "multiply-add"),
-    ],
-)
-def test_linear_layers_with_a_forward_of_their_own(
-    kind: type[nn.Linear], bias: bool, left: str
-) -> None:
-    model = nn.Sequential(nn.Tanh(), bn(), kind(C, C, bias=bias, dtype=torch.float64))
-    assert check(model, tokens(), tokens(3, 7, C)) == left
+OWN_LINEARS: dict[str, tuple[nn.Linear, str]] = {
+    "product with a bias": (Product(C, C, dtype=torch.float64), "fold"),
+    "product": (Product(C, C, bias=False, dtype=torch.float64), "fold"),
+    "doubled": (Doubled(C, C, bias=False, dtype=torch.float64), "multiply-add"),
+    "biasless": (Biasless(C, C, bias=False, dtype=torch.float64), "multiply-add"),
+}
+
+
+def test_linear_layers_with_a_forward_of_their_own() -> None:
+    models = {n: nn.Sequential(nn.Tanh(), bn(), one) for n, (one, _) in OWN_LINEARS.items()}
+    assert check(models, tokens(), tokens(3, 7, C)) == left_by_name(OWN_LINEARS)
 
 
 # Statistics that are frozen, or have lost their counter.
@@ -294,11 +308,12 @@ class FrozenBatchNorm2d(nn.Module):
 
 def test_frozen_statistics() -> None:
     norm = FrozenBatchNorm2d()
-    model = nn.Sequential(conv(out=C, bias=False), norm, nn.ReLU())
-    assert check(model, images(), images(5, 9)) == "fold"
-    assert norm not in list(model)
-    model = nn.Sequential(nn.Tanh(), norm, nn.Tanh())
-    assert check(model, images()) == "multiply-add"
+    models = {
+        "fold": nn.Sequential(conv(out=C, bias=False), norm, nn.ReLU()),
+        "multiply-add": nn.Sequential(nn.Tanh(), FrozenBatchNorm2d(), nn.Tanh()),
+    }
+    assert check(models, images(), images(5, 9)) == {left: left for left in models}
+    assert norm not in list(models["fold"])
 
 
 def test_frozen_statistics_with_more_behind_them() -> None:
@@ -311,8 +326,7 @@ def test_pretrained_statistics_without_a_counter() -> None:
     """Checkpoints from before the counter leave it at 0."""
     norm = nn.BatchNorm2d(C, dtype=torch.float64)
     model = nn.Sequential(conv(out=C), norm, nn.ReLU()).eval()
-    with pytest.raises(InputError, match=r"'1' \(BatchNorm2d\) have never seen a batch"):
-        powernorm.fold(model, images())
+    refuses(r"'1' \(BatchNorm2d\) have never seen a batch", powernorm.fold, model, images())
     with torch.no_grad():
         norm.running_mean.uniform_(-1, 1)
-    assert check(model, images()) == "fold"
+    assert check({"pretrained": model}, images()) == {"pretrained": "fold"}
