@@ -160,7 +160,8 @@ def test_colors_follow_the_theme(page: str) -> None:
     assert "prefers-color-scheme: dark" in page
     # All colors are replaced, so that no text is black on black.
     assert "#0102" not in svgs
-    assert all("fill: currentColor" in text for text in re.findall(r"<text [^>]*>", svgs))
+    assert all("fill: currentColor" in svg for svg in re.findall(r"<svg [^>]*>", svgs))
+    assert not any("fill:" in text for text in re.findall(r"<text [^>]*>", svgs))
 
 
 def test_everything_from_files_is_escaped(tmp_path: Path) -> None:
