@@ -372,7 +372,7 @@ def test_sentence_that_a_norm_did_not_translate(tmp_path: Path) -> None:
 
 def test_without_the_keys_of_translations(tmp_path: Path) -> None:
     """All keys are optional; without results.json the measure comes from the runs."""
-    folder = write_translations(tmp_path / "verses", paper=None, reduced=None)
+    folder = write_translations(tmp_path / "verses", paper=[], reduced="")
     comparison = read_comparison(folder)
     assert comparison.metric == "test_bleu"
     assert (list(comparison.paper), comparison.reduced) == ([], "")

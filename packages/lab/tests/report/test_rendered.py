@@ -106,7 +106,7 @@ FOLDERS: dict[str, Callable[[Path], Path]] = {
     "beside a paper": beside_a_paper,
     "changed settings": changed,
     "translations": write_translations,
-    "translations without papers": lambda folder: write_translations(folder, paper=None),
+    "translations without papers": lambda folder: write_translations(folder, paper=[]),
     "own function": write_own_function,
     "own function, four seeds": lambda folder: write_own_comparison(
         folder, seeds=(0, 1, 2, 3), lost=()
