@@ -96,11 +96,6 @@ class Band:
     lost: Sequence[float] = ()
     traces: Sequence[SeedLine] = ()
 
-    @classmethod
-    def of(cls, label: str, style: int, points: Series) -> "Band":
-        """Return the line of one model or run."""
-        return cls(label, style, points.index.tolist(), points.tolist())
-
 
 def bands_over_seeds(lines: Mapping[str, Sequence[SeedLine]], most: int = MAX_POINTS) -> list[Band]:
     """Return a band for each label: mean and range over its seeds at their shared positions.
