@@ -5,7 +5,8 @@ import json
 import math
 import os
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -111,6 +112,14 @@ def write_results(folder: Path, runs: Sequence[RunResult], metric: str, **head: 
     return folder
 
 
+@contextmanager
+def edited(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the contents of a JSON file, and write them with their changes."""
+    contents = json.loads(path.read_text(encoding="utf-8"))
+    yield contents
+    path.write_text(json.dumps(contents), encoding="utf-8")
+
+
 def save(path: Path, record: object) -> None:
     """Write a record as the engine does."""
     path.write_text(json.dumps(written(record)), encoding="utf-8")
@@ -122,8 +131,9 @@ def write_comparison(
     norms: tuple[str, ...] = NORMS,
     seeds: tuple[int, ...] = SEEDS,
     extra_settings: dict[str, Any] | None = None,
+    **head: Any,
 ) -> Path:
-    """Write `results.json` and the run folders; return `folder`."""
+    """Write `results.json` with values of `head`, and the run folders; return `folder`."""
     settings = {
         "task": "lm",
         "preset": "demo",
@@ -148,6 +158,7 @@ def write_comparison(
             "words": {"train": 1_600_000, "valid": 90_000, "test": 90_000},
         },
         baselines=[_baseline("unigram", 900.0), _baseline("bigram", 240.0)],
+        **head,
     )
 
 
