@@ -27,6 +27,7 @@ from powernorm_lab.runs import RaceRecord
 
 MAX_NAMES: Final = 12
 """Largest number of norms named in a sentence; further ones are counted."""
+LONGEST_NAME: Final = 80
 
 _Tested = tuple[SummaryRow, PairedGap]
 
@@ -139,13 +140,8 @@ def _without_result(norms: Iterable[SummaryRow]) -> Iterator[str]:
         yield f"No finished run: {_listed(lost)}."
 
 
-def _short(name: str) -> str:
-    """Return a printable name, with the middle of a very long one cut out."""
-    return numerals.printable(name if len(name) <= 80 else f"{name[:40]}…{name[-39:]}")
-
-
 def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(map(_short, names[:MAX_NAMES]))
+    shown = ", ".join(numerals.shorten(name, LONGEST_NAME) for name in names[:MAX_NAMES])
     more = len(names) - MAX_NAMES
     return f"{shown} and {more} more" if more > 0 else shown
 

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from io import BytesIO, StringIO
+from itertools import takewhile
 from math import isfinite, log10, nan
 from pathlib import Path
 from typing import Any, Final, cast
@@ -30,7 +31,7 @@ from numpy.typing import NDArray
 
 from powernorm.errors import InputError
 from powernorm.files import write
-from powernorm_lab.report.numerals import NOTHING, printable
+from powernorm_lab.report.numerals import NOTHING, printable, shorten
 from powernorm_lab.schema import LARGEST
 
 SERIES: Final = (
@@ -104,7 +105,7 @@ _STYLE: Final[Any] = {
 }
 _PLACES: Final = ("d", "x", "y")
 _DECIMAL: Final = re.compile(r"\d+\.\d+")
-_GAPS: Final = re.compile(r" ?([A-Zaz]) ?")
+_GAPS: Final = re.compile(r"\s*([A-Zaz])\s*")
 _INHERITED: Final = (
     "fill: currentColor",
     "font-family: system-ui, sans-serif",
@@ -155,18 +156,6 @@ def line_style(index: int) -> tuple[str, str]:
     return SERIES[index % len(SERIES)], _DASHES[dashes % len(_DASHES)]
 
 
-def shorten(text: str, length: int) -> str:
-    """Shorten a text by cutting out its middle.
-
-    >>> shorten("a-very-long-name", 9), shorten("short", 9)
-    ('a-ve…name', 'short')
-    """
-    text = printable(text)
-    if len(text) <= length:
-        return text
-    return f"{text[: (length - 1) // 2]}…{text[len(text) - length // 2 :]}"
-
-
 def short_names(layers: Sequence[str]) -> list[str]:
     """Shorten the names of layers.
 
@@ -206,12 +195,8 @@ def _short_name(whole: Sequence[str], ahead: int, behind: int) -> str:
 
 def _num_shared(names: Sequence[Sequence[str]]) -> int:
     """Return the number of leading parts that all names share."""
-    shared = 0
-    for column in zip(*names, strict=False):
-        if len(set(column)) > 1:
-            break
-        shared += 1
-    return shared
+    columns = zip(*names, strict=False)
+    return len(list(takewhile(lambda column: len(set(column)) == 1, columns)))
 
 
 def plain_axes(axes: Axes, title: str, x_label: str, y_label: str) -> None:
@@ -389,9 +374,8 @@ def _adapt(node: ElementTree.Element) -> None:
             adapted["data-name"] = name.removeprefix(_HOVER)
     for key in _PLACES:
         if key in adapted:
-            places = " ".join(adapted[key].split())
-            short = _DECIMAL.sub(lambda number: f"{round(float(number[0]), 2):g}", places)
-            adapted[key] = _GAPS.sub(r"\1", short)
+            short = _DECIMAL.sub(lambda number: f"{round(float(number[0]), 2):g}", adapted[key])
+            adapted[key] = _GAPS.sub(r"\1", short.strip())
     for own, theme in _THEME.items():
         if "style" in adapted:
             adapted["style"] = adapted["style"].replace(own, theme)

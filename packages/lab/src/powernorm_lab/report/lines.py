@@ -37,9 +37,8 @@ from powernorm_lab.report.drawing import (
     paint,
     plain_axes,
     short_names,
-    shorten,
 )
-from powernorm_lab.report.numerals import printable
+from powernorm_lab.report.numerals import printable, shorten
 from powernorm_lab.schema import LARGEST
 
 MAX_POINTS: Final = 300

@@ -157,7 +157,6 @@ class Claim:
         against: norm that the paper compares it with, usually LayerNorm.
         metric: metric of a run.
         source: paper and table.
-        dataset: data set of the paper.
         printed: published value of the norm minus that of `against`.
         measured: the same difference here, paired by seed; None if one of the two was not run.
     """
@@ -166,7 +165,6 @@ class Claim:
     against: str
     metric: str
     source: str
-    dataset: str
     printed: float
     measured: PairedGap | None
 
@@ -205,7 +203,6 @@ def claims(comparison: Comparison) -> list[Claim]:
                     against=against,
                     metric=metric,
                     source=record["source"],
-                    dataset=record["dataset"],
                     printed=values[0] - values[1],
                     measured=measured if comparison.race is None else untested(measured),
                 )

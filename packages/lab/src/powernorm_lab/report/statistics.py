@@ -160,13 +160,11 @@ def holm(probabilities: Sequence[float]) -> list[float]:
     >>> [round(p, 3) for p in holm([0.01, 0.04, 0.03])]
     [0.03, 0.06, 0.06]
     """
-    order = sorted(range(len(probabilities)), key=probabilities.__getitem__)
-    found = [nan] * len(probabilities)
-    largest = 0.0
-    for rank, index in enumerate(order):
-        largest = max(largest, min(1.0, probabilities[index] * (len(probabilities) - rank)))
-        found[index] = largest
-    return found
+    values = np.array(probabilities, dtype=float)
+    order = np.argsort(values)
+    products = values[order] * np.arange(len(values), 0, -1)
+    values[order] = np.minimum(np.maximum.accumulate(products), 1)
+    return [float(value) for value in values]
 
 
 # Rows of norms.
@@ -409,12 +407,12 @@ def seed_records(
         values = list(values_by_seed(row.runs, comparison.metric).values())
         if not values:
             continue
-        mean, middle = _mean(values), _interquartile_mean(values)
+        mean, middle = np.mean(values), _interquartile_mean(values)
         record = SeedStatistics(
             label=row.label,
             seeds=len(values),
             mean=float(mean),
-            mean_interval=_bootstrapped(values, _mean),
+            mean_interval=_bootstrapped(values, np.mean),
             interquartile_mean=float(middle),
             interquartile_mean_interval=_bootstrapped(values, _interquartile_mean),
         )
@@ -455,10 +453,6 @@ def _bootstrapped(values: Sequence[float], average: Callable[..., Any]) -> list[
     )
     ends = result.confidence_interval
     return [float(ends.low), float(ends.high)]
-
-
-def _mean(values: Any, axis: int = 0) -> Any:
-    return np.mean(values, axis=axis)
 
 
 def _interquartile_mean(values: Any, axis: int = 0) -> Any:
