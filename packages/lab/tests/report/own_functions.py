@@ -4,24 +4,22 @@ import json
 import math
 import random
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
-from lab.tests.report.synthetic import write_rows
+from lab.tests.report.synthetic import made_result, made_tid, save, write_run
 
-from powernorm.records import CONFIG_FILE, NORMS_COLUMNS
+from powernorm.records import CONFIG_FILE
 from powernorm_lab.runs import (
     COMPARISON_FILE,
     METRICS_COLUMNS,
-    METRICS_FILE,
-    NORMS_FILE,
     RESULT_FILE,
     RESULTS_FILE,
     ComparisonHead,
+    ComparisonResults,
     FunctionRecord,
-    run_name,
+    RunResult,
 )
-from powernorm_lab.schema import written
 
 TASK = "my.module:train"
 FUNCTION = FunctionRecord(name=TASK, file="module.py", sha256="0123456789abcdef" * 4)
@@ -53,28 +51,28 @@ def write_own_comparison(
         lost: whether one run failed and another is in progress.
         head: changed values of `comparison.json`.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     failed, unfinished = (*lost, None, None)[:2]
     runs = []
     for norm in norms:
         for seed in seeds:
-            run = folder / run_name(norm, None, seed)
             broken = (norm, seed) in (failed, unfinished)
-            _write_logs(run, norm, seed, logged or {}, last=120 if broken else STEPS[-1])
+            result = _result(norm, seed, metrics or {}, failed=(norm, seed) == failed)
+            _write_logs(folder, result, logged or {}, last=120 if broken else STEPS[-1])
+            run = folder / result.folder
             config = {"task": TASK, "norm": norm, "seed": seed, "function": FUNCTION}
             (run / CONFIG_FILE).write_text(json.dumps(config))
-            if (norm, seed) != unfinished:
-                runs.append(_result(norm, seed, metrics or {}, failed=(norm, seed) == failed))
-                (run / RESULT_FILE).write_text(json.dumps(runs[-1]), encoding="utf-8")
-    told = {**own_head(norms, seeds), **head}
-    (folder / COMPARISON_FILE).write_text(json.dumps(told), encoding="utf-8")
-    (folder / RESULTS_FILE).write_text(json.dumps({**told, "runs": runs}), encoding="utf-8")
+            if (norm, seed) == unfinished:
+                (run / RESULT_FILE).unlink()
+            else:
+                runs.append(result)
+    told = replace(_head(norms, seeds), **head)
+    save(folder / COMPARISON_FILE, told)
+    save(folder / RESULTS_FILE, ComparisonResults(runs=runs, **vars(told)))
     return folder
 
 
-def own_head(norms: Sequence[str], seeds: Sequence[int]) -> dict[str, Any]:
-    """Return the contents of `comparison.json`."""
-    head = ComparisonHead(
+def _head(norms: Sequence[str], seeds: Sequence[int]) -> ComparisonHead:
+    return ComparisonHead(
         format=2,
         task=TASK,
         goal={"metric": "accuracy", "direction": "max"},
@@ -90,38 +88,28 @@ def own_head(norms: Sequence[str], seeds: Sequence[int]) -> dict[str, Any]:
             "date": "2026-11-23",
         },
     )
-    return written(head)
 
 
 def _result(
     norm: str, seed: int, metrics: Mapping[str, float | None], *, failed: bool
-) -> dict[str, Any]:
+) -> RunResult:
     accuracy = ACCURACY.get(norm, 0.9) + 0.004 * (seed - 1) + (0.001 if norm == "bn" else 0)
-    has_tid = norm in ("bn", "pn") and not failed
-    tid = {"mean_last": 0.02, "var_last": 0.05, "mean_avg": 0.01, "var_avg": 0.025}
-    if norm == "pn":
-        tid = tid | {"mean_last": None, "mean_avg": None}
-    result: dict[str, Any] = {
-        "norm": norm,
-        "seed": seed,
-        "status": "failed" if failed else "finished",
-        "metrics": {}
-        if failed
-        else {"accuracy": accuracy, "valid_loss": 1 - accuracy + 0.2, **metrics},
-        "tid": tid if has_tid else None,
-        "seconds": 41.5 + seed,
-        "tokens_per_second": None,
-        "parameters": 1_204_736,
-        "folder": run_name(norm, None, seed),
-    }
-    if failed:
-        result["message"] = "RuntimeError: expected a batch of 2 or more rows"
-    return result
+    found = {"accuracy": accuracy, "valid_loss": 1 - accuracy + 0.2, **metrics}
+    return made_result(
+        norm,
+        seed,
+        placement=None,
+        status="failed" if failed else "finished",
+        metrics={} if failed else found,
+        tid=made_tid(centered=norm == "bn") if norm in ("bn", "pn") and not failed else None,
+        seconds=41.5 + seed,
+        parameters=1_204_736,
+        message="RuntimeError: expected a batch of 2 or more rows" if failed else "",
+    )
 
 
-def _write_logs(run: Path, norm: str, seed: int, logged: Mapping[str, float], *, last: int) -> None:
-    run.mkdir()
-    dice = random.Random(f"{norm}{seed}")
+def _write_logs(folder: Path, result: RunResult, logged: Mapping[str, float], *, last: int) -> None:
+    norm, dice = result.norm, random.Random(f"{result.norm}{result.seed}")
     columns = (*METRICS_COLUMNS, "gradient_norm", "accuracy", *logged)
     rows = []
     for step in (step for step in STEPS if step <= last):
@@ -132,9 +120,8 @@ def _write_logs(run: Path, norm: str, seed: int, logged: Mapping[str, float], *,
             row |= {"valid_loss": loss + 0.1, "accuracy": final - 0.6 * math.exp(-step / 60)}
             row |= logged
         rows.append(row)
-    write_rows(run / METRICS_FILE, columns, rows)
-    if norm in ("bn", "pn"):
-        write_rows(run / NORMS_FILE, NORMS_COLUMNS, _norm_rows(norm, dice, last))
+    norms = _norm_rows(norm, dice, last) if norm in ("bn", "pn") else None
+    write_run(folder, result, rows, norms, columns)
 
 
 def _norm_rows(norm: str, dice: random.Random, last: int) -> Iterator[dict[str, object]]:

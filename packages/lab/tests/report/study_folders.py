@@ -7,18 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from lab.tests.report.synthetic import write_rows
+from lab.tests.report.synthetic import made_result, write_results, write_run
 
-from powernorm.records import NORMS_COLUMNS
-from powernorm_lab.runs import (
-    METRICS_COLUMNS,
-    METRICS_FILE,
-    NORMS_FILE,
-    RESULT_FILE,
-    RESULTS_FILE,
-    SCALES_FILE,
-    run_name,
-)
+from powernorm.records import TID
+from powernorm_lab.runs import SCALES_FILE, RunResult
 
 STEPS = range(10, 110, 10)
 
@@ -53,72 +45,55 @@ def write_study(
         score: score for which higher is better, such as bleu, 50 minus ten times the loss; None
             means perplexity.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     runs = [
         _write_run(folder, row, seed, loss, score)
         for row in rows
         for seed, loss in enumerate(row.losses)
     ]
-    results = {
-        "format": 2,
-        "task": task,
-        "preset": "demo",
-        "placement": "pre",
-        "settings": {"variants": {row.label: f"norm={row.norm}" for row in rows}},
-        "data": {},
-        "baselines": [],
-        "runs": runs,
-        "goal": {"metric": "test_perplexity", "direction": "min"},
-        "study": {"x_label": "", "logarithmic": False, "source": "A. Paper 2020"} | study,
-    }
-    if score is not None:
-        results["goal"] = {"metric": f"test_{score}", "direction": "max"}
-    (folder / RESULTS_FILE).write_text(json.dumps(results), encoding="utf-8")
-    return folder
+    return write_results(
+        folder,
+        runs,
+        f"test_{score or 'perplexity'}",
+        task=task,
+        preset="demo",
+        settings={"variants": {row.label: f"norm={row.norm}" for row in rows}},
+        study={"x_label": "", "logarithmic": False, "source": "A. Paper 2020"} | study,
+    )
 
 
 def _write_run(
     folder: Path, row: Row, seed: int, loss: float | str, score: str | None
-) -> dict[str, Any]:
-    run = folder / run_name(row.label, "pre", seed)
-    run.mkdir()
+) -> RunResult:
     known = loss if isinstance(loss, float) else None
     centered = row.norm in ("bn", "rbn")
     has_statistics = centered or row.norm in ("pn", "pnv")
     share = 0.01 * (known or 3.0)
-    result: dict[str, Any] = {
-        "label": row.label,
-        "norm": row.norm,
-        "seed": seed,
-        "placement": "pre",
-        "status": "finished" if known is not None else loss,
-        "metrics": {
-            f"{split}_{name}": None if known is None else value
-            for split in ("valid", "test")
-            for name, value in (("loss", known), ("perplexity", math.exp(known or 0.0)))
-        },
-        "tid": {
-            "mean_last": share if centered else None,
-            "var_last": share,
-            "mean_avg": share if centered else None,
-            "var_avg": 2 * share,
-        }
-        if has_statistics and known is not None
-        else None,
-        "seconds": 1.0,
-        "tokens_per_second": 1000.0,
-        "parameters": 1000,
-        "folder": run.name,
-        "x": row.x,
-        "y": row.y,
+    mean = share if centered else None
+    metrics = {
+        f"{split}_{name}": None if known is None else value
+        for split in ("valid", "test")
+        for name, value in (("loss", known), ("perplexity", math.exp(known or 0.0)))
     }
     if score is not None:
-        result["metrics"][f"test_{score}"] = None if known is None else 50 - 10 * known
-    if row.remark:
-        result["remark"] = row.remark
-    (run / RESULT_FILE).write_text(json.dumps(result), encoding="utf-8")
+        metrics[f"test_{score}"] = None if known is None else 50 - 10 * known
+    result = made_result(
+        row.norm,
+        seed,
+        label=row.label,
+        status="finished" if known is not None else loss,
+        metrics=metrics,
+        tid=TID(mean_last=mean, var_last=share, mean_avg=mean, var_avg=2 * share)
+        if has_statistics and known is not None
+        else None,
+        seconds=1.0,
+        tokens_per_second=1000.0,
+        parameters=1000,
+        x=row.x,
+        y=row.y,
+        remark=row.remark,
+    )
     end = known or 4.0
-    metrics = [
+    curve = [
         {
             "step": step,
             "tokens": 100 * step,
@@ -128,14 +103,12 @@ def _write_run(
         }
         for step in STEPS
     ]
-    write_rows(run / METRICS_FILE, METRICS_COLUMNS, metrics)
     norms = [
         {"step": step, "layer": f"layers.{layer}.norm", "norm": row.norm, "var_tid": 0.01 * layer}
         for step in STEPS
         for layer in (1, 2)
     ]
-    write_rows(run / NORMS_FILE, NORMS_COLUMNS, norms if has_statistics else [])
-    return result
+    return write_run(folder, result, curve, norms if has_statistics else [])
 
 
 def write_scales(run: Path, layers: list[dict[str, Any]]) -> None:

@@ -1,11 +1,12 @@
-"""Synthetic comparison folder: 5 norms × 2 seeds, with lost runs."""
+"""Writer of comparison folders without training; a language model, 5 norms × 2 seeds, some lost."""
 
 import csv
 import json
 import math
 import os
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,7 @@ from unittest import mock
 
 from rich.console import Console
 
-from powernorm.records import NORMS_COLUMNS
+from powernorm.records import NORMS_COLUMNS, TID
 from powernorm_lab.report import print_comparison, read_comparison
 from powernorm_lab.report.measures import goal_of
 from powernorm_lab.report.records import Comparison, ReportedRun
@@ -23,8 +24,12 @@ from powernorm_lab.runs import (
     NORMS_FILE,
     RESULT_FILE,
     RESULTS_FILE,
+    Baseline,
+    ComparisonResults,
+    RunResult,
     run_name,
 )
+from powernorm_lab.schema import written
 
 NORMS = ("ln", "bn", "rbn", "pn", "adanorm")
 SEEDS = (0, 1)
@@ -63,9 +68,15 @@ def status_of(norm: str, seed: int) -> str:
 
 def made_run(norm: str, seed: int = 0, **changes: Any) -> ReportedRun:
     """Return a finished run without numbers, except for the changes."""
-    given = {"placement": "pre", "status": "finished", "metrics": {}, "tid": None, "seconds": 0.0}
-    given |= {"tokens_per_second": None, "parameters": None, "folder": f"{norm}-pre-seed{seed}"}
-    return ReportedRun(norm=norm, seed=seed, **given | changes)
+    return ReportedRun(**vars(made_result(norm, seed)) | changes)
+
+
+def made_result(norm: str, seed: int = 0, **changes: Any) -> RunResult:
+    """Return the result of a finished run without numbers, except for the changes."""
+    given: dict[str, Any] = {"placement": "pre", "status": "finished", "metrics": {}, "tid": None}
+    given |= {"seconds": 0.0, "tokens_per_second": None, "parameters": None} | changes
+    name = run_name(given.get("label") or norm, given["placement"], seed)
+    return RunResult(norm=norm, seed=seed, folder=name, **given)
 
 
 def made_comparison(runs: list[ReportedRun], metric: str, **changes: Any) -> Comparison:
@@ -74,16 +85,55 @@ def made_comparison(runs: list[ReportedRun], metric: str, **changes: Any) -> Com
     return Comparison(folder=Path("runs"), runs=runs, goal=goal_of(metric), **given | changes)
 
 
+Rows = Iterable[Mapping[str, object]]
+
+
+def write_run(
+    folder: Path,
+    result: RunResult,
+    metrics: Rows,
+    norms: Rows | None = None,
+    columns: Sequence[str] = METRICS_COLUMNS,
+) -> RunResult:
+    """Write a run's logs and result into its folder; return the result."""
+    run = folder / result.folder
+    run.mkdir(parents=True)
+    write_rows(run / METRICS_FILE, columns, metrics)
+    if norms is not None:
+        write_rows(run / NORMS_FILE, NORMS_COLUMNS, norms)
+    save(run / RESULT_FILE, result)
+    return result
+
+
+def write_results(folder: Path, runs: Sequence[RunResult], metric: str, **head: Any) -> Path:
+    """Write the `results.json` of a built-in task with a main metric; return `folder`."""
+    given = {"format": 2, "placement": "pre", "goal": goal_of(metric)}
+    save(folder / RESULTS_FILE, ComparisonResults(runs=runs, **given | head))
+    return folder
+
+
+@contextmanager
+def edited(path: Path) -> Iterator[dict[str, Any]]:
+    """Yield the contents of a JSON file, and write them with their changes."""
+    contents = json.loads(path.read_text(encoding="utf-8"))
+    yield contents
+    path.write_text(json.dumps(contents), encoding="utf-8")
+
+
+def save(path: Path, record: object) -> None:
+    """Write a record as the engine does."""
+    path.write_text(json.dumps(written(record)), encoding="utf-8")
+
+
 def write_comparison(
     folder: Path,
     *,
     norms: tuple[str, ...] = NORMS,
     seeds: tuple[int, ...] = SEEDS,
     extra_settings: dict[str, Any] | None = None,
+    **head: Any,
 ) -> Path:
-    """Write `results.json` and the run folders; return `folder`."""
-    folder.mkdir(parents=True, exist_ok=True)
-    runs = [_write_run(folder, norm, seed) for norm in norms for seed in seeds]
+    """Write `results.json` with values of `head`, and the run folders; return `folder`."""
     settings = {
         "task": "lm",
         "preset": "demo",
@@ -93,84 +143,65 @@ def write_comparison(
         "norm_options": {"rbn": {"mean_penalty": 0.01}, "pn": {}},
         "versions": {"python": "3.11.9", "torch": "2.13.0", "powernorm": "0.1.0"},
         "machine": {"processor": "x86_64 <two cores>", "threads": 2},
-    } | (extra_settings or {})
-    results = {
-        "format": 2,
-        "task": "lm",
-        "preset": "demo",
-        "placement": "pre",
-        "settings": settings,
-        "data": {
+    }
+    return write_results(
+        folder,
+        [_write_run(folder, norm, seed) for norm in norms for seed in seeds],
+        "test_perplexity",
+        task="lm",
+        preset="demo",
+        settings=settings | (extra_settings or {}),
+        data={
             "name": "lm_sotu",
             "source": 'State of the Union addresses & "messages" <1790-2021>',
             "licence": "CC0",
             "words": {"train": 1_600_000, "valid": 90_000, "test": 90_000},
         },
-        "baselines": [
-            _baseline("unigram", 900.0),
-            _baseline("bigram", 240.0),
-        ],
-        "runs": runs,
-        "goal": {"metric": "test_perplexity", "direction": "min"},
-    }
-    (folder / RESULTS_FILE).write_text(json.dumps(results, indent=1), encoding="utf-8")
-    return folder
+        baselines=[_baseline("unigram", 900.0), _baseline("bigram", 240.0)],
+        **head,
+    )
 
 
-def _baseline(name: str, perplexity: float) -> dict[str, Any]:
-    return {
-        "name": name,
-        "metrics": {"valid_perplexity": perplexity, "test_perplexity": perplexity + 10},
-    }
+def _baseline(name: str, perplexity: float) -> Baseline:
+    metrics = {"valid_perplexity": perplexity, "test_perplexity": perplexity + 10}
+    return Baseline(name=name, metrics=metrics)
 
 
-def _write_run(folder: Path, norm: str, seed: int) -> dict[str, Any]:
-    run = folder / run_name(norm, "pre", seed)
-    run.mkdir()
-    status = status_of(norm, seed)
+def _write_run(folder: Path, norm: str, seed: int) -> RunResult:
+    status, dice = status_of(norm, seed), random.Random(f"{norm}{seed}")
     last = {"finished": 1000, "diverged": 700, "nonfinite": 430}[status]
-    dice = random.Random(f"{norm}{seed}")
-    write_rows(run / METRICS_FILE, METRICS_COLUMNS, _metric_rows(norm, seed, status, last, dice))
-    if norm in HAS_GRADIENTS:
-        rows = _norm_rows(norm, last, dice, lost=status != "finished")
-        write_rows(run / NORMS_FILE, NORMS_COLUMNS, rows)
-    result = _result(norm, seed, status)
-    (run / RESULT_FILE).write_text(json.dumps(result), encoding="utf-8")
-    return result
-
-
-def _result(norm: str, seed: int, status: str) -> dict[str, Any]:
-    perplexity = PERPLEXITY[norm] + 2 * seed
-    finished = status == "finished"
-    known = {"diverged": 5000.0, "nonfinite": None}.get(status, perplexity)
-    centered = HAS_STATISTICS.get(norm)
-    result: dict[str, Any] = {
-        "norm": norm,
-        "seed": seed,
-        "placement": "pre",
-        "status": status,
-        "metrics": {
-            "valid_perplexity": known,
-            "test_perplexity": known,
-            "valid_loss": None if known is None else math.log(known),
-            "test_loss": None if known is None else math.log(known),
+    finished, has_tid = status == "finished", norm in HAS_STATISTICS
+    known = {"diverged": 5000.0, "nonfinite": None}.get(status, PERPLEXITY[norm] + 2 * seed)
+    loss = None if known is None else math.log(known)
+    result = made_result(
+        norm,
+        seed,
+        status=status,
+        metrics={
+            f"{split}_{name}": value
+            for name, value in (("perplexity", known), ("loss", loss))
+            for split in ("valid", "test")
         },
-        "tid": {
-            "mean_last": 0.02 if centered else None,
-            "var_last": 0.05,
-            "mean_avg": 0.01 if centered else None,
-            "var_avg": 0.025,
-        }
-        if centered is not None and finished
-        else None,
-        "seconds": 48.0 + seed,
-        "tokens_per_second": 42_000.0 + 500 * seed,
-        "parameters": 1_234_567,
-        "folder": run_name(norm, "pre", seed),
-    }
-    if not finished:
-        result["message"] = f"stopped: {status} <b>here</b>"
-    return result
+        tid=made_tid(centered=HAS_STATISTICS[norm]) if has_tid and finished else None,
+        seconds=48.0 + seed,
+        tokens_per_second=42_000.0 + 500 * seed,
+        parameters=1_234_567,
+        message="" if finished else f"stopped: {status} <b>here</b>",
+    )
+    metrics = _metric_rows(norm, seed, status, last, dice)
+    norms = _norm_rows(norm, last, dice, lost=not finished) if norm in HAS_GRADIENTS else None
+    return write_run(folder, result, metrics, norms)
+
+
+def made_tid(share: float = 0.01, *, centered: bool) -> TID:
+    """Return a TID of mean and deviation, or of the deviation alone."""
+    mean = share if centered else None
+    return TID(
+        mean_last=None if mean is None else 2 * mean,
+        var_last=5 * share,
+        mean_avg=mean,
+        var_avg=2.5 * share,
+    )
 
 
 def _metric_rows(

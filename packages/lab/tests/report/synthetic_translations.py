@@ -1,21 +1,13 @@
 """Synthetic comparison of translations: 4 norms × 3 seeds, with lost runs."""
 
-import json
 import math
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from lab.tests.report.synthetic import write_rows
+from lab.tests.report.synthetic import made_result, write_results, write_run
 
-from powernorm_lab.runs import (
-    METRICS_COLUMNS,
-    METRICS_FILE,
-    RESULT_FILE,
-    RESULTS_FILE,
-    TRANSLATIONS_FILE,
-    run_name,
-)
+from powernorm_lab.runs import TRANSLATIONS_FILE, PaperRecord, RunResult
 
 BLEU = {"ln": 20.0, "bn": 18.5, "rbn": 20.5, "pn": 21.0}
 SEEDS = (0, 1, 2)
@@ -40,15 +32,9 @@ def paper_record(
     source: str = SOURCE,
     metric: str = "test_bleu_lowercase",
     placement: str = "pre",
-) -> dict[str, Any]:
-    return {
-        "norm": norm,
-        "placement": placement,
-        "dataset": "IWSLT14 De-En",
-        "metric": metric,
-        "value": value,
-        "source": source,
-    }
+) -> PaperRecord:
+    kind = {"norm": norm, "placement": placement, "dataset": "IWSLT14 De-En", "metric": metric}
+    return PaperRecord(**kind, value=value, source=source)  # type: ignore[typeddict-item]
 
 
 PAPER = (
@@ -64,61 +50,41 @@ PAPER = (
 
 
 def write_translations(folder: Path, **changes: Any) -> Path:
-    """Write `results.json` and the run folders; return `folder`.
-
-    Args:
-        folder: folder of the comparison.
-        changes: keys of results.json; None removes one.
-    """
-    folder.mkdir(parents=True, exist_ok=True)
-    runs = [_write_run(folder, norm, seed) for norm in BLEU for seed in SEEDS]
-    results: dict[str, Any] = {
-        "format": 2,
+    """Write `results.json` with changed values, and the run folders; return `folder`."""
+    head: dict[str, Any] = {
         "task": "translation",
         "preset": "verses-small",
-        "placement": "pre",
         "settings": {"data": {"languages": "de-en"}, "seeds": list(SEEDS)},
         "data": {"name": "verses", "languages": "de-en"},
         "baselines": [
             {"name": "unigram", "metrics": {"valid_perplexity": 300.0, "test_perplexity": 310.0}},
             {"name": "copy", "metrics": {"test_bleu": 0.3, "test_chrf": 17.0}},
         ],
-        "runs": runs,
-        "goal": {"metric": "test_bleu", "direction": "max"},
         "paper": list(PAPER),
         "reduced": "A reduced verses-small. Against it: model.num_layers 3 in place of 6.",
-    } | changes
-    results = {key: value for key, value in results.items() if value is not None}
-    (folder / RESULTS_FILE).write_text(json.dumps(results), encoding="utf-8")
-    return folder
+    }
+    runs = [_write_run(folder, norm, seed) for norm in BLEU for seed in SEEDS]
+    return write_results(folder, runs, "test_bleu", **head | changes)
 
 
-def _write_run(folder: Path, norm: str, seed: int) -> dict[str, Any]:
-    run = folder / run_name(norm, "pre", seed)
-    run.mkdir()
+def _write_run(folder: Path, norm: str, seed: int) -> RunResult:
     status = status_of(norm, seed)
     finished = status == "finished"
-    write_rows(run / METRICS_FILE, METRICS_COLUMNS, _curve_rows(BLEU[norm]))
+    result = made_result(
+        norm,
+        seed,
+        status=status,
+        metrics=_metrics(BLEU[norm] + seed) if finished else {"valid_perplexity": 400.0},
+        seconds=100.0,
+        tokens_per_second=20_000.0,
+        parameters=1_234_567,
+        scored=AVERAGE if norm == "ln" else RECALIBRATED,
+        signatures={"test_bleu": SIGNATURE, "test_bleu_lowercase": LOWERED} if finished else {},
+        message="" if finished else "something <b>broke</b>",
+    )
+    write_run(folder, result, _curve_rows(BLEU[norm]))
     if finished:
-        _write_sentences(run / TRANSLATIONS_FILE, norm)
-    result: dict[str, Any] = {
-        "norm": norm,
-        "seed": seed,
-        "placement": "pre",
-        "status": status,
-        "metrics": _metrics(BLEU[norm] + seed) if finished else {"valid_perplexity": 400.0},
-        "tid": None,
-        "seconds": 100.0,
-        "tokens_per_second": 20_000.0,
-        "parameters": 1_234_567,
-        "folder": run.name,
-        "scored": AVERAGE if norm == "ln" else RECALIBRATED,
-    }
-    if finished:
-        result["signatures"] = {"test_bleu": SIGNATURE, "test_bleu_lowercase": LOWERED}
-    else:
-        result["message"] = "something <b>broke</b>"
-    (run / RESULT_FILE).write_text(json.dumps(result), encoding="utf-8")
+        _write_sentences(folder / result.folder / TRANSLATIONS_FILE, norm)
     return result
 
 

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from lab.tests.report.own_functions import write_own_comparison
+from lab.tests.report.synthetic import edited
 from lab.tests.report.synthetic_translations import write_translations
 
 from powernorm.errors import InputError
@@ -16,13 +17,15 @@ from powernorm.json_reading import seal_json
 from powernorm.records import NORMS_COLUMNS
 from powernorm_lab.report import read_comparison, write_report
 from powernorm_lab.report.comparison_tables import run_table
-from powernorm_lab.report.loading import read_runs, read_translations
+from powernorm_lab.report.loading import read_runs, read_translations, read_trials
+from powernorm_lab.report.tuning import trials_by_setting
 from powernorm_lab.runs import (
     COMPARISON_FILE,
     METRICS_FILE,
     NORMS_FILE,
     RESULT_FILE,
     RESULTS_FILE,
+    TRIALS_FILE,
     RunResult,
 )
 from powernorm_lab.schema import read_record, written
@@ -42,8 +45,8 @@ def replace_line(path: Path, number: int, line: str) -> None:
 
 
 def change(path: Path, **values: object) -> None:
-    content = json.loads(path.read_text(encoding="utf-8"))
-    path.write_text(json.dumps(content | values), encoding="utf-8")
+    with edited(path) as content:
+        content |= values
 
 
 def test_everything_is_read(comparison_folder: Path) -> None:
@@ -242,8 +245,8 @@ def test_run_of_another_shape(
     comparison_folder: Path, key: str, value: object, message: str
 ) -> None:
     path = comparison_folder / RESULTS_FILE
-    runs = json.loads(path.read_text(encoding="utf-8"))["runs"]
-    change(path, runs=[runs[0] | {key: value}])
+    with edited(path) as results:
+        results["runs"][0][key] = value
     with pytest.raises(InputError, match=re.escape(message)):
         read_comparison(comparison_folder)
 
@@ -272,10 +275,10 @@ def test_run_folder_with_a_name_of_its_own(comparison_folder: Path) -> None:
 def test_numbers_that_nothing_can_hold(small_folder: Path) -> None:
     """They count as infinite, so that the run did not finish, and the page is written."""
     path = small_folder / RESULTS_FILE
-    runs = json.loads(path.read_text(encoding="utf-8"))["runs"]
-    runs[0]["metrics"]["test_perplexity"] = 10**400
-    runs[1]["seconds"] = runs[1]["tokens_per_second"] = 10**400
-    change(path, runs=runs)
+    with edited(path) as results:
+        first, second = results["runs"]
+        first["metrics"]["test_perplexity"] = 10**400
+        second["seconds"] = second["tokens_per_second"] = 10**400
     comparison = read_comparison(small_folder)
     first, _ = comparison.runs
     assert (first.metrics["test_perplexity"], first.shown_status) == (float("inf"), "nonfinite")
@@ -309,12 +312,10 @@ def test_a_result_is_written_as_it_was_read(comparison_folder: Path) -> None:
 def test_a_run_that_never_rose_did_not_diverge(
     small_folder: Path, losses: tuple[float, ...], shown: str
 ) -> None:
-    path = small_folder / RESULTS_FILE
-    written = json.loads(path.read_text(encoding="utf-8"))
-    written["baselines"] = [{"name": "unigram", "metrics": {"valid_loss": 7.0}}]
-    written["runs"][0] |= {"status": "diverged", "message": "the valid loss ended above"}
-    path.write_text(json.dumps(written), encoding="utf-8")
-    log = small_folder / written["runs"][0]["folder"] / "metrics.csv"
+    with edited(small_folder / RESULTS_FILE) as results:
+        results["baselines"] = [{"name": "unigram", "metrics": {"valid_loss": 7.0}}]
+        results["runs"][0] |= {"status": "diverged", "message": "the valid loss ended above"}
+    log = small_folder / results["runs"][0]["folder"] / "metrics.csv"
     header = log.read_text(encoding="utf-8").splitlines()[0]
     columns = header.split(",")
     rows = [
@@ -350,6 +351,14 @@ def test_damaged_translations_name_file_and_line(tmp_path: Path) -> None:
 TUNED = Path(__file__).parents[4] / "benchmarks/results/papers/lm-demo-small-tuned"
 
 
+def test_trials_of_another_file_are_none(tmp_path: Path) -> None:
+    """A tuning may be stored without its trials."""
+    shutil.copy(TUNED / RESULTS_FILE, tmp_path)
+    assert trials_by_setting(read_comparison(tmp_path)) == []
+    (tmp_path / TRIALS_FILE).write_text("norm,trial\nln,1\n")
+    assert read_trials(tmp_path).empty
+
+
 @pytest.mark.parametrize(
     ("key", "value", "words"),
     [
@@ -371,8 +380,7 @@ def test_a_damaged_record_of_a_tuning_is_named(
 def change_head(folder: Path, **values: Any) -> Path:
     """Write other values into both files of a comparison."""
     for name in (RESULTS_FILE, COMPARISON_FILE):
-        written = json.loads((folder / name).read_text(encoding="utf-8"))
-        (folder / name).write_text(json.dumps(written | values), encoding="utf-8")
+        change(folder / name, **values)
     return folder
 
 
@@ -401,8 +409,7 @@ def test_damaged_heads_are_named(
 
 def test_a_goal_must_be_said(tmp_path: Path) -> None:
     folder = write_own_comparison(tmp_path / "own", norms=("ln",), seeds=(0,), lost=())
-    written = json.loads((folder / RESULTS_FILE).read_text())
-    del written["goal"]
-    (folder / RESULTS_FILE).write_text(json.dumps(written))
+    with edited(folder / RESULTS_FILE) as results:
+        del results["goal"]
     with pytest.raises(InputError, match="goal is missing"):
         read_comparison(folder)

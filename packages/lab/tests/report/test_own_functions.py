@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from lab.tests.report.own_functions import NORMS, SEEDS, TASK, write_own_comparison
-from lab.tests.report.synthetic import printed
+from lab.tests.report.synthetic import made_comparison, made_run, printed
 from lab.tests.report.test_page import Elements
 from pictures import draw_training_curves
 
@@ -19,7 +19,12 @@ from powernorm_lab.report import (
     summarize,
     write_report,
 )
-from powernorm_lab.report.comparison_tables import MAX_METRICS, norm_table, run_table
+from powernorm_lab.report.comparison_tables import (
+    MAX_METRICS,
+    hidden_metrics,
+    norm_table,
+    run_table,
+)
 from powernorm_lab.report.figures import MAX_CURVES, learning_curves
 from powernorm_lab.report.numerals import printable
 from powernorm_lab.report.results_document import results_document
@@ -146,6 +151,12 @@ def test_many_metrics_do_not_destroy_the_page(hostile: Comparison) -> None:
     assert f"{num_more} more metrics: in results.json" in printed(hostile, 100)
     assert len(learning_curves(hostile)) == MAX_CURVES
     assert f"more columns in {METRICS_FILE}" in page
+
+
+def test_a_task_names_its_metrics() -> None:
+    """Any further ones in its results are no columns, and the page does not list them."""
+    metrics = {"test_accuracy": 90.0, **{f"more_{number}": 1.0 for number in range(20)}}
+    assert hidden_metrics(made_comparison([made_run("ln", metrics=metrics)], "test_accuracy")) == []
 
 
 def test_metrics_without_a_number_cost_no_run(hostile: Comparison) -> None:

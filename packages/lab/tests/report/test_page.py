@@ -12,7 +12,7 @@ from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
-from lab.tests.report.synthetic import write_comparison
+from lab.tests.report.synthetic import edited, write_comparison
 from lab.tests.report.synthetic_diagnoses import (
     bert_diagnosis,
     small_diagnosis,
@@ -103,8 +103,8 @@ def test_curves_say_what_they_count(tmp_path: Path, task: str, unit: str) -> Non
 @pytest.mark.parametrize(("task", "unit"), [("tag", "tag"), ("mlm", "masked token")])
 def test_comparisons_of_tasks_that_left_are_shown(tmp_path: Path, task: str, unit: str) -> None:
     folder = write_comparison(tmp_path / "old", norms=("ln", "bn"), seeds=(0,))
-    results = json.loads((folder / RESULTS_FILE).read_text(encoding="utf-8"))
-    (folder / RESULTS_FILE).write_text(json.dumps(results | {"task": task}), encoding="utf-8")
+    with edited(folder / RESULTS_FILE) as results:
+        results["task"] = task
     assert f"perplexity per {unit}" in write_report([folder]).read_text(encoding="utf-8")
 
 
@@ -160,7 +160,8 @@ def test_colors_follow_the_theme(page: str) -> None:
     assert "prefers-color-scheme: dark" in page
     # All colors are replaced, so that no text is black on black.
     assert "#0102" not in svgs
-    assert all("fill: currentColor" in text for text in re.findall(r"<text [^>]*>", svgs))
+    assert all("fill: currentColor" in svg for svg in re.findall(r"<svg [^>]*>", svgs))
+    assert not any("fill:" in text for text in re.findall(r"<text [^>]*>", svgs))
 
 
 def test_everything_from_files_is_escaped(tmp_path: Path) -> None:
@@ -189,7 +190,6 @@ def test_everything_from_files_is_escaped(tmp_path: Path) -> None:
 
 
 def _json(text: str) -> str:
-    import json
 
     return json.dumps(text)[1:-1]
 
@@ -371,7 +371,7 @@ def test_sentence_that_a_norm_did_not_translate(tmp_path: Path) -> None:
 
 def test_without_the_keys_of_translations(tmp_path: Path) -> None:
     """All keys are optional; without results.json the measure comes from the runs."""
-    folder = write_translations(tmp_path / "verses", paper=None, reduced=None)
+    folder = write_translations(tmp_path / "verses", paper=[], reduced="")
     comparison = read_comparison(folder)
     assert comparison.metric == "test_bleu"
     assert (list(comparison.paper), comparison.reduced) == ([], "")

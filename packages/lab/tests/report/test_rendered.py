@@ -4,18 +4,16 @@ For intended changes, run `pytest packages/lab/tests/report --snapshot-update` a
 differences.
 """
 
-import json
 import re
 import shutil
 from collections.abc import Callable
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
 import pytest
 from lab.tests.report.own_functions import write_own_comparison
 from lab.tests.report.study_folders import Row, write_study
-from lab.tests.report.synthetic import PAPER, printed, write_comparison
+from lab.tests.report.synthetic import PAPER, edited, printed, write_comparison
 from lab.tests.report.synthetic_diagnoses import (
     bert_diagnosis,
     small_diagnosis,
@@ -51,30 +49,14 @@ ROWS = (
 )
 
 
-def with_results(folder: Path, **values: Any) -> Path:
-    """Change values of `results.json`."""
-    path = folder / "results.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | values))
-    return folder
-
-
-def beside_a_paper(folder: Path) -> Path:
-    write_comparison(folder, norms=("ln", "bn", "rbn"), seeds=(0, 1, 2, 3))
-    return with_results(folder, paper=PAPER, reduced="A smaller model.")
-
-
-def changed(folder: Path) -> Path:
-    write_comparison(folder, norms=("ln",), seeds=(0,))
-    return with_results(folder, reduced="A reduced big.", changes=CHANGES)
-
-
 def write_own_function(folder: Path) -> Path:
     """Write a function with a baseline, and a run that was completed but is worse."""
     baselines = [{"name": "majority", "metrics": {"accuracy": 0.31, "valid_loss": None}}]
-    write_own_comparison(folder, baselines=baselines)
-    runs = json.loads((folder / "results.json").read_text())["runs"]
-    runs[0] |= {"status": "diverged", "message": "accuracy is worse than that of majority"}
-    return with_results(folder, runs=runs)
+    write_own_comparison(folder, seeds=(0, 1, 2, 3, 4), baselines=baselines)
+    with edited(folder / "results.json") as results:
+        behind = {"status": "diverged", "message": "accuracy is worse than that of majority"}
+        results["runs"][0] |= behind
+    return folder
 
 
 def write_diagnosed(folder: Path) -> Path:
@@ -89,10 +71,10 @@ def write_diagnosed(folder: Path) -> Path:
     return folder
 
 
-def write_tuned(folder: Path, *files: str) -> Path:
+def write_tuned(folder: Path) -> Path:
     """Copy files of a stored tuning."""
     folder.mkdir()
-    for name in ("results.json", *files):
+    for name in ("results.json", "trials.csv"):
         shutil.copy(TUNED / name, folder)
     return folder
 
@@ -101,19 +83,20 @@ TUNED = Path(__file__).parents[4] / "benchmarks/results/papers/lm-demo-small-tun
 
 FOLDERS: dict[str, Callable[[Path], Path]] = {
     "language model": write_comparison,
-    "one run": lambda folder: write_comparison(folder, norms=("ln",), seeds=(0,)),
-    "nothing finished": lambda folder: write_comparison(folder, norms=("bn", "pn"), seeds=(1,)),
-    "beside a paper": beside_a_paper,
-    "changed settings": changed,
-    "translations": write_translations,
-    "translations without papers": lambda folder: write_translations(folder, paper=None),
-    "own function": write_own_function,
-    "own function, four seeds": lambda folder: write_own_comparison(
-        folder, seeds=(0, 1, 2, 3), lost=()
+    "beside a paper": lambda folder: write_comparison(
+        folder,
+        norms=("ln", "bn", "rbn"),
+        seeds=(0, 1, 2, 3),
+        paper=PAPER,
+        reduced="A smaller model.",
     ),
+    "changed settings": lambda folder: write_comparison(
+        folder, norms=("ln",), seeds=(0,), reduced="A reduced big.", changes=CHANGES
+    ),
+    "translations": write_translations,
+    "own function": write_own_function,
     "diagnosed": write_diagnosed,
-    "tuning": lambda folder: write_tuned(folder, "trials.csv"),
-    "tuning without trials": write_tuned,
+    "tuning": write_tuned,
     "marked study": lambda folder: write_study(
         folder, {"name": "future", "title": "With and without the causal mask"}, ROWS
     ),

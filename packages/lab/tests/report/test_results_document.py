@@ -1,6 +1,5 @@
 """Documents of results, alone and joined from several folders."""
 
-import json
 import re
 from collections import Counter
 from pathlib import Path
@@ -8,7 +7,7 @@ from typing import Any
 
 import pytest
 from lab.tests.report.own_functions import FUNCTION, write_own_comparison
-from lab.tests.report.synthetic import PAPER, write_comparison
+from lab.tests.report.synthetic import PAPER, edited, write_comparison
 from markdown_it import MarkdownIt
 
 from powernorm.errors import InputError
@@ -26,13 +25,12 @@ def folder(tmp_path: Path) -> Path:
         norms=("ln", "bn", "rbn"),
         seeds=(0, 1, 2, 3),
         extra_settings={"date": "2026-11-22"},
+        paper=PAPER,
+        reduced="A smaller model.",
     )
-    results = json.loads((whole / RESULTS_FILE).read_text())
-    results["paper"] = PAPER
-    results["reduced"] = "A smaller model."
     kept = tmp_path / "kept"
     kept.mkdir()
-    (kept / RESULTS_FILE).write_text(json.dumps(results))
+    (whole / RESULTS_FILE).rename(kept / RESULTS_FILE)
     return kept
 
 
@@ -42,14 +40,12 @@ def lines_of(text: str, norm: str) -> list[list[str]]:
 
 
 def test_papers_numbers_beside_marked_runs_and_failed_scores(folder: Path) -> None:
-    path = folder / RESULTS_FILE
-    results = json.loads(path.read_text())
-    for run in results["runs"]:
-        run["remark"] = "sees the future"
-    results["goal"] = {"metric": "test_bleu", "direction": "max"}
-    failed = {"metric": "test_bleu", "value": 0.0}
-    results["paper"] = [record | failed for record in PAPER if record["norm"] == "rbn"]
-    path.write_text(json.dumps(results))
+    with edited(folder / RESULTS_FILE) as results:
+        for run in results["runs"]:
+            run["remark"] = "sees the future"
+        results["goal"] = {"metric": "test_bleu", "direction": "max"}
+        failed = {"metric": "test_bleu", "value": 0.0}
+        results["paper"] = [record | failed for record in PAPER if record["norm"] == "rbn"]
     text = results_document([folder])
     (row,) = lines_of(text, "rbn (sees the future)")
     assert row[1] == "0, failed (Shen et al. 2020, Table 2)"
@@ -57,23 +53,19 @@ def test_papers_numbers_beside_marked_runs_and_failed_scores(folder: Path) -> No
 
 
 def test_a_baseline_without_the_measure_has_no_row(folder: Path) -> None:
-    path = folder / RESULTS_FILE
-    results = json.loads(path.read_text())
-    del results["baselines"][0]["metrics"]["test_perplexity"]
-    path.write_text(json.dumps(results))
+    with edited(folder / RESULTS_FILE) as results:
+        del results["baselines"][0]["metrics"]["test_perplexity"]
     text = results_document([folder])
     assert not lines_of(text, "unigram (baseline)")
     assert lines_of(text, "bigram (baseline)")
 
 
 def test_a_papers_decimals_are_those_of_its_column(folder: Path) -> None:
-    path = folder / RESULTS_FILE
-    results = json.loads(path.read_text())
     values = {"ln": 77.5, "rbn": 77.21, "pnv": 76.0}
-    results["paper"] = [record | {"value": values[str(record["norm"])]} for record in PAPER]
-    # Of another paper, which prints one.
-    results["paper"] += [PAPER[0] | {"source": "Wang et al. 2022, Table 2", "value": 75.0}]
-    path.write_text(json.dumps(results))
+    with edited(folder / RESULTS_FILE) as results:
+        results["paper"] = [record | {"value": values[str(record["norm"])]} for record in PAPER]
+        # Of another paper, which prints one.
+        results["paper"] += [PAPER[0] | {"source": "Wang et al. 2022, Table 2", "value": 75.0}]
     text = results_document([folder])
     papers = "77.50 (Shen et al. 2020, Table 2); 75.0 (Wang et al. 2022, Table 2)"
     assert lines_of(text, "ln")[0][1] == papers
@@ -81,9 +73,9 @@ def test_a_papers_decimals_are_those_of_its_column(folder: Path) -> None:
 
 
 def test_a_model_with_one_place_for_its_norms_has_no_placement(folder: Path) -> None:
-    results = json.loads((folder / RESULTS_FILE).read_text())
     assert "`powernorm compare lm --preset demo`, pre-norm;" in results_document([folder])
-    (folder / RESULTS_FILE).write_text(json.dumps(results | {"task": "image"}))
+    with edited(folder / RESULTS_FILE) as results:
+        results["task"] = "image"
     assert "`powernorm compare image --preset demo`; the measure" in results_document([folder])
     assert headline(read_comparison(folder)) == "image · demo"
 
@@ -133,24 +125,21 @@ def check_page(text: str, num_sections: int) -> None:
 
 def test_texts_of_a_file_stay_texts(folder: Path) -> None:
     """Results may come from others, and their pages are read in a browser."""
-    path = folder / RESULTS_FILE
-    results = json.loads(path.read_text())
-    for run in results["runs"]:
-        run["remark"] = "sees the future"
-    results["paper"][1]["against"] = ["ln"]
-    results["settings"]["machine"] = {"num_cpus": 2, "num_threads": 1, "gpu": "x"}
-    path.write_text(json.dumps(made_hostile(results)))
+    with edited(folder / RESULTS_FILE) as results:
+        for run in results["runs"]:
+            run["remark"] = "sees the future"
+        results["paper"][1]["against"] = ["ln"]
+        results["settings"]["machine"] = {"num_cpus": 2, "num_threads": 1, "gpu": "x"}
+        results |= made_hostile(results)
     text = results_document([folder])
     check_page(text, 1)
 
 
 @pytest.mark.parametrize("value", ["x", 3, [1], True, None])
 def test_facts_of_another_kind_are_left_out(folder: Path, value: object) -> None:
-    path = folder / RESULTS_FILE
-    results = json.loads(path.read_text())
     for key in ("machine", "versions"):
-        results["settings"] |= {"machine": {"num_cpus": 2}, "versions": {}, key: value}
-        path.write_text(json.dumps(results))
+        with edited(folder / RESULTS_FILE) as results:
+            results["settings"] |= {"machine": {"num_cpus": 2}, "versions": {}, key: value}
         assert "### lm, demo" in results_document([folder])
 
 
@@ -198,12 +187,11 @@ def test_changes_of_options_of_their_norms_are_put_together(tmp_path: Path) -> N
     momentum = {"norm_options.bn.momentum": {"here": "0.05", "preset": "0.1"}}
     own = [{"norm_options.ln.eps": {"here": "1", "preset": "2"}}, momentum, momentum]
     for folder, settings in zip(parts, own, strict=True):
-        results = json.loads((folder / RESULTS_FILE).read_text())
-        results["reduced"] = "Small."
-        results["changes"] = {"preset": "full", "settings": common | settings}
-        if folder != parts[0]:
-            results["paper"] = paper
-        (folder / RESULTS_FILE).write_text(json.dumps(results))
+        with edited(folder / RESULTS_FILE) as results:
+            results["reduced"] = "Small."
+            results["changes"] = {"preset": "full", "settings": common | settings}
+            if folder != parts[0]:
+                results["paper"] = paper
     (together,) = joined(map(read_comparison, parts))
     assert len(together.paper) == 1
     assert together.reduced == "Small."
@@ -224,8 +212,8 @@ def test_a_sentence_of_two_notes_is_said_once(tmp_path: Path) -> None:
         "bn: without the mask. A reduced big. Shen et al. 2020 have pre-norm only.",
     )
     for folder, note in zip(parts, notes, strict=True):
-        results = json.loads((folder / RESULTS_FILE).read_text())
-        (folder / RESULTS_FILE).write_text(json.dumps(results | {"reduced": note}))
+        with edited(folder / RESULTS_FILE) as results:
+            results["reduced"] = note
     (together,) = joined(map(read_comparison, parts))
     assert together.changes is None
     assert together.reduced == (

@@ -3,6 +3,7 @@
 import json
 import math
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -14,7 +15,7 @@ from scipy.stats import t as student
 from powernorm_lab.report import seed_records
 from powernorm_lab.report.records import Comparison, ReportedRun
 from powernorm_lab.report.results_document import claims
-from powernorm_lab.report.statistics import PairedGap, holm, paired_gap, seeds_needed
+from powernorm_lab.report.statistics import PairedGap, holm, paired_gap
 from powernorm_lab.runs import PaperRecord
 
 METRIC = "test_accuracy"
@@ -164,13 +165,13 @@ def test_holm_is_for_all_norms_of_the_table() -> None:
 
 def test_seeds_needed_have_the_power_that_is_promised() -> None:
     gap = PairedGap(0.5, 0.0, 1.0, 0.06, 5, deviation=1.0)
-    count = seeds_needed(gap, 1)
+    count = gap.seeds_needed
     assert count == 34  # from tables of the power of the paired t-test, for d = 0.5
     powers = [
         nct.sf(student.isf(0.025, n - 1), n - 1, 0.5 * np.sqrt(n)) for n in (count - 1, count)
     ]
     assert powers[0] < 0.8 <= powers[1]
-    assert (seeds_needed(gap, 7) or 0) > count
-    assert seeds_needed(PairedGap(100.0, 99.0, 101.0, 0.0, 3, deviation=0.1), 3) == 3
-    assert seeds_needed(PairedGap(0.001, -1.0, 1.0, 0.9, 5, deviation=1.0), 1) is None
-    assert seeds_needed(PairedGap(0.0, 0.0, 0.0, 1.0, 3, deviation=0.0), 1) is None
+    assert (replace(gap, num_tests=7).seeds_needed or 0) > count
+    assert PairedGap(100.0, 99.0, 101.0, 0.0, 3, deviation=0.1, num_tests=3).seeds_needed == 3
+    assert PairedGap(0.001, -1.0, 1.0, 0.9, 5, deviation=1.0).seeds_needed is None
+    assert PairedGap(0.0, 0.0, 0.0, 1.0, 3, deviation=0.0).seeds_needed is None

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from lab.tests.report.conftest import FigureData
 from lab.tests.report.study_folders import STEPS, Row, write_scales, write_study
+from lab.tests.report.synthetic import edited
 from syrupy.assertion import SnapshotAssertion
 
 from powernorm.errors import InputError
@@ -249,8 +250,8 @@ def test_study_without_results_is_known_by_its_runs(tmp_path: Path) -> None:
     assert read_comparison(folder).study is None
     run = folder / "bn-64-pre-seed1"
     study = {"x_label": "tokens", "logarithmic": True, "source": "A. Paper 2020"} | SIZES
-    path = run / "result.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"study": study}), encoding="utf-8")
+    with edited(run / "result.json") as result:
+        result["study"] = study
     (run / "config.json").write_text(json.dumps({"task": "lm", "data": {"batch_size": 3}}))
     found = read_comparison(folder)
     assert (found.study, found.settings_of) == (study, run.name)

@@ -92,6 +92,7 @@ MADE: dict[str, Comparison] = {
         {"ln": [70.0, 70.1, 70.2], "bn": [75.0, 75.2, 75.1], "pn": [70.1, 70.0, 70.2]},
         metric=PERPLEXITY,
     ),
+    "one norm": compared({"bn": [70.0, 70.1]}),
     "one seed": compared({"ln": [70.0], "bn": [99.0]}),
     "two seeds": compared({"ln": [70.0, 70.1], "bn": [99.0, 99.1]}),
     "one behind a baseline": compared(

@@ -1,7 +1,7 @@
 """Conclusion of a comparison, as far as its seeds, baselines and race permit one; their tables."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from math import inf, isnan
+from math import inf
 from statistics import fmean
 from typing import Final
 
@@ -23,10 +23,11 @@ from powernorm_lab.report.statistics import (
     summarize,
 )
 from powernorm_lab.report.tables import Table
-from powernorm_lab.runs import RaceRecord, SeedStatistics
+from powernorm_lab.runs import RaceRecord
 
 MAX_NAMES: Final = 12
 """Largest number of norms named in a sentence; further ones are counted."""
+LONGEST_NAME: Final = 80
 
 _Tested = tuple[SummaryRow, PairedGap]
 
@@ -86,7 +87,7 @@ def _against_reference(comparison: Comparison, measured: Sequence[SummaryRow]) -
     if not gaps:
         yield f"No test: no seed finished both with {REFERENCE} and with another norm."
         return
-    tested = [(row, gap) for row, gap in gaps if not isnan(gap.p)]
+    tested = [(row, gap) for row, gap in gaps if gap.is_tested]
     if not tested:
         yield (
             f"{seeds} seeds: no conclusion. The paired test needs {LEAST_SEEDS} that finished "
@@ -94,7 +95,7 @@ def _against_reference(comparison: Comparison, measured: Sequence[SummaryRow]) -
         )
         return
     yield from _differences(comparison, tested)
-    untested = [row.label for row, gap in gaps if isnan(gap.p)]
+    untested = [row.label for row, gap in gaps if not gap.is_tested]
     if untested:
         yield f"Fewer than {LEAST_SEEDS} seeds, so no test: {_listed(untested)}."
     yield _method(tested)
@@ -139,13 +140,8 @@ def _without_result(norms: Iterable[SummaryRow]) -> Iterator[str]:
         yield f"No finished run: {_listed(lost)}."
 
 
-def _short(name: str) -> str:
-    """Return a printable name, with the middle of a very long one cut out."""
-    return numerals.printable(name if len(name) <= 80 else f"{name[:40]}…{name[-39:]}")
-
-
 def _listed(names: Sequence[str]) -> str:
-    shown = ", ".join(map(_short, names[:MAX_NAMES]))
+    shown = ", ".join(numerals.shorten(name, LONGEST_NAME) for name in names[:MAX_NAMES])
     more = len(names) - MAX_NAMES
     return f"{shown} and {more} more" if more > 0 else shown
 
@@ -208,7 +204,7 @@ def seed_table(comparison: Comparison, rows: Sequence[SummaryRow]) -> Table | No
         rows: rows of `summarize`.
     """
     found = seed_records(comparison, rows)
-    is_tested = any(record.get("p") is not None for record in found)
+    is_tested = any(row.gap is not None and row.gap.is_tested for row in rows)
     if not is_tested and all(record["mean_interval"] is None for record in found):
         return None
     decimals = comparison.measure.decimals
@@ -222,19 +218,17 @@ def seed_table(comparison: Comparison, rows: Sequence[SummaryRow]) -> Table | No
                 record["interquartile_mean"], record["interquartile_mean_interval"], decimals
             ),
         }
-        | (tested_cells(gaps[record["label"]], record, decimals, "gap (95 %)") if is_tested else {})
+        | (tested_cells(gaps[record["label"]], decimals, "gap (95 %)") if is_tested else {})
         for record in found
     ]
     return Table.of(lines, ["norm"])
 
 
-def tested_cells(
-    gap: PairedGap | None, record: SeedStatistics | None, decimals: int, heading: str
-) -> dict[str, str]:
+def tested_cells(gap: PairedGap | None, decimals: int, heading: str) -> dict[str, str]:
     """Return the cells of a norm's gap, its p, alone and corrected, and the seeds needed."""
     needed = NOTHING
-    if record is not None and record.get("p_holm") is not None:
-        number = record.get("seeds_needed")
+    if gap is not None and gap.is_tested:
+        number = gap.seeds_needed
         needed = f"> {MOST_SEEDS:,}" if number is None else str(number)
     return {
         heading: numerals.interval(gap, decimals),

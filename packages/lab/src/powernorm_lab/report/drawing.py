@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from io import BytesIO, StringIO
+from itertools import takewhile
 from math import isfinite, log10, nan
 from pathlib import Path
 from typing import Any, Final, cast
@@ -22,6 +23,7 @@ from matplotlib.axis import XAxis, YAxis
 from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 from matplotlib.legend import Legend
 from matplotlib.lines import Line2D
 from matplotlib.ticker import Locator, LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
@@ -29,7 +31,7 @@ from numpy.typing import NDArray
 
 from powernorm.errors import InputError
 from powernorm.files import write
-from powernorm_lab.report.numerals import NOTHING, printable
+from powernorm_lab.report.numerals import NOTHING, printable, shorten
 from powernorm_lab.schema import LARGEST
 
 SERIES: Final = (
@@ -101,8 +103,17 @@ _STYLE: Final[Any] = {
     "axes.spines.top": False,
     "axes.spines.right": False,
 }
-_PLACES: Final = ("d", "x", "y", "transform")
-_LONG_NUMBER: Final = re.compile(r"\d+\.\d{3,}")
+_PLACES: Final = ("d", "x", "y")
+_DECIMAL: Final = re.compile(r"\d+\.\d+")
+_GAPS: Final = re.compile(r"\s*([A-Zaz])\s*")
+_INHERITED: Final = (
+    "fill: currentColor",
+    "font-family: system-ui, sans-serif",
+    "stroke-linecap: butt",
+    "stroke-linejoin: round",
+    "text-anchor: start",
+)
+"""Style of a whole figure, which its elements need not repeat."""
 
 WIDTH: Final = 3.3
 """Width of a paper's column in inches. On a page, figures are as wide as the available space."""
@@ -145,18 +156,6 @@ def line_style(index: int) -> tuple[str, str]:
     return SERIES[index % len(SERIES)], _DASHES[dashes % len(_DASHES)]
 
 
-def shorten(text: str, length: int) -> str:
-    """Shorten a text by cutting out its middle.
-
-    >>> shorten("a-very-long-name", 9), shorten("short", 9)
-    ('a-ve…name', 'short')
-    """
-    text = printable(text)
-    if len(text) <= length:
-        return text
-    return f"{text[: (length - 1) // 2]}…{text[len(text) - length // 2 :]}"
-
-
 def short_names(layers: Sequence[str]) -> list[str]:
     """Shorten the names of layers.
 
@@ -196,12 +195,8 @@ def _short_name(whole: Sequence[str], ahead: int, behind: int) -> str:
 
 def _num_shared(names: Sequence[Sequence[str]]) -> int:
     """Return the number of leading parts that all names share."""
-    shared = 0
-    for column in zip(*names, strict=False):
-        if len(set(column)) > 1:
-            break
-        shared += 1
-    return shared
+    columns = zip(*names, strict=False)
+    return len(list(takewhile(lambda column: len(set(column)) == 1, columns)))
 
 
 def plain_axes(axes: Axes, title: str, x_label: str, y_label: str) -> None:
@@ -231,7 +226,8 @@ def paint(
         norm=scale,
         cmap=colormaps["cividis"].with_extremes(bad=NO_NUMBER),
         aspect="auto",
-        interpolation="nearest",
+        # A page gets the numbers' own pixels, which the browser enlarges.
+        interpolation="none",
         origin="lower" if extent is None else "upper",
         extent=extent,
     )
@@ -332,12 +328,10 @@ def inline_svg(
     with mpl.rc_context({"svg.hashsalt": prefix}):
         drawn.savefig(stream, format="svg", metadata=no_metadata)
     root = ElementTree.fromstring(stream.getvalue())
-    for parent in list(root.iter()):
-        for child in list(parent):
-            if _local(child.tag) in {"metadata", "style"}:
-                parent.remove(child)
     for node in root.iter():
         _adapt(node)
+    root[:] = _visible(root)
+    _share_styles(root)
     for attribute in ("width", "height", "version"):
         root.attrib.pop(attribute, None)
     root.attrib |= {"role": "img", "aria-label": description}
@@ -345,7 +339,7 @@ def inline_svg(
         root.attrib |= {"data-frames": json.dumps(list(map(_frame, drawn.axes))), "data-unit": unit}
     if rows:
         root.attrib["data-rows"] = json.dumps(list(map(printable, rows)))
-    root.attrib["style"] = "stroke-linejoin: round; stroke-linecap: butt"
+    root.attrib["style"] = "; ".join(_INHERITED)
     if saving := _SAVING.get():
         saving.save(drawn, prefix, description)
     return Markup(ElementTree.tostring(root, encoding="unicode", short_empty_elements=True))
@@ -371,15 +365,17 @@ def _adapt(node: ElementTree.Element) -> None:
     """Adapt names and colors of an element; inline SVG in HTML needs no namespaces."""
     node.tag = _local(node.tag)
     adapted = {_local(key): value for key, value in node.attrib.items()}
-    if node.tag == "g" and "id" in adapted:
-        # Ids of groups are not referenced.
+    if adapted.get("transform", "").startswith("rotate(-0 "):
+        del adapted["transform"]
+    if node.tag in ("g", "image") and "id" in adapted:
+        # Only ids of paths and clip paths are referenced.
         name = adapted.pop("id")
         if name.startswith(_HOVER):
             adapted["data-name"] = name.removeprefix(_HOVER)
     for key in _PLACES:
         if key in adapted:
-            places = " ".join(adapted[key].split())
-            adapted[key] = _LONG_NUMBER.sub(lambda number: f"{float(number[0]):.2f}", places)
+            short = _DECIMAL.sub(lambda number: f"{round(float(number[0]), 2):g}", adapted[key])
+            adapted[key] = _GAPS.sub(r"\1", short.strip())
     for own, theme in _THEME.items():
         if "style" in adapted:
             adapted["style"] = adapted["style"].replace(own, theme)
@@ -388,6 +384,32 @@ def _adapt(node: ElementTree.Element) -> None:
     node.tail = None
     if node.tag != "text":
         node.text = None
+
+
+def _visible(parent: ElementTree.Element) -> list[ElementTree.Element]:
+    """Return the children without groups that have no effect and shapes that cannot be seen."""
+    found = []
+    for node in parent:
+        node[:] = children = _visible(node)
+        if node.tag == "g" and not node.attrib:
+            found += children
+        elif not (
+            node.tag in ("metadata", "style")
+            or (node.tag in ("g", "defs") and not children)
+            or node.get("style") == "fill: none"
+        ):
+            found.append(node)
+    return found
+
+
+def _share_styles(root: ElementTree.Element) -> None:
+    """Remove the parts of styles that the figure or the used path already has."""
+    own = {f"#{node.get('id')}": node.get("style", "").split("; ") for node in root.iter("path")}
+    for node in root.iter():
+        shared = {*_INHERITED, *own.get(node.get("href", ""), ())}
+        kept = [part for part in node.attrib.pop("style", "").split("; ") if part not in shared]
+        if any(kept):
+            node.attrib["style"] = "; ".join(kept)
 
 
 @dataclass(frozen=True)
@@ -399,6 +421,9 @@ class _Files:
     written: dict[Path, str]
 
     def save(self, drawn: Figure, name: str, description: str) -> None:
+        for image in cast("list[AxesImage]", drawn.findobj(AxesImage)):
+            # Viewers of files may blur the pixels of a small image.
+            image.set_interpolation("nearest")
         for form in self.formats:
             stream = BytesIO()
             # With letters as paths, an SVG looks the same without the font.

@@ -8,7 +8,6 @@ from math import isfinite, log10, nan
 from typing import Final, Literal
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm
 from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator, StrMethodFormatter
 from pandas import DataFrame, Series, concat
@@ -118,7 +117,9 @@ def _curve(comparison: Comparison, column: str, prefix: str) -> list[DrawnFigure
         if (value := baseline["metrics"].get(metric)) is not None
         and (is_own or column.startswith("valid"))
     }
-    logarithmic = _is_wide(_values(bands)) if is_own else is_perplexity
+    values = _values(bands)
+    is_wide = bool(values) and 0 < _DECADES * min(values) < max(values)
+    logarithmic = is_wide if is_own else is_perplexity
     # What the x axis counts, in the words of the task's data.
     units = {"image": "images", "parse": "transitions", "lm-char": "bytes", "sequences": "frames"}
     return panels_figure(
@@ -207,9 +208,19 @@ def run_column(
     """Return a run's column by position divided by `length`; empty without a length."""
     if length is None or column not in run.curve:
         return Series(dtype=float)
-    rows = run.curve[[axis, column]].dropna()
-    found = Series(rows[column].to_numpy(), rows[axis].to_numpy() / length).sort_index()
-    return found[~found.index.duplicated(keep="last")]
+    return _known(run.curve[axis] / length, run.curve[column])
+
+
+def _known(x: Series, values: Series) -> Series:
+    """Return the known values by increasing position; the last one of a repeated position."""
+    # Not by dropna and sort_index, which take ten times as long: a page may have 500 runs.
+    positions, numbers = x.to_numpy(), values.to_numpy()
+    known = ~(np.isnan(positions) | np.isnan(numbers))
+    positions, numbers = positions[known], numbers[known]
+    if (np.diff(positions) <= 0).any():
+        positions, last = np.unique(positions[::-1], return_index=True)
+        numbers = numbers[::-1][last]
+    return Series(numbers, positions)
 
 
 def _steps_per_epoch(runs: Iterable[ReportedRun]) -> float | None:
@@ -234,10 +245,6 @@ def _num_epochs(run: ReportedRun) -> float:
     return float(run.curve["step"].max()) / length if length else 0.0
 
 
-def _is_wide(values: Sequence[float]) -> bool:
-    return bool(values) and 0 < _DECADES * min(values) < max(values)
-
-
 def tid_over_time(comparison: Comparison) -> list[DrawnFigure]:
     """Draw online TID averaged over layers, and the fluctuation of statistics, against steps."""
     prefix = f"{comparison.anchor}over-time-"
@@ -256,13 +263,7 @@ def tid_over_time(comparison: Comparison) -> list[DrawnFigure]:
 
 def _gap(run: ReportedRun) -> Series:
     """Return the loss by running statistics minus that by each batch's own, by step."""
-    return difference(run_column(run, "gap_running_loss"), run_column(run, "gap_batch_loss"))
-
-
-def difference(ours: Series, theirs: Series) -> Series:
-    """Return one quantity minus another at the positions that both have."""
-    common = ours.index.intersection(theirs.index)
-    return ours[common] - theirs[common]
+    return _known(run.curve["step"], run.curve["gap_running_loss"] - run.curve["gap_batch_loss"])
 
 
 def gradients_over_time(comparison: Comparison) -> list[DrawnFigure]:
@@ -410,11 +411,18 @@ def _heat_map(run: ReportedRun, scale: LogNorm, *, prefix: str) -> DrawnFigure:
     # Norms without batch statistics have rows for their gradients.
     samples = run.samples.dropna(subset=list(titles), how="all")
     layers = list(samples["layer"].unique())
+    steps = sorted(samples["step"].astype(int).unique())
+    block = np.searchsorted(steps, samples["step"]) // -(-len(steps) // MAX_COLUMNS)
+    blocks = samples.assign(block=block)
+    extent = (steps[0], max(steps[-1], steps[0] + 1), len(layers) - 0.5, -0.5)
     name = f"{printable(run.name)}, seed {run.seed}"
     with figure(len(titles) * (0.35 + 0.14 * max(len(layers), 3)) + 0.7) as drawn:
         frames = list(drawn.subplots(len(titles), 1, sharex=True, squeeze=False)[:, 0])
         for axes, (kind, title) in zip(frames, titles.items(), strict=True):
-            _paint_kind(axes, samples, layers, kind, scale)
+            means = 100 * blocks.pivot_table(kind, "layer", "block", dropna=False).reindex(layers)
+            paint(axes, means.to_numpy(), scale, extent)
+            name_rows(axes, short_names(layers), size=6)
+            axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
             axes.set_title(title, loc="left", fontweight="bold")
         frames[-1].set_xlabel("step")
         bar = drawn.colorbar(frames[0].images[0], ax=frames, location="bottom", shrink=0.8)
@@ -427,17 +435,3 @@ def _heat_map(run: ReportedRun, scale: LogNorm, *, prefix: str) -> DrawnFigure:
     ending = "" if run.finished else f" The run is marked {run.shown_status}."
     caption = f"{name}: online TID of the {what} by layer (top: first) and step.{ending}"
     return DrawnFigure(svg, caption)
-
-
-def _paint_kind(
-    axes: Axes, samples: DataFrame, layers: Sequence[str], kind: str, scale: LogNorm
-) -> None:
-    """Draw percentages by layer and block of steps."""
-    steps = sorted(samples["step"].astype(int).unique())
-    block = np.searchsorted(steps, samples["step"]) // -(-len(steps) // MAX_COLUMNS)
-    table = samples.assign(block=block)
-    means = 100 * table.pivot_table(kind, "layer", "block", dropna=False).reindex(layers)
-    extent = (steps[0], max(steps[-1], steps[0] + 1), len(layers) - 0.5, -0.5)
-    paint(axes, means.to_numpy(), scale, extent)
-    name_rows(axes, short_names(layers), size=6)
-    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))

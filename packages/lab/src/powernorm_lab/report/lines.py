@@ -37,9 +37,8 @@ from powernorm_lab.report.drawing import (
     paint,
     plain_axes,
     short_names,
-    shorten,
 )
-from powernorm_lab.report.numerals import printable
+from powernorm_lab.report.numerals import printable, shorten
 from powernorm_lab.schema import LARGEST
 
 MAX_POINTS: Final = 300
@@ -95,11 +94,6 @@ class Band:
     high: Sequence[float | None] = ()
     lost: Sequence[float] = ()
     traces: Sequence[SeedLine] = ()
-
-    @classmethod
-    def of(cls, label: str, style: int, points: Series) -> "Band":
-        """Return the line of one model or run."""
-        return cls(label, style, points.index.tolist(), points.tolist())
 
 
 def bands_over_seeds(lines: Mapping[str, Sequence[SeedLine]], most: int = MAX_POINTS) -> list[Band]:

@@ -3,13 +3,15 @@
 import csv
 import re
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import MISSING, fields, replace
 from io import StringIO
-from math import inf, isfinite, isinf, isnan, nan
+from math import inf, isfinite, nan
 from pathlib import Path
 from typing import Any, Final, NotRequired, cast
 
 import numpy as np
+from numpy.typing import NDArray
 from pandas import DataFrame, Series, read_csv, to_numeric
 from typing_extensions import TypedDict
 
@@ -44,7 +46,7 @@ from powernorm_lab.runs import (
     ScalesRecord,
     is_run_folder,
 )
-from powernorm_lab.schema import bounded, read_record, record_of
+from powernorm_lab.schema import LARGEST, read_record, record_of
 
 _HINT: Final = "restore the file, or delete it and run the comparison again with --resume"
 _RUN_NAME: Final = re.compile(
@@ -381,11 +383,13 @@ _FIRST_METRICS_COLUMNS: Final = METRICS_COLUMNS[: METRICS_COLUMNS.index("valid_p
 _FIRST_NORMS_COLUMNS: Final = NORMS_COLUMNS[: NORMS_COLUMNS.index("num_nonfinite_batches") + 1]
 """Columns of the first version; later columns are empty for a file without them."""
 
-_Rule = tuple[Callable[[float], bool], str]
-_FINITE: Final[_Rule] = (lambda value: not isinf(value), "expected a finite number")
-_WHOLE: Final[_Rule] = (lambda value: value % 1 == 0, "not a whole number")
-_COUNT: Final[_Rule] = (lambda value: isnan(value) or value % 1 == 0, "not a whole number")
-_ANY: Final[_Rule] = (lambda _: True, "")
+_Rule = tuple[Callable[[NDArray[np.float64]], Any], str]
+_FINITE: Final[_Rule] = (lambda values: ~np.isinf(values), "expected a finite number")
+_WHOLE: Final[_Rule] = (
+    lambda values: np.isfinite(values) & (np.trunc(values) == values),
+    "not a whole number",
+)
+_COUNT: Final[_Rule] = (lambda values: np.isnan(values) | _WHOLE[0](values), _WHOLE[1])
 
 
 def read_metrics(path: Path) -> DataFrame:
@@ -418,7 +422,7 @@ def _read_log(
     rules: Mapping[str, _Rule],
     texts: Sequence[str] = (),
 ) -> DataFrame:
-    header, rows = list(first), []
+    header, rows, lines = list(first), [], []
     reader = csv.reader(_complete_text(path).splitlines(keepends=True), strict=True)
     try:
         header = next(reader, header)
@@ -428,38 +432,43 @@ def _read_log(
                 f"{path}, line 1: the header lacks {', '.join(missing)}; expected {','.join(first)}"
             )
         for cells in reader:
-            line = f"{path}, line {reader.line_num}"
             if len(cells) != len(header):
                 raise InputError(
-                    f"{line}: {len(cells)} cells, expected {len(header)}; repair or remove the line"
+                    f"{path}, line {reader.line_num}: {len(cells)} cells, expected {len(header)}; "
+                    "repair or remove the line"
                 )
-            rows.append(
-                [
-                    cell if column in texts else _number(line, column, cell, rules)
-                    for column, cell in zip(header, cells, strict=True)
-                ]
-            )
+            rows.append(cells)
+            lines.append(reader.line_num)
     except csv.Error as error:
         raise InputError(f"{path}, line {reader.line_num}: not CSV ({error})") from error
-    table = DataFrame(rows, columns=header)
-    table = table.loc[:, ~table.columns.duplicated(keep="last")]
-    columns = dict.fromkeys([*known, *header])
-    types = {column: float for column in columns if column not in texts}
-    return table.reindex(columns=list(columns)).astype(types)
+    table: dict[str, Any] = dict.fromkeys([*known, *header], nan)
+    for index, column in enumerate(header):
+        table[column] = words = [cells[index] for cells in rows]
+        if column in texts:
+            continue
+        table[column] = found = _leading_numbers(words)
+        is_valid, expected = rules.get(column, (np.isreal, ""))
+        wrong = [*np.flatnonzero(~is_valid(found))]
+        if len(found) < len(rows):
+            wrong, expected = [len(found)], "expected a number or nothing"
+        if wrong:
+            raise InputError(
+                f"{path}, line {lines[wrong[0]]}: {column} is {words[wrong[0]]!r}, {expected}; "
+                "repair or remove the line"
+            )
+    return DataFrame(table, index=range(len(rows)))
 
 
-def _number(line: str, column: str, cell: str, rules: Mapping[str, _Rule]) -> float:
-    expected = "expected a number or nothing"
-    try:
-        number = bounded(float(cell)) if cell else nan
-    except ValueError:
-        pass
-    else:
-        number = inf if cell and isnan(number) else number
-        is_valid, expected = rules.get(column, _ANY)
-        if is_valid(number):
-            return number
-    raise InputError(f"{line}: {column} is {cell!r}, {expected}; repair or remove the line")
+def _leading_numbers(cells: Sequence[str]) -> NDArray[np.float64]:
+    """Return the numbers before the first cell that is not one, with NaN for empty cells only."""
+    numbers: list[float] = []
+    with suppress(ValueError):
+        # Not cell by cell: 500 runs have millions of them.
+        numbers.extend(map(float, [cell or "nan" for cell in cells]))
+    values = np.array(numbers, dtype=float)
+    is_text = np.array([cell != "" for cell in cells[: len(values)]], dtype=bool)
+    values[np.isnan(values) & is_text] = inf
+    return np.where(np.abs(values) > LARGEST, np.copysign(inf, values), values)
 
 
 # Trials of a tuning.

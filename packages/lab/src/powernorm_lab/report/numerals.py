@@ -15,6 +15,18 @@ NOTHING: Final = "–"
 """Text of an empty cell."""
 
 
+def shorten(text: str, length: int) -> str:
+    """Shorten a text by cutting out its middle.
+
+    >>> shorten("a-very-long-name", 9), shorten("short", 9)
+    ('a-ve…name', 'short')
+    """
+    text = printable(text)
+    if len(text) <= length:
+        return text
+    return f"{text[: (length - 1) // 2]}…{text[len(text) - length // 2 :]}"
+
+
 def setting_text(value: object) -> str:
     """Format a setting in the form of `--set`.
 

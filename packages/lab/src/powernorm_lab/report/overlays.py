@@ -323,11 +323,6 @@ def failures(lines: Sequence[OverlayLine]) -> list[str]:
     return [f"{run}, step {step}: {reason}" for (run, reason), step in found.items()]
 
 
-def records_of(lines: Iterable[OverlayLine]) -> list[DiagnosisRecord]:
-    """Return the diagnoses of the trained models."""
-    return [record for line in lines for record in line.diagnoses]
-
-
 # Tables ----------------------------------------------------------------------------------------
 
 _COUNTS: Final = [one.name for one in fields(LayerMeasures) if one.type in (int, int | None)]

@@ -25,7 +25,6 @@ from powernorm_lab.report.statistics import (
     SummaryRow,
     finite,
     paired_gap,
-    seed_records,
     summarize,
     untested,
 )
@@ -158,7 +157,6 @@ class Claim:
         against: norm that the paper compares it with, usually LayerNorm.
         metric: metric of a run.
         source: paper and table.
-        dataset: data set of the paper.
         printed: published value of the norm minus that of `against`.
         measured: the same difference here, paired by seed; None if one of the two was not run.
     """
@@ -167,7 +165,6 @@ class Claim:
     against: str
     metric: str
     source: str
-    dataset: str
     printed: float
     measured: PairedGap | None
 
@@ -206,7 +203,6 @@ def claims(comparison: Comparison) -> list[Claim]:
                     against=against,
                     metric=metric,
                     source=record["source"],
-                    dataset=record["dataset"],
                     printed=values[0] - values[1],
                     measured=measured if comparison.race is None else untested(measured),
                 )
@@ -249,22 +245,14 @@ def results_document(folders: Sequence[Path]) -> str:
 def _norm_table(comparison: Comparison) -> Table:
     """Return the table of norms with paired tests, and published results if there may be any."""
     rows = summarize(comparison)
-    records = {record["label"]: record for record in seed_records(comparison, rows)}
-    decimals = comparison.measure.decimals
-    tests = {
-        id(row): tested_cells(
-            row.gap, None if row.is_baseline else records.get(row.label), decimals, _GAP
-        )
-        for row in rows
-    }
     if comparison.has_known_measure:
-        return Table.of(_lines(comparison, rows, tests), ("norm", "paper"))
+        return Table.of(_lines(comparison, rows), ("norm", "paper"))
     columns: list[Column[SummaryRow]] = []
     for column in Table.filled(norm_columns(comparison), rows).columns:
         if column.key == "gap":
             columns += [
-                Column(heading, partial(_test_of, tests, heading))
-                for heading in (_GAP, "p", "p (Holm)", "seeds needed")
+                Column(heading, partial(_test_of, comparison, heading))
+                for heading in tested_cells(None, 0, _GAP)
             ]
         elif column.key != "interval":
             columns.append(column)
@@ -273,13 +261,11 @@ def _norm_table(comparison: Comparison) -> Table:
     return Table(columns, rows)
 
 
-def _test_of(tests: Mapping[int, Mapping[str, str]], heading: str, row: SummaryRow) -> str:
-    return tests[id(row)][heading]
+def _test_of(comparison: Comparison, heading: str, row: SummaryRow) -> str:
+    return tested_cells(row.gap, comparison.measure.decimals, _GAP)[heading]
 
 
-def _lines(
-    comparison: Comparison, rows: Sequence[SummaryRow], tests: Mapping[int, Mapping[str, str]]
-) -> Iterator[dict[str, str]]:
+def _lines(comparison: Comparison, rows: Sequence[SummaryRow]) -> Iterator[dict[str, str]]:
     papers = _by_norm(comparison.paper, comparison.metric)
     seen = set()
     for row in rows:
@@ -293,13 +279,13 @@ def _lines(
             "paper": next((papers[key] for key in keys if key in papers), NOTHING),
             "measured": _measured(row),
             "seeds": _num_seeds(row),
-            **tests[id(row)],
+            **tested_cells(row.gap, comparison.measure.decimals, _GAP),
             "TID, %": tid_text(row, "avg"),
         }
     for (norm, placement), text in papers.items():
         if (norm, placement) not in seen:
-            empty = dict.fromkeys((_GAP, "p", "p (Holm)", "seeds needed", "TID, %"), NOTHING)
-            yield {"norm": norm, "paper": text, "measured": NOT_RUN, "seeds": "", **empty}
+            untested = tested_cells(None, 0, _GAP) | {"TID, %": NOTHING}
+            yield {"norm": norm, "paper": text, "measured": NOT_RUN, "seeds": "", **untested}
 
 
 def _num_seeds(row: SummaryRow) -> str:

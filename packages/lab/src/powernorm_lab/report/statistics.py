@@ -25,9 +25,9 @@ NUM_RESAMPLES: Final = 9999
 TRIMMED: Final = 0.25
 """Fraction that the interquartile mean leaves out at each end."""
 POWER: Final = 0.8
-"""Power of the paired test for `seeds_needed`."""
+"""Power of the paired test for `PairedGap.seeds_needed`."""
 MOST_SEEDS: Final = 1000
-"""Largest result of `seeds_needed`."""
+"""Largest result of `PairedGap.seeds_needed`."""
 
 TID_KEYS: Final = tuple(TID.__annotations__)
 
@@ -47,6 +47,7 @@ class PairedGap:
         deviation: sample standard deviation of the seeds' differences; NaN for too few seeds.
         ratio: difference divided by the reference's mean; None if that is 0 or not known.
         adjusted_p: p-value with Holm's correction for the number of norms; NaN without a test.
+        num_tests: number of norms with a test in the comparison.
     """
 
     difference: float
@@ -57,6 +58,7 @@ class PairedGap:
     deviation: float = field(default=nan, compare=False)
     ratio: float | None = field(default=None, compare=False)
     adjusted_p: float = field(default=nan, compare=False)
+    num_tests: int = field(default=1, compare=False)
 
     @property
     def is_clear(self) -> bool:
@@ -67,6 +69,40 @@ class PairedGap:
     def is_told(self) -> bool:
         """Whether the norms differ, with at most one false alarm in 20 comparisons."""
         return self.adjusted_p < 1 - CONFIDENCE
+
+    @property
+    def is_tested(self) -> bool:
+        """Whether there are enough seeds for a test, and no race."""
+        return not isnan(self.p)
+
+    @property
+    def seeds_needed(self) -> int | None:
+        """Number of seeds that would detect a gap of the measured size and spread.
+
+        It follows from the power of the two-sided paired t-test: with n seeds, t has a noncentral t
+        distribution with n - 1 degrees of freedom and noncentrality √n · gap / deviation. The level
+        is divided by the number of tests, as for the smallest p in Holm's correction. The result is
+        the smallest number with a power of POWER, at least LEAST_SEEDS; None without a gap, or if
+        MOST_SEEDS are too few.
+        """
+        from scipy.stats import nct
+        from scipy.stats import t as student
+
+        if self.difference == 0 or isnan(self.deviation):
+            return None
+        if self.deviation == 0:
+            return LEAST_SEEDS
+        effect = abs(self.difference) / self.deviation
+        tail = (1 - CONFIDENCE) / (2 * self.num_tests)
+
+        def is_enough(count: int) -> bool:
+            freedom, center = count - 1, effect * sqrt(count)
+            limit = student.isf(tail, freedom)
+            # Far from the limit, the power is 1 and the distribution cannot be computed.
+            return center > 20 * limit or bool(nct.sf(limit, freedom, center) >= POWER)
+
+        counts = range(LEAST_SEEDS, MOST_SEEDS + 1)
+        return next((count for count in counts if is_enough(count)), None)
 
 
 def paired_gap(
@@ -124,13 +160,11 @@ def holm(probabilities: Sequence[float]) -> list[float]:
     >>> [round(p, 3) for p in holm([0.01, 0.04, 0.03])]
     [0.03, 0.06, 0.06]
     """
-    order = sorted(range(len(probabilities)), key=probabilities.__getitem__)
-    found = [nan] * len(probabilities)
-    largest = 0.0
-    for rank, index in enumerate(order):
-        largest = max(largest, min(1.0, probabilities[index] * (len(probabilities) - rank)))
-        found[index] = largest
-    return found
+    values = np.array(probabilities, dtype=float)
+    order = np.argsort(values)
+    products = values[order] * np.arange(len(values), 0, -1)
+    values[order] = np.minimum(np.maximum.accumulate(products), 1)
+    return [float(value) for value in values]
 
 
 # Rows of norms.
@@ -232,10 +266,11 @@ def summarize(comparison: Comparison) -> list[SummaryRow]:
         for (norm, placement), runs in groups.items()
     ]
     if comparison.race is None:
-        tested = {i: row.gap.p for i, row in enumerate(rows) if row.gap and not isnan(row.gap.p)}
-        for (index, _), p in zip(tested.items(), holm([*tested.values()]), strict=True):
-            gap = rows[index].gap
-            rows[index] = replace(rows[index], gap=gap and replace(gap, adjusted_p=p))
+        tested = {i: row.gap for i, row in enumerate(rows) if row.gap and row.gap.is_tested}
+        adjusted = holm([gap.p for gap in tested.values()])
+        for (index, gap), p in zip(tested.items(), adjusted, strict=True):
+            gap = replace(gap, adjusted_p=p, num_tests=len(tested))
+            rows[index] = replace(rows[index], gap=gap)
     else:
         rows = [replace(row, gap=untested(row.gap)) for row in rows]
     for baseline in comparison.baselines:
@@ -367,29 +402,27 @@ def seed_records(
         A record per norm, as in results.json; values are None if the seeds are too few.
     """
     rows = summarize(comparison) if rows is None else rows
-    num_tests = sum(row.gap is not None and not isnan(row.gap.p) for row in rows)
     found = []
     for row in rows:
         values = list(values_by_seed(row.runs, comparison.metric).values())
         if not values:
             continue
-        mean, middle = _mean(values), _interquartile_mean(values)
+        mean, middle = np.mean(values), _interquartile_mean(values)
         record = SeedStatistics(
             label=row.label,
             seeds=len(values),
             mean=float(mean),
-            mean_interval=_bootstrapped(values, _mean),
+            mean_interval=_bootstrapped(values, np.mean),
             interquartile_mean=float(middle),
             interquartile_mean_interval=_bootstrapped(values, _interquartile_mean),
         )
         if (gap := row.gap) is not None:
-            is_tested = not isnan(gap.p)
             record["against"] = REFERENCE
             record["difference"] = gap.difference
             record["difference_interval"] = None if isnan(gap.low) else [gap.low, gap.high]
-            record["p"] = gap.p if is_tested else None
+            record["p"] = gap.p if gap.is_tested else None
             record["p_holm"] = None if isnan(gap.adjusted_p) else gap.adjusted_p
-            record["seeds_needed"] = seeds_needed(gap, num_tests) if is_tested else None
+            record["seeds_needed"] = gap.seeds_needed if gap.is_tested else None
         found.append(record)
     return found
 
@@ -422,46 +455,7 @@ def _bootstrapped(values: Sequence[float], average: Callable[..., Any]) -> list[
     return [float(ends.low), float(ends.high)]
 
 
-def _mean(values: Any, axis: int = 0) -> Any:
-    return np.mean(values, axis=axis)
-
-
 def _interquartile_mean(values: Any, axis: int = 0) -> Any:
     from scipy.stats import trim_mean
 
     return trim_mean(values, TRIMMED, axis=axis)
-
-
-def seeds_needed(gap: PairedGap, num_tests: int) -> int | None:
-    """Return the number of seeds that would detect a gap of the measured size and spread.
-
-    It follows from the power of the two-sided paired t-test: with n seeds, t has a noncentral t
-    distribution with n - 1 degrees of freedom and noncentrality √n · gap / deviation.
-
-    Args:
-        gap: measured gap with an interval.
-        num_tests: number of tests in the comparison, by which the level of each is divided, as for
-            the smallest p in Holm's correction.
-
-    Returns:
-        The smallest number with a power of POWER, at least LEAST_SEEDS; None without a gap, or if
-        MOST_SEEDS are too few.
-    """
-    from scipy.stats import nct
-    from scipy.stats import t as student
-
-    if gap.difference == 0 or isnan(gap.deviation):
-        return None
-    if gap.deviation == 0:
-        return LEAST_SEEDS
-    effect = abs(gap.difference) / gap.deviation
-    tail = (1 - CONFIDENCE) / (2 * num_tests)
-
-    def is_enough(count: int) -> bool:
-        freedom, center = count - 1, effect * sqrt(count)
-        limit = student.isf(tail, freedom)
-        # Far from the limit, the power is 1 and the distribution cannot be computed.
-        return center > 20 * limit or bool(nct.sf(limit, freedom, center) >= POWER)
-
-    counts = range(LEAST_SEEDS, MOST_SEEDS + 1)
-    return next((count for count in counts if is_enough(count)), None)

@@ -13,7 +13,6 @@ from powernorm_lab.report.document import words
 from powernorm_lab.report.drawing import DrawnFigure
 from powernorm_lab.report.figures import (
     bands_of,
-    difference,
     perplexity_label,
     run_column,
     runs_by_name,
@@ -270,7 +269,7 @@ def _loss_gap(comparison: Comparison, run: ReportedRun) -> Series:
     theirs = next((r for r in comparison.runs if (r.name, r.seed) == (REFERENCE, run.seed)), None)
     if theirs is None:
         return Series(dtype=float)
-    return difference(run_column(run, "valid_loss"), run_column(theirs, "valid_loss"))
+    return (run_column(run, "valid_loss") - run_column(theirs, "valid_loss")).dropna()
 
 
 def _last_tid(run: ReportedRun) -> Series:

@@ -133,14 +133,11 @@ def _importances(tuning: TuningRecord, prefix: str) -> Iterator[DrawnFigure]:
 
 def trials_by_setting(comparison: Comparison) -> list[DrawnFigure]:
     """Draw values of trials against each setting."""
-    return list(_slices(comparison))
-
-
-def _slices(comparison: Comparison) -> Iterator[DrawnFigure]:
     tuning, trials = comparison.tuning, read_trials(comparison.folder)
     assert tuning is not None
     norms = tuning["norms"]
     keys = dict.fromkeys(key for one in norms.values() for key in one["search"])
+    drawn_figures = []
     name = own_heading(tuning["select_by"]["metric"])
     for index, key in enumerate(keys):
         if key not in trials:
@@ -167,7 +164,8 @@ def _slices(comparison: Comparison) -> Iterator[DrawnFigure]:
                 f"{name} against {key}",
                 unit=_last(key),
             )
-        yield DrawnFigure(svg, f"The {name} of completed trials by {key}.")
+        drawn_figures.append(DrawnFigure(svg, f"The {name} of completed trials by {key}."))
+    return drawn_figures
 
 
 def _draw_slice(
