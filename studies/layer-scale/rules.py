@@ -29,7 +29,7 @@ COMPARISONS = (
     ("S9: PN is ahead of LN", "pn-scaled", "ln"),
     ("S9 without layer-scale", "pn", "ln"),
     ("W12: RBN is ahead of BN", "rbn", "bn"),
-    ("W26: RBN is ahead of LN", "rbn", "ln"),
+    ("W13: RBN is ahead of LN", "rbn", "ln"),
     ("layer-scale helps BN", "bn-scaled", "bn"),
     ("layer-scale helps PN-V", "pnv-scaled", "pnv"),
     ("layer-scale helps PN", "pn-scaled", "pn"),
