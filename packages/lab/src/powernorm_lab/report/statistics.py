@@ -34,7 +34,7 @@ TID_KEYS: Final = tuple(TID.__annotations__)
 # Comparison of two norms, paired by seed.
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class PairedGap:
     """Difference of a metric to the reference over the seeds that finished with both.
 
@@ -75,7 +75,7 @@ class PairedGap:
         """Whether there are enough seeds for a test, and no race."""
         return not isnan(self.p)
 
-    @property
+    @cached_property
     def seeds_needed(self) -> int | None:
         """Number of seeds that would detect a gap of the measured size and spread.
 
