@@ -10,8 +10,10 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
 from commands import powernorm as command
 
@@ -88,6 +90,44 @@ def test_every_command_is_on_its_page(tmp_path: Path) -> None:
     names = re.findall(r"^  ([a-z-]+) ", shown.partition("Commands:")[2], re.MULTILINE)
     table = (DOCS / "commands" / "commands.csv").read_text(encoding="utf-8")
     assert sorted(names) == sorted(re.findall(r"^`powernorm ([a-z-]+)`", table, re.MULTILINE))
+
+
+def _documented_calls() -> set[tuple[str, ...]]:
+    """Return the words of each command in the pages and their tables."""
+    root = DOCS.parent
+    patterns = ("docs/**/*.md", "docs/**/*.csv", "studies/**/*.md", "benchmarks/**/*.md")
+    files = [root / "README.md", root / "CONTRIBUTING.md"]
+    files += [file for pattern in patterns for file in root.glob(pattern)]
+    found = set()
+    for file in files:
+        text = file.read_text(encoding="utf-8").replace("\\\n", " ")
+        calls = re.findall(
+            r"`(?:\$ )?powernorm ([^`]+)`|^(?:\$ )?powernorm (.+)$", text, re.MULTILINE
+        )
+        lines = [one or other for one, other in calls]
+        if file.is_relative_to(DOCS / "papers"):
+            lines += re.findall(r"`((?!python)[a-z][a-z-]* [^`]*(?:RUN|--)[^`]*)`", text)
+        found |= {tuple(re.split(r" [|#&>;]|;", line)[0].split()) for line in lines}
+    return found
+
+
+def test_commands_in_the_pages_exist() -> None:
+    pytest.importorskip("powernorm_lab")
+    from powernorm.cli.commands import app
+
+    wrong = []
+    for name, *words in _documented_calls():
+        found: Any = typer.main.get_command(app)
+        if not re.fullmatch(r"[a-z]+", name) or name == "is":
+            continue
+        for word in (name, *words):
+            found = getattr(found, "commands", {}).get(word, found)
+        wrong += [name] * (not found.name)
+        options = {"--help", *(one for param in found.params for one in param.opts)}
+        wrong += [
+            f"{name} {word}" for word in words if word.startswith("--") and word not in options
+        ]
+    assert wrong == []
 
 
 # What a browser fetches by itself; links that a reader follows are not among them.
