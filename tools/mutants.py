@@ -5,8 +5,9 @@
     python tools/mutants.py norms --compare HEAD~3
 
 It makes seeded mutants of the package (tools/mutations.py), writes each into a copy of the checkout
-and runs the package's tests there until one fails. A failure, or three times the time without a
-mutant, kills the mutant. A survivor is a mistake that no test notices, or a change without effect.
+and runs the package's tests there until one fails. A failure, or three times the processor time
+without a mutant, kills the mutant. A survivor is a mistake that no test notices, or a change that
+has no effect.
 
 With `--compare` the mutants that survive today's tests meet the tests of a commit or of another
 checkout, too, on the same source: a kill that only the old tests make is lost, and the exit code
@@ -23,6 +24,7 @@ import hashlib
 import json
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -41,9 +43,11 @@ LEFT_BEHIND: Final = shutil.ignore_patterns(
     ".git", ".venv", ".hypothesis", ".*_cache", "build", "dist", "runs", "site"
 )
 SLOWER: Final = 3
-"""Maximum time of a mutant, as a multiple of that without one."""
-GRACE: Final = 10.0
+"""Maximum processor time of a mutant, as a multiple of that without one."""
+GRACE: Final = 10
 """Additional seconds that it may take."""
+HANGING: Final = 10
+"""Maximum time by the clock, as a multiple of the processor time: other programs may run, too."""
 
 
 class Outcome(NamedTuple):
@@ -54,6 +58,13 @@ class Outcome(NamedTuple):
     failed: list[str]
     """Failed tests, and files that could not be collected."""
     seconds: float
+    """Processor time of pytest and of the processes that it waited for."""
+
+
+def processor_time() -> float:
+    """Return the processor seconds of ended child processes."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
 
 
 class Suite:
@@ -78,7 +89,7 @@ class Suite:
         content = b"".join(path.read_bytes() for path in everything)
         self.digest = hashlib.sha256(content + repr(sorted(self.files)).encode()).hexdigest()
         self.left_out: Sequence[str] = ()
-        self.limit: float | None = None
+        self.limit: int | None = None
 
     @property
     def environment(self) -> dict[str, str]:
@@ -91,7 +102,7 @@ class Suite:
     def run(self, files: Sequence[str], *options: str) -> Outcome:
         """Run test files in this order."""
         command = [sys.executable, "-m", "pytest", "-q", "--tb=no", "-p", "no:cacheprovider"]
-        begin = time.monotonic()
+        begin = processor_time()
         with tempfile.TemporaryFile() as output:
             process = subprocess.Popen(
                 [
@@ -107,9 +118,10 @@ class Suite:
                 stdout=output,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                preexec_fn=self._limit_processor_time,
             )
             try:
-                code: int | None = process.wait(self.limit)
+                code: int | None = process.wait(self.limit and HANGING * self.limit)
             except subprocess.TimeoutExpired:
                 code = None
             finally:
@@ -120,9 +132,15 @@ class Suite:
             output.seek(0)
             text = output.read().decode(errors="replace")
         failed = re.findall(r"^(?:FAILED|ERROR) (\S+?\.py(?:::.+?)?)(?: - .*)?$", text, re.M)
+        if code == -signal.SIGXCPU:
+            code = None
         if code not in (None, 0, 1) and not failed:
             failed = [text.strip().splitlines()[-1] if text.strip() else f"exit code {code}"]
-        return Outcome(code, failed, time.monotonic() - begin)
+        return Outcome(code, failed, processor_time() - begin)
+
+    def _limit_processor_time(self) -> None:
+        if self.limit is not None:
+            resource.setrlimit(resource.RLIMIT_CPU, (self.limit, self.limit + GRACE))
 
     def check(self, package: str, *, strict: bool) -> None:
         """Run all tests without a mutant, for the time that they take.
@@ -146,7 +164,7 @@ class Suite:
             )
         self.files = {name: t for name, t in self.files.items() if name not in outcome.failed}
         self.left_out = [*self.left_out, *(test for test in outcome.failed if "::" in test)]
-        self.limit = SLOWER * outcome.seconds + GRACE
+        self.limit = SLOWER * round(outcome.seconds) + GRACE
         left = f"; left out: {', '.join(outcome.failed)}" if outcome.failed else ""
         print(f"{self.name}: {len(self.files)} files, {outcome.seconds:.0f} s{left}", flush=True)
 
@@ -283,6 +301,8 @@ def main() -> None:
     add("--old-tests", nargs="+", metavar="PATH", help="of --compare, where they were elsewhere")
     add("--root", type=Path, default=Path(__file__).parents[1], help="the checkout")
     options = parser.parse_args()
+    # Its tests end with it, as on Ctrl-C.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     begin = time.monotonic()
     root = options.root.resolve()
     files = package_files(root, options.package)

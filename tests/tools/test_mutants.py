@@ -5,8 +5,10 @@ from __future__ import annotations
 import ast
 import importlib
 import json
+import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 from types import ModuleType
 
@@ -176,13 +178,38 @@ def test_tests_that_fail_anyway_are_refused(checkout: Path) -> None:
     assert "4 were not run: the time was over" in done.stdout
 
 
-def test_an_endless_mutant_is_killed(checkout: Path, mutants: ModuleType) -> None:
+@pytest.mark.parametrize(("busy", "waits"), [("while True: pass", 99), ("time.sleep(99)", 2)])
+def test_an_endless_mutant_is_killed(
+    checkout: Path, mutants: ModuleType, monkeypatch: pytest.MonkeyPatch, busy: str, waits: int
+) -> None:
+    """It uses up its processor time, or the time by the clock, in which others may run."""
+    monkeypatch.setattr(mutants, "HANGING", waits)
     test = checkout / "tests" / "ops" / "test_clips.py"
-    test.write_text("def test_clip():\n    while True: pass\n", encoding="utf-8")
+    test.write_text(f"import time\n\ndef test_clip():\n    {busy}\n", encoding="utf-8")
     suite = mutants.Suite("now", checkout, ["tests/ops"])
-    suite.limit = 1.0
+    suite.limit = 1
     outcome = suite.run(list(suite.files))
     assert (outcome.code, outcome.failed) == (None, [])
+    assert outcome.seconds < 5
+
+
+def test_its_tests_end_with_it(checkout: Path) -> None:
+    test = checkout / "tests" / "ops" / "test_clips.py"
+    test.write_text(
+        "import os, pathlib, time\n\ndef test_clip():\n"
+        "    pathlib.Path('pid.part').write_text(str(os.getpid()))\n"
+        f"    os.rename('pid.part', {str(checkout / 'pid')!r})\n    time.sleep(99)\n",
+        encoding="utf-8",
+    )
+    command = [sys.executable, ROOT / "tools" / "mutants.py", "ops", "--root", checkout]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL)
+    while not (checkout / "pid").exists():
+        assert process.poll() is None
+        time.sleep(0.05)
+    process.terminate()
+    assert process.wait(30) == 143
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((checkout / "pid").read_text()), 0)
 
 
 def test_tests_about_the_mutant_come_first(checkout: Path, mutants: ModuleType) -> None:
