@@ -32,7 +32,11 @@ from transformers import (
 from transformers.utils.logging import disable_progress_bar
 
 import powernorm
-from powernorm.integrations.huggingface import CalibrateCallback, NormCallback, PenaltyTrainerMixin
+from powernorm.integrations.huggingface import (
+    PenaltyTrainerMixin,
+    TrainerCalibrateCallback,
+    TrainerNormCallback,
+)
 
 LENGTH = 48
 COMMON = ["a", "the", "film", "story", "it", "was", "with", "and", "of", "plot"]
@@ -141,8 +145,8 @@ def train(
         callbacks=[EarlyStoppingCallback(early_stopping_patience=3)],
     )
     trainer.remove_callback(PrinterCallback)
-    trainer.add_callback(NormCallback(trainer))
-    trainer.add_callback(CalibrateCallback(trainer))
+    trainer.add_callback(TrainerNormCallback(trainer))
+    trainer.add_callback(TrainerCalibrateCallback(trainer))
     trainer.train()
     log, quantity = trainer.state.log_history, "norm/bert.embeddings.LayerNorm/mean_tid"
     for entry in log:

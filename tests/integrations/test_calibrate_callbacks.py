@@ -23,7 +23,7 @@ from transformers import (
 
 import powernorm
 from powernorm.errors import InputError
-from powernorm.integrations.huggingface import CalibrateCallback as TrainerCalibrateCallback
+from powernorm.integrations.huggingface import TrainerCalibrateCallback
 from powernorm.integrations.lightning import CalibrateCallback
 from refusals import refuses
 

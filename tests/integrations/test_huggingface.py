@@ -28,7 +28,7 @@ from transformers import Trainer, TrainingArguments
 
 from covering import some_default
 from powernorm.errors import InputError
-from powernorm.integrations.huggingface import NormCallback, PenaltyTrainerMixin, _follows
+from powernorm.integrations.huggingface import PenaltyTrainerMixin, TrainerNormCallback, _follows
 from refusals import refuses
 
 pytestmark = [
@@ -124,7 +124,7 @@ def trained(
         **(more or {}),
     )
     if callback:
-        made.add_callback(NormCallback(made))
+        made.add_callback(TrainerNormCallback(made))
     made.train(resume_from_checkpoint=resume)
     return made
 
@@ -347,7 +347,7 @@ def test_schedule_of_its_own(tmp_path: Path, options: dict[str, Any]) -> None:
     trainer = RegularizedTrainer(
         model=Mean(), args=arguments(tmp_path, **options), train_dataset=batches(MICRO_BATCHES)
     )
-    trainer.add_callback(NormCallback(trainer, "log:4"))
+    trainer.add_callback(TrainerNormCallback(trainer, "log:4"))
     trainer.train()
     entries = [e for e in trainer.state.log_history if "norm/lower/var_tid" in e]
     # Of 1, 2, 3, 6, 10, … those that a training of six updates comes to.
@@ -405,9 +405,9 @@ def test_wrong_configuration(tmp_path: Path) -> None:
     refuses("could not count them", trained, Mean(), tmp_path, trainer=Scaled)
     with pytest.raises(InputError, match=r"logging_strategy is 'epoch'.*'steps'"):
         trained(Mean(), tmp_path, callback=True, logging_strategy="epoch")
-    refuses(r"trainer is None, expected the transformers\.Trainer", NormCallback, None)
+    refuses(r"trainer is None, expected the transformers\.Trainer", TrainerNormCallback, None)
     with pytest.raises(InputError, match="before torch"):
-        NormCallback(
+        TrainerNormCallback(
             PlainTrainer(
                 model=nn.Sequential(torch.compile(Mean(), backend="eager")),
                 args=arguments(tmp_path),
@@ -423,7 +423,7 @@ def test_hooks_after_an_exception(tmp_path: Path) -> None:
 
     model = Fails()
     trainer = RegularizedTrainer(model=model, args=arguments(tmp_path), train_dataset=batches(2))
-    trainer.add_callback(callback := NormCallback(trainer))
+    trainer.add_callback(callback := TrainerNormCallback(trainer))
     with pytest.raises(RuntimeError, match="in the middle"):
         trainer.train()
     callback.detach()

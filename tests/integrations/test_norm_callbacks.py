@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader
 from transformers import Trainer, TrainingArguments
 
 import powernorm
-from powernorm.integrations.huggingface import NormCallback as TrainerNormCallback
+from powernorm.integrations.huggingface import TrainerNormCallback
 from powernorm.integrations.lightning import NormCallback
 from powernorm.norms import BatchNorm
 

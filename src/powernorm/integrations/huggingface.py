@@ -203,15 +203,15 @@ def _follows(losses: Tensor) -> bool | None:
     )
 
 
-class NormCallback(TrainerCallback):
+class TrainerNormCallback(TrainerCallback):
     """Callback that logs batch statistics, gradients and non-finite values of the norms.
 
-    `trainer.add_callback(NormCallback(trainer))` adds an entry with `norm/<layer>/<quantity>` to
-    the Trainer's log, for the quantities of `powernorm.records.NORMS_COLUMNS` that the norm has
-    (`mean_tid`, `gradient_norm`, …; see `powernorm.diagnosis.NormMonitor`). It does so at every
-    logging step, right after the entry of the loss, or at the steps of a schedule. Other steps are
-    not measured. Gradients are those of the loss that the backward starts from, without the loss
-    scale of float16, before any clipping.
+    `trainer.add_callback(TrainerNormCallback(trainer))` adds an entry with
+    `norm/<layer>/<quantity>` to the Trainer's log, for the quantities of
+    `powernorm.records.NORMS_COLUMNS` that the norm has (`mean_tid`, `gradient_norm`, …; see
+    `powernorm.diagnosis.NormMonitor`). It does so at every logging step, right after the entry of
+    the loss, or at the steps of a schedule. Other steps are not measured. Gradients are those of
+    the loss that the backward starts from, without the loss scale of float16, before any clipping.
 
     The hooks stay in the model after training, for the next `train()`, and measure nothing until
     then; `detach()` removes them. From a model that the Trainer creates when training begins they
@@ -237,7 +237,7 @@ class NormCallback(TrainerCallback):
     """
 
     def __init__(self, trainer: Trainer, every: Schedule | int | str | None = None) -> None:
-        _check_trainer(trainer, "NormCallback")
+        _check_trainer(trainer, "TrainerNormCallback")
         self._trainer = trainer
         self._schedule = None if every is None else Schedule.of(every)
         self._model: nn.Module | None = None
@@ -255,9 +255,9 @@ class NormCallback(TrainerCallback):
         strategy = IntervalStrategy(args.logging_strategy)
         if strategy != IntervalStrategy.STEPS and self._schedule is None:
             raise InputError(
-                f"logging_strategy is {strategy.value!r}, but NormCallback has "
+                f"logging_strategy is {strategy.value!r}, but TrainerNormCallback has "
                 "to know before a step whether it is logged: set logging_strategy='steps', or give "
-                "NormCallback an `every` of its own"
+                "TrainerNormCallback an `every` of its own"
             )
         model = self._trainer.model
         if self._monitor is None or model is not self._model:
@@ -339,10 +339,10 @@ class NormCallback(TrainerCallback):
         self._entries = {}
 
 
-class CalibrateCallback(TrainerCallback):
+class TrainerCalibrateCallback(TrainerCallback):
     """Callback that re-estimates running statistics before each evaluation and each save.
 
-    `trainer.add_callback(CalibrateCallback(trainer))` measures them on training batches
+    `trainer.add_callback(TrainerCalibrateCallback(trainer))` measures them on training batches
     (`powernorm.calibrate`) at every step at which the Trainer evaluates or saves, before it does,
     and at the end of the training, unless the best checkpoint is loaded then. A checkpoint is
     therefore chosen by its evaluation with its own statistics, and contains them. Norms whose
@@ -373,7 +373,7 @@ class CalibrateCallback(TrainerCallback):
         forward: Forward | None = None,
         way: Way = "layer_by_layer",
     ) -> None:
-        _check_trainer(trainer, "CalibrateCallback")
+        _check_trainer(trainer, "TrainerCalibrateCallback")
         check_function("forward", forward)
         self._trainer = trainer
         self._num_batches = check_count("num_batches", num_batches, 1)
