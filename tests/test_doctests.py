@@ -4,34 +4,34 @@ from __future__ import annotations
 
 import doctest
 import importlib
-import pkgutil
 from importlib.util import find_spec
+from pathlib import Path
 
 import pytest
 import torch
 
 import powernorm
 
-PACKAGES = [
-    powernorm,
-    *([importlib.import_module("powernorm_lab")] if find_spec("powernorm_lab") else []),
+FOLDERS = [
+    Path(place)
+    for package in ("powernorm", "powernorm_lab")
+    if (spec := find_spec(package)) is not None
+    for place in spec.submodule_search_locations or ()
 ]
 MODULES = sorted(
-    info.name
-    for package in PACKAGES
-    for info in pkgutil.walk_packages(package.__path__, f"{package.__name__}.")
-    if not info.name.endswith("__main__")
+    ".".join(file.relative_to(folder.parent).with_suffix("").parts).removesuffix(".__init__")
+    for folder in FOLDERS
+    for file in folder.rglob("*.py")
+    # Looking for examples in all modules takes ten times as long.
+    if ">>> " in file.read_text(encoding="utf-8")
 )
 
 
 @pytest.mark.parametrize("name", MODULES)
 def test_examples(name: str) -> None:
-    module = importlib.import_module(name)
     names = {"torch": torch, "powernorm": powernorm}
-    assert doctest.testmod(module, extraglobs=names).failed == 0
+    assert doctest.testmod(importlib.import_module(name), extraglobs=names).failed == 0
 
 
 def test_there_are_examples() -> None:
-    finder = doctest.DocTestFinder()
-    modules = [importlib.import_module(name) for name in MODULES]
-    assert sum(bool(test.examples) for m in modules for test in finder.find(m)) >= 14
+    assert len(MODULES) >= 14

@@ -35,6 +35,7 @@ def test_a_tagger_is_swapped_trained_folded_and_loaded(capsys: pytest.CaptureFix
     assert number("largest difference", printed) < 1e-4
 
 
+@pytest.mark.slow
 def test_an_encoder_decoder_writes_the_same_when_its_encoder_is_folded(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
@@ -44,6 +45,7 @@ def test_an_encoder_decoder_writes_the_same_when_its_encoder_is_folded(
     assert "the same sequences: True" in printed
 
 
+@pytest.mark.slow
 def test_a_vision_transformer_is_exported_without_norms(capsys: pytest.CaptureFixture[str]) -> None:
     foreign_models.timm()
     printed = printed_by("vision", capsys)
@@ -53,6 +55,7 @@ def test_a_vision_transformer_is_exported_without_norms(capsys: pytest.CaptureFi
     assert number("exported graph: .* folded", printed) < operators
 
 
+@pytest.mark.slow
 def test_layer_norm_leaves_a_gpt2(capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("transformers")
     pytest.importorskip("powernorm_lab")

@@ -121,6 +121,7 @@ def test_a_run_gives_the_numbers_that_the_command_gave() -> None:
     assert {name: found["exported"][name] for name in counted} == counted
 
 
+@pytest.mark.slow
 def test_layer_norms_stay_or_are_matched() -> None:
     found = MAIN(["export_models:build", "--fixed", "--out", "sub/kept.onnx"])
     assert (found["inputs"], found["fixed"]) == ({"input": [4, 5, 16]}, "asked for")
@@ -132,6 +133,7 @@ def test_layer_norms_stay_or_are_matched() -> None:
     assert 0.001 < found["with_original"]["error"] < 0.5
 
 
+@pytest.mark.slow
 def test_a_hugging_face_folder(home: Path) -> None:
     import numpy
 

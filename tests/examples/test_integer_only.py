@@ -10,6 +10,7 @@ import integer_only
 import powernorm
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`isinstance.treespec, LeafSpec.` is deprecated:FutureWarning")
 def test_it_computes_the_bits_of_plain_python(capsys: pytest.CaptureFixture[str]) -> None:
     found = integer_only.main(200)

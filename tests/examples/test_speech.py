@@ -30,7 +30,8 @@ def write(path: Path) -> None:
         file.write("\n".join(lines) + "\n")
 
 
-@pytest.mark.parametrize("made", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("made", [False, True])
 def test_a_conformer_from_diagnosis_to_export(
     made: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

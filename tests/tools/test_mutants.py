@@ -92,10 +92,10 @@ def test_samples_are_the_same_and_compile(mutations: ModuleType) -> None:
     # Its names have nothing to change, so that other files would get its share.
     paths = (path for path in folder.glob("*.py") if path.name != "__init__.py")
     files = {path.name: path.read_text(encoding="utf-8") for path in paths}
-    chosen = mutations.sample(files, 60, 0)
-    assert chosen == mutations.sample(dict(reversed(files.items())), 60, 0)
-    assert chosen != mutations.sample(files, 60, 1)
-    assert len(set(chosen)) == 60
+    chosen = mutations.sample(files, 30, 0)
+    assert chosen == mutations.sample(dict(reversed(files.items())), 30, 0)
+    assert chosen != mutations.sample(files, 30, 1)
+    assert len(set(chosen)) == 30
     for mutant in chosen:
         text = files[mutant.file]
         assert mutations.is_mutant(text, mutant.of(text))
@@ -104,7 +104,7 @@ def test_samples_are_the_same_and_compile(mutations: ModuleType) -> None:
     lines = {name: text.count("\n") for name, text in files.items()}
     counts = {name: sum(mutant.file == name for mutant in chosen) for name in files}
     for name in files:
-        assert abs(counts[name] - 60 * lines[name] / sum(lines.values())) <= 1
+        assert abs(counts[name] - 30 * lines[name] / sum(lines.values())) <= 1
 
 
 SOURCE = "def clip(x, top=3):\n    return min(x, top)\n"

@@ -43,7 +43,7 @@ def test_tables_are_files(tmp_path: Path) -> None:
 def test_figures_as_files(tmp_path: Path) -> None:
     write_comparison(tmp_path / "demo", norms=("ln", "bn"), seeds=(0,))
     wanted = ["report", "demo", "--figures", "figures", "--format", "svg, pdf"]
-    outcome = powernorm(tmp_path, *wanted, fresh=True)
+    outcome = powernorm(tmp_path, *wanted)
     assert (outcome.code, outcome.err) == (0, "")
     page, first, second, *_ = outcome.out.splitlines()
     assert page == "report: demo/report.html"
