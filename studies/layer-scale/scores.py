@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Iterator
-from math import nan
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import pandas as pd
 from sacrebleu.metrics import BLEU, CHRF
 from scipy import stats
 
+import powernorm_lab as lab
 from arms import ARMS, SETTINGS
 from rules import COMPARISONS, LEVEL, MARGIN
 
@@ -88,7 +88,7 @@ def _arm(name: str, runs: pd.DataFrame) -> dict[str, str]:
 def _comparisons(bleu: pd.DataFrame) -> Iterator[dict[str, str]]:
     gaps = [bleu[ahead] - bleu[behind] for _, ahead, behind in COMPARISONS]
     tests = [stats.ttest_1samp(gap, 0) for gap in gaps]
-    corrected = _holm([test.pvalue for test in tests])
+    corrected = lab.holm([test.pvalue for test in tests])
     for (claim, ahead, behind), gap, test, p in zip(
         COMPARISONS, gaps, tests, corrected, strict=True
     ):
@@ -106,12 +106,3 @@ def _verdict(mean: float, low: float, high: float, p: float) -> str:
     if p < LEVEL:
         return "shown" if mean > 0 else "contradicted"
     return "level" if low > -MARGIN and high < MARGIN else "open"
-
-
-def _holm(probabilities: list[float]) -> list[float]:
-    order = sorted(range(len(probabilities)), key=probabilities.__getitem__)
-    corrected, largest = [nan] * len(order), 0.0
-    for rank, index in enumerate(order):
-        largest = max(largest, min(1.0, probabilities[index] * (len(order) - rank)))
-        corrected[index] = largest
-    return corrected

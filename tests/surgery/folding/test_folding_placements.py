@@ -23,7 +23,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     **{one: {"placement": one} for one in PLACEMENTS if one not in ("pre", "post")},
     "qk-whole": {"qk_norm": "whole"},
 }
-ACTIONS = {"hybrid": {"fold", "swap"}}
+ACTIONS = {"hybrid": {"fold", "simplify"}}
 """Norms that the heads share leave a multiply-add."""
 MORE: dict[str, dict[str, Any]] = {
     **VARIANTS,

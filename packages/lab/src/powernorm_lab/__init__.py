@@ -33,6 +33,7 @@ __all__ = [
     "Variant",
     "compare",
     "embedded_sentences",
+    "holm",
     "load_trained",
     "override",
     "read_comparison",
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
     from powernorm_lab.removal.removing import remove
     from powernorm_lab.removal.settings import RemovalSettings
     from powernorm_lab.report import Comparison, read_comparison
+    from powernorm_lab.report.statistics import holm
     from powernorm_lab.settings.comparison import ComparisonSettings, Notes, Study, Variant
     from powernorm_lab.settings.overrides import override
     from powernorm_lab.settings.training import OptimizerSettings, TrainingSettings
@@ -82,6 +84,7 @@ else:
         "Variant": "settings.comparison",
         "compare": "comparing",
         "embedded_sentences": "data.embedded",
+        "holm": "report.statistics",
         "load_trained": "tasks.trained_models",
         "override": "settings.overrides",
         "read_comparison": "report",
