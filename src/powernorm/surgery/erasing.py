@@ -8,6 +8,8 @@ itself puts around a sequence without padding.
 
 from __future__ import annotations
 
+import warnings
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -18,10 +20,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from powernorm.errors import InputError
-from powernorm.inspection.mask_checks import MaskChecks
+from powernorm.inspection.mask_checks import MaskChecks, MaskWarning
 from powernorm.inspection.mask_owners import attach_mask_owners
 from powernorm.inspection.modules import ReplacedForward
 from powernorm.inspection.selection import stacks
+from powernorm.norms import Norm
 from powernorm.norms.checkpointing import CallRecords, SeenInputs
 from powernorm.norms.masks import current_padding_mask, padding_after
 from powernorm.ops.graphs import is_known, is_traced, same_sizes, shape_of
@@ -46,6 +49,8 @@ _OTHERS: Final = (
     functional.max_pool1d_with_indices, functional.max_pool2d_with_indices,
 )  # fmt: skip
 """Functions that see several positions, too, but get no zeros."""
+_CALLS: Final = 10
+"""Number of training calls after which a mask should have reached a norm."""
 _SEEN: Final = frozenset({*_WINDOWS, *_OTHERS, functional.pad})
 
 
@@ -62,9 +67,55 @@ def erase_padding(model: nn.Module, names: Sequence[str]) -> Iterator[Callable[[
         parent, _, attribute = name.rpartition(".")
         for use in attach_mask_owners(model, [name], stacks(model, list(names)), evaluated=True):
             yield use.release
-            around.setdefault(use.owner.module, []).append((modules[parent], attribute))
+            if not use.owner.defers:
+                around.setdefault(use.owner.module, []).append((modules[parent], attribute))
     for module, slots in around.items():
         yield PaddingEraser(module, slots).remove
+
+
+class MaskWatch:
+    """Hooks that warn of norms which no mask reaches, although they were to leave out padding.
+
+    They count the training calls of each norm with several positions, and are removed when a mask
+    arrives or ten calls of one norm had none.
+
+    Args:
+        norms: the norms by their dotted names.
+    """
+
+    def __init__(self, norms: Mapping[str, Norm]) -> None:
+        self.names = dict(zip(norms.values(), norms, strict=True))
+        self.calls: Counter[nn.Module] = Counter()
+        self.handles = [
+            norm.register_forward_pre_hook(self.called, with_kwargs=True) for norm in self.names
+        ]
+
+    def called(self, norm: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Count a call; runs before the norm's forward."""
+        if torch.compiler.is_compiling() or not norm.training:
+            return
+        masks = (*args[1:2], kwargs.get("padding_mask"), current_padding_mask())
+        if any(mask is not None for mask in masks):
+            self.remove()
+        elif args and isinstance(args[0], Tensor) and args[0].ndim > 2 and not args[0].is_nested:
+            self.calls[norm] += 1
+            if self.calls[norm] == _CALLS:
+                names = list(self.names.values())
+                self.remove()
+                warnings.warn(
+                    f"in {_CALLS} training calls since mask_batch_norms no padding mask has "
+                    f"reached its norms {', '.join(names[:3])}{', …' * (len(names) > 3)}: padding, "
+                    "if there is any, counts in their statistics. Give the model its mask, declare "
+                    "the argument that is one (powernorm.declare_mask) before mask_batch_norms, or "
+                    "call the model inside `with powernorm.padding_mask(mask):`",
+                    MaskWarning,
+                    stacklevel=2,
+                )
+
+    def remove(self) -> None:
+        """Remove the hooks."""
+        for handle in self.handles:
+            handle.remove()
 
 
 def erased_names(model: nn.Module) -> tuple[str, ...]:
@@ -204,6 +255,8 @@ class _Mode(TorchFunctionMode):
         return None
 
     def _check_misfit(self, func: Any, x: Tensor, place: object) -> None:
+        if same_sizes(shape_of(x)[2:], (1,) * (x.ndim - 2)) is True:
+            return  # pooled over the positions
         given = current_padding_mask()
         if given is None:  # raises or warns if there is one that cannot be read
             current_padding_mask(_tokens(x, 2), place)

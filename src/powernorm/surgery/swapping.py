@@ -16,7 +16,7 @@ from powernorm.inspection.mask_owners import how_read
 from powernorm.inspection.selection import Selection, Site, inventory, place, select, stacks
 from powernorm.norms import Norm, build_norm
 from powernorm.norms.arguments import check_model
-from powernorm.surgery.erasing import erase_padding
+from powernorm.surgery.erasing import MaskWatch, erase_padding
 from powernorm.surgery.folding.structure import GatedNorm
 from powernorm.surgery.optimizers import NewNorm, Optimizers
 from powernorm.surgery.plans import (
@@ -227,6 +227,7 @@ def mask_batch_norms(model: nn.Module) -> AppliedPlan:
     swapped = _planned(model, norms, "bn", lambda name, _: name in found, {}, False).apply()
     for step in erase_padding(model, tuple(swapped.norms)):
         swapped.on_undo(step)
+    swapped.on_undo(MaskWatch(swapped.norms).remove)
     return swapped
 
 
