@@ -436,6 +436,17 @@ def test_a_model_that_takes_no_row_alone() -> None:
 FOREIGN = [name for name in PADDED if name != "whisper-encoder"]  # takes one length alone
 
 
+def test_a_model_that_fixes_a_type_is_refused_by_name() -> None:
+    class Softmax(nn.Module):
+        def forward(self, x: Tensor, padding_mask: Tensor) -> Tensor:
+            scores = (x @ x.mT).masked_fill(padding_mask[:, None], -torch.inf)
+            return torch.softmax(scores, -1, dtype=torch.float32) @ x
+
+    refuses(
+        r"Softmax in float64.*fails on the batch \(.*Float", padding_check, Softmax(), example()
+    )
+
+
 @pytest.mark.parametrize("name", some_default(FOREIGN, "bert", "torch-transformer", "gpt2"))
 def test_models_of_libraries_keep_padding_out(name: str) -> None:
     model, _ = FAMILIES[name]()
