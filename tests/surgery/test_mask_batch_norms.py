@@ -201,6 +201,8 @@ def test_masks_that_never_arrive_are_warned_of() -> None:
     with pytest.warns(MaskWarning, match=r"10 training calls since mask_batch_norms no padding"):
         model(x)
     model(x)  # once; warnings are errors
+    rows = powernorm.fold(copy.deepcopy(twin).eval(), x).rows
+    assert {row.action for row in rows if row.kind == "bn"} == {"fold"}
     with powernorm.padding_mask(torch.zeros(6, 4, dtype=torch.bool)):
         twin(x)
     for _ in range(10):

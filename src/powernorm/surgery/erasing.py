@@ -8,8 +8,6 @@ itself puts around a sequence without padding.
 
 from __future__ import annotations
 
-import warnings
-from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Final
 
@@ -20,11 +18,10 @@ from torch.overrides import TorchFunctionMode
 from torch.utils.hooks import RemovableHandle
 
 from powernorm.errors import InputError
-from powernorm.inspection.mask_checks import MaskChecks, MaskWarning
+from powernorm.inspection.mask_checks import MaskChecks
 from powernorm.inspection.mask_owners import attach_mask_owners
 from powernorm.inspection.modules import ReplacedForward
 from powernorm.inspection.selection import stacks
-from powernorm.norms import Norm
 from powernorm.norms.checkpointing import CallRecords, SeenInputs
 from powernorm.norms.masks import current_padding_mask, padding_after
 from powernorm.ops.graphs import is_known, is_traced, same_sizes, shape_of
@@ -49,8 +46,6 @@ _OTHERS: Final = (
     functional.max_pool1d_with_indices, functional.max_pool2d_with_indices,
 )  # fmt: skip
 """Functions that see several positions, too, but get no zeros."""
-_CALLS: Final = 10
-"""Number of training calls after which a mask should have reached a norm."""
 _SEEN: Final = frozenset({*_WINDOWS, *_OTHERS, functional.pad})
 
 
@@ -71,51 +66,6 @@ def erase_padding(model: nn.Module, names: Sequence[str]) -> Iterator[Callable[[
                 around.setdefault(use.owner.module, []).append((modules[parent], attribute))
     for module, slots in around.items():
         yield PaddingEraser(module, slots).remove
-
-
-class MaskWatch:
-    """Hooks that warn of norms which no mask reaches, although they were to leave out padding.
-
-    They count the training calls of each norm with several positions, and are removed when a mask
-    arrives or ten calls of one norm had none.
-
-    Args:
-        norms: the norms by their dotted names.
-    """
-
-    def __init__(self, norms: Mapping[str, Norm]) -> None:
-        self.names = dict(zip(norms.values(), norms, strict=True))
-        self.calls: Counter[nn.Module] = Counter()
-        self.handles = [
-            norm.register_forward_pre_hook(self.called, with_kwargs=True) for norm in self.names
-        ]
-
-    def called(self, norm: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Count a call; runs before the norm's forward."""
-        if torch.compiler.is_compiling() or not norm.training:
-            return
-        masks = (*args[1:2], kwargs.get("padding_mask"), current_padding_mask())
-        if any(mask is not None for mask in masks):
-            self.remove()
-        elif args and isinstance(args[0], Tensor) and args[0].ndim > 2 and not args[0].is_nested:
-            self.calls[norm] += 1
-            if self.calls[norm] == _CALLS:
-                names = list(self.names.values())
-                self.remove()
-                warnings.warn(
-                    f"in {_CALLS} training calls since mask_batch_norms no padding mask has "
-                    f"reached its norms {', '.join(names[:3])}{', …' * (len(names) > 3)}: padding, "
-                    "if there is any, counts in their statistics. Give the model its mask, declare "
-                    "the argument that is one (powernorm.declare_mask) before mask_batch_norms, or "
-                    "call the model inside `with powernorm.padding_mask(mask):`",
-                    MaskWarning,
-                    stacklevel=2,
-                )
-
-    def remove(self) -> None:
-        """Remove the hooks."""
-        for handle in self.handles:
-            handle.remove()
 
 
 def erased_names(model: nn.Module) -> tuple[str, ...]:

@@ -16,9 +16,10 @@ from powernorm.inspection.mask_owners import how_read
 from powernorm.inspection.selection import Selection, Site, inventory, place, select, stacks
 from powernorm.norms import Norm, build_norm
 from powernorm.norms.arguments import check_model
-from powernorm.surgery.erasing import MaskWatch, erase_padding
+from powernorm.surgery.erasing import erase_padding
 from powernorm.surgery.folding.structure import GatedNorm
 from powernorm.surgery.optimizers import NewNorm, Optimizers
+from powernorm.surgery.planned_norms import MaskWatch
 from powernorm.surgery.plans import (
     AppliedPlan,
     NormPlan,
