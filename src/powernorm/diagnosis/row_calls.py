@@ -62,7 +62,8 @@ class CallRecorder:
         names = {module: name for name, module in reversed(self.modules.items())}
         for module, name in names.items():
             module.register_forward_pre_hook(self._before, with_kwargs=True)
-            module.register_forward_hook(self._after(name))
+            # A model may catch the error of a call and make another one.
+            module.register_forward_hook(self._after(name), always_call=True)
 
     def run(self, call: Examples) -> Calls:
         """Run the model."""
@@ -104,6 +105,8 @@ class CallRecorder:
     def _after(self, name: str) -> Callable[..., Any]:
         def end(_: nn.Module, __: Any, output: Any) -> Any:
             call = self._open.pop()._replace(output=_kept(output))
+            if output is None:  # the call failed, or there is nothing to compare
+                return None
             if self._calls is not None:
                 self._calls[_next(self._calls, name)] = call
             if self._open:
@@ -188,12 +191,15 @@ class RowComparison:
                 continue
             try:
                 found = self._compared(call.output, alone[key].output, row)
-                if found.relative > TOLERANCE:
-                    self.differing.setdefault(key.name)
-                    self._add_leak(key, call, alone[key], row)
             except _UnlikeError as error:
                 self.not_compared[key.name] = str(error)
                 continue
+            if found.relative > TOLERANCE:
+                self.differing.setdefault(key.name)
+                try:
+                    self._add_leak(key, call, alone[key], row)
+                except _UnlikeError as error:
+                    self.not_compared[key.name] = str(error)
             if not key.name:
                 self.difference = max(self.difference, found.relative)
                 self.num_changed += self._is_changed(call.output, alone[key].output, row)
