@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from powernorm.diagnosis.padded_rows import BatchRows
 from powernorm.errors import InputError
 from powernorm.inspection.batches import call_model
-from powernorm.inspection.examples import Examples, mapped
+from powernorm.inspection.examples import Examples
 from powernorm.inspection.modules import modules_by_name
 
 TOLERANCE: Final = 1e-7
@@ -69,9 +69,8 @@ class CallRecorder:
         """Run the model."""
         self._calls, self._open = {}, []
         try:
-            args, kwargs = mapped([call.args, dict(call.kwargs)], torch.clone)
             # By the same rules as for batches elsewhere: labels must not become a mask.
-            call_model(self.model, kwargs if kwargs and not args else args)
+            call_model(self.model, call.kwargs if call.kwargs and not call.args else call.args)
             return self._calls
         finally:
             self._calls = None

@@ -276,7 +276,7 @@ class _Mode(TorchFunctionMode):
             if found is None:
                 continue
             if mode != "constant" or value:
-                self._warn(functional.pad, f"pads by {mode} {value or ''}, not zeros")
+                self._warn(functional.pad, f"pads by {mode}{f' {value}' * bool(value)}, not zeros")
             self._made.append(functional.pad(found[0], sides, value=False))
             if not is_traced():
                 self._eraser.sides[sides] = None
