@@ -193,7 +193,8 @@ class MaskWatch:
 
     def called(self, norm: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Count a call; runs before the norm's forward."""
-        if torch.compiler.is_compiling() or not norm.training:
+        is_training = norm.training and torch.is_grad_enabled()  # not measured alone
+        if torch.compiler.is_compiling() or not is_training:
             return
         masks = (*args[1:2], kwargs.get("padding_mask"), current_padding_mask())
         if any(mask is not None for mask in masks):
