@@ -329,8 +329,10 @@ def test_lengths_of_every_kind_are_read(lengths: Any) -> None:
             del lengths
             return self.conv(x.transpose(1, 2))
 
-    report = padding_check(Model(), (example()["x"], lengths))
+    model = Model()
+    report = padding_check(model, (example()["x"], lengths))
     assert [(leak.module, leak.reach) for leak in report.leaks] == [("conv", 1)]
+    assert report == padding_check(model, (example()["x"], None), LENGTHS)
 
 
 def test_padding_on_the_left() -> None:

@@ -190,6 +190,25 @@ def test_patchtsts_norms_take_a_mask_by_hand() -> None:
     assert torch.allclose(first.running_mean, 0.7 * mean + 0.3 * valid.mean(0), atol=1e-5)
 
 
+def test_masks_that_never_arrive_are_warned_of() -> None:
+    model = seeded(patchtst).train()
+    powernorm.mask_batch_norms(model)
+    twin = copy.deepcopy(model)
+    x = torch.randn(3, 16, 2, generator=generator())
+    for _ in range(9):
+        model(x)
+        twin(x)
+    with pytest.warns(MaskWarning, match=r"10 training calls since mask_batch_norms no padding"):
+        model(x)
+    model(x)  # once; warnings are errors
+    rows = powernorm.fold(copy.deepcopy(twin).eval(), x).rows
+    assert {row.action for row in rows if row.kind == "bn"} == {"fold"}
+    with powernorm.padding_mask(torch.zeros(6, 4, dtype=torch.bool)):
+        twin(x)
+    for _ in range(10):
+        twin(x)
+
+
 def test_a_model_without_such_norms_is_refused() -> None:
     with pytest.raises(InputError, match=r"no BatchNorm1d.*powernorm\.swap"):
         powernorm.mask_batch_norms(nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)))

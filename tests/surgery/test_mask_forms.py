@@ -328,13 +328,31 @@ def test_a_mask_inside_a_dict_is_named() -> None:
 
     model = OfDicts()
     swap(model, "bn")
-    batch = {"x": batch_of(Flat, "random", 0), "pad_mask": PADDING}
-    with pytest.warns(
-        MaskWarning, match=r'batch\["pad_mask"\] of OfDicts looks like a padding mask'
-    ):
-        model(batch)
-    with powernorm.padding_mask(PADDING):
-        model(batch)
+    batch = {"x": batch_of(Flat, "random", 0)}
+    model({**batch, "token_mask": PADDING & False})  # marks nothing
+    for key, mask in {"pad_mask": PADDING, "insample_mask": (~PADDING)[..., None].float()}.items():
+        model = OfDicts()
+        swap(model, "bn")
+        with pytest.warns(
+            MaskWarning, match=rf'batch\["{key}"\] of OfDicts looks like a padding mask'
+        ):
+            model({**batch, key: mask})
+        with powernorm.padding_mask(PADDING):
+            model({**batch, key: mask})
+
+
+def test_scores_and_biases_of_pairs_are_no_mask() -> None:
+    class OfScores(Flat):
+        def forward(self, x: Tensor, prev: Tensor) -> Tensor:  # noqa: ARG002
+            return self.norm(x)
+
+    model = OfScores()
+    swap(model, "bn")
+    x = batch_of(Flat, "random", 0)
+    scores = torch.randn(len(x), 2, x.shape[1], x.shape[1])
+    model(x, scores)  # warnings are errors
+    with pytest.warns(MaskWarning, match="prev of .* looks like a padding mask"):
+        model(x, scores.masked_fill(PADDING[:, None, None], -torch.inf))
 
 
 @pytest.mark.parametrize("verb", [powernorm.calibrate, powernorm.diagnose])

@@ -151,6 +151,35 @@ def test_padding_in_a_model_that_takes_no_mask_is_warned_of(name: str) -> None:
         copy.deepcopy(own(name))(x=silent)
 
 
+class AroundALibrary(nn.Module):
+    """A model whose `observed` reaches its encoder, of torch, if `passes_on`."""
+
+    def __init__(self, passes_on: bool) -> None:
+        super().__init__()
+        layer = nn.TransformerEncoderLayer(WIDTH, 2, 16, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 1, enable_nested_tensor=False)
+        self.passes_on = passes_on
+
+    def forward(self, x: Tensor, observed: Tensor) -> Tensor:
+        return self.encoder(x, src_key_padding_mask=~observed if self.passes_on else None)
+
+
+def test_a_mask_that_a_library_inside_is_not_given_is_named() -> None:
+    model = AroundALibrary(False).train()
+    swapped = swap(model, "bn")
+    model(vectors(), FULL | True)  # marks nothing
+    for one in (copy.deepcopy(model), model):
+        with pytest.warns(MaskWarning, match="observed of AroundALibrary looks like a padding"):
+            one(vectors(), ~FULL)
+        with powernorm.padding_mask(FULL):
+            one(vectors(), ~FULL)
+    swapped.undo()
+    assert not any(module._forward_pre_hooks for module in model.modules())
+    model = AroundALibrary(True).train()
+    swap(model, "bn")
+    model(vectors(), ~FULL)  # warnings are errors
+
+
 def test_where_a_model_without_a_mask_gives_no_warning() -> None:
     model = own("m")
     model(vectors())  # no rows of zeros at the end

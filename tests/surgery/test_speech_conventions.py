@@ -169,6 +169,38 @@ class Speechbrain(nn.Module):
         return src
 
 
+class Wrapped(nn.Module):
+    """A BatchNorm in a module that could transpose."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm1d(width)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.norm(x)
+
+
+class SpeechbrainTdnn(nn.Module):
+    """Speakers' vectors: squeeze, statistics over time, a BatchNorm of (batch, features, 1)."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.conv = nn.Conv1d(WIDTH, WIDTH, 5, padding=2)
+        self.norm = Wrapped(WIDTH)
+        self.squeeze = nn.Conv1d(WIDTH, WIDTH, 1)
+        self.pooled_norm = Wrapped(2 * WIDTH)
+
+    def forward(self, x: Tensor, wav_lens: Tensor) -> Tensor:
+        valid = ~padding_of(torch.round(wav_lens * x.shape[1]), x.shape[1])[:, None]
+        number = valid.sum(2, keepdim=True)
+        y = self.norm(F.relu(self.conv(x.transpose(1, 2))))
+        mean = (y * valid).sum(2, keepdim=True) / number
+        y = y * torch.sigmoid(self.squeeze(mean))
+        mean = (y * valid).sum(2, keepdim=True) / number
+        deviation = (((y - mean) * valid).square().sum(2, keepdim=True) / number + 1e-5).sqrt()
+        return self.pooled_norm(torch.cat([mean, deviation], 1)).transpose(1, 2)
+
+
 class WenetLayer(Layer):
     """`mask_pad` (batch, 1, time) is True at frames; causal convolutions."""
 
@@ -218,6 +250,7 @@ class Icefall(nn.Module):
 
 
 Batch = dict[str, Tensor]
+FRACTIONS = ("wav_len", "wav_lens")
 
 
 def made(
@@ -227,7 +260,7 @@ def made(
     frames = torch.randn(len(lengths), 40, WIDTH, generator=torch.Generator().manual_seed(1))
     x = frames[:, :width].clone()
     x[padding_of(lengths, width)] = value
-    given = lengths / width if by == "wav_len" else lengths
+    given = lengths / width if by in FRACTIONS else lengths
     return {name: x.transpose(1, 2) if first else x, by: given}
 
 
@@ -236,6 +269,7 @@ MODELS: dict[str, tuple[Callable[[], nn.Module], str, str, bool]] = {
     "espnet": (Espnet, "xs_pad", "ilens", False),
     "nemo": (Nemo, "audio_signal", "length", True),
     "speechbrain": (Speechbrain, "src", "wav_len", False),
+    "speechbrain-tdnn": (SpeechbrainTdnn, "x", "wav_lens", False),
     "wenet": (Wenet, "xs", "xs_lens", False),
     "icefall": (Icefall, "x", "x_lens", False),
 }

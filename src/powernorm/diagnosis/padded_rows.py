@@ -70,7 +70,7 @@ class BatchRows:
             if meaning == "lengths" and isinstance(value, Tensor | list | tuple):
                 given = torch.as_tensor(value)
                 if given.ndim == 1 and given.is_floating_point():  # shares of the longest
-                    given = (given * _longest(values, [2])).round()
+                    given = (given * _longest(values, [2] * len(given))).round()
                 if given.ndim == 1:
                     counts = [int(one) for one in given]
                     return cls(tuple(counts), _longest(values, counts), on_left=False)

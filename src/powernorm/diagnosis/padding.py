@@ -129,7 +129,7 @@ def padding_check(
 
     Raises:
         InputError: no row has padding, nothing marks padding, padding is in the middle of a
-            row, or the model cannot run a row alone.
+            row, or the model cannot run in float64 or a row alone.
 
     >>> report = padding_check(nn.Conv1d(1, 1, 3, padding=1), torch.ones(2, 1, 6), [6, 4])
     >>> report.leaks[0].reach
@@ -142,7 +142,16 @@ def padding_check(
         rows = BatchRows.of(twin, call, lengths)
         with preserved_state(twin, ()):
             recorder = CallRecorder(twin)
-            whole = recorder.run(call)
+            try:
+                whole = recorder.run(call)
+            except RuntimeError as error:
+                if not any(word in str(error) for word in ("dtype", "scalar type", "ouble")):
+                    raise
+                raise InputError(
+                    f"a copy of {type(model).__name__} in float64, in which padding is checked, "
+                    f"fails on the batch ({error}): if the model itself runs on it, a part fixes "
+                    "the type of its results, such as float32; check the modules around that part"
+                ) from error
             found = RowComparison(recorder, rows, whole)
             for row in rows.padded():
                 found.add(row, recorder.run_alone(rows.alone(call, row), row))

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from powernorm.diagnosis.padded_rows import BatchRows
 from powernorm.errors import InputError
 from powernorm.inspection.batches import call_model
-from powernorm.inspection.examples import Examples, mapped
+from powernorm.inspection.examples import Examples
 from powernorm.inspection.modules import modules_by_name
 
 TOLERANCE: Final = 1e-7
@@ -62,15 +62,15 @@ class CallRecorder:
         names = {module: name for name, module in reversed(self.modules.items())}
         for module, name in names.items():
             module.register_forward_pre_hook(self._before, with_kwargs=True)
-            module.register_forward_hook(self._after(name))
+            # A model may catch the error of a call and make another one.
+            module.register_forward_hook(self._after(name), always_call=True)
 
     def run(self, call: Examples) -> Calls:
         """Run the model."""
         self._calls, self._open = {}, []
         try:
-            args, kwargs = mapped([call.args, dict(call.kwargs)], torch.clone)
             # By the same rules as for batches elsewhere: labels must not become a mask.
-            call_model(self.model, kwargs if kwargs and not args else args)
+            call_model(self.model, call.kwargs if call.kwargs and not call.args else call.args)
             return self._calls
         finally:
             self._calls = None
@@ -104,6 +104,8 @@ class CallRecorder:
     def _after(self, name: str) -> Callable[..., Any]:
         def end(_: nn.Module, __: Any, output: Any) -> Any:
             call = self._open.pop()._replace(output=_kept(output))
+            if output is None:  # the call failed, or there is nothing to compare
+                return None
             if self._calls is not None:
                 self._calls[_next(self._calls, name)] = call
             if self._open:
@@ -188,12 +190,15 @@ class RowComparison:
                 continue
             try:
                 found = self._compared(call.output, alone[key].output, row)
-                if found.relative > TOLERANCE:
-                    self.differing.setdefault(key.name)
-                    self._add_leak(key, call, alone[key], row)
             except _UnlikeError as error:
                 self.not_compared[key.name] = str(error)
                 continue
+            if found.relative > TOLERANCE:
+                self.differing.setdefault(key.name)
+                try:
+                    self._add_leak(key, call, alone[key], row)
+                except _UnlikeError as error:
+                    self.not_compared[key.name] = str(error)
             if not key.name:
                 self.difference = max(self.difference, found.relative)
                 self.num_changed += self._is_changed(call.output, alone[key].output, row)

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from powernorm.errors import InputError
+from powernorm.inspection.examples import mapped
 from powernorm.inspection.mask_arguments import mask_by_name
 from powernorm.inspection.mask_reading import is_like_a_mask
 from powernorm.inspection.modules import parameters_of
@@ -27,17 +28,18 @@ Progress = Callable[[int, int], None]
 def call_model(model: nn.Module, batch: Any) -> object:
     """Call a model on a batch.
 
-    `model(**batch)` for a mapping, `model(*batch)` for a tuple or list, else `model(batch)`.
+    `model(**batch)` for a mapping, `model(*batch)` for a tuple or list, else `model(batch)`. The
+    model gets copies of the tensors: some models write into their input, and a later pass needs it.
 
     Raises:
         InputError: labels of a batch (x, y) would become the model's mask.
     """
     if isinstance(batch, Mapping):
-        return model(**batch)
+        return model(**{key: mapped(value, torch.clone) for key, value in batch.items()})
     if isinstance(batch, tuple | list):
         _check_pair(model, batch)
-        return model(*batch)
-    return model(batch)
+        return model(*mapped([*batch], torch.clone))
+    return model(mapped(batch, torch.clone))
 
 
 def _check_pair(model: nn.Module, batch: Sequence[Any]) -> None:

@@ -19,6 +19,7 @@ from torch.utils.hooks import RemovableHandle
 
 from powernorm.errors import InputError
 from powernorm.inspection.mask_arguments import (
+    NO_MASK,
     MaskArgument,
     Takers,
     is_tower,
@@ -32,6 +33,7 @@ from powernorm.inspection.modules import parameters_of
 from powernorm.inspection.selection import Side
 from powernorm.integrations.library_masks import (
     LENDERS,
+    is_of_known_library,
     parts_with_rules,
     takes_length_first,
     turns_round,
@@ -81,6 +83,8 @@ class MaskOwner(MaskReader):
         checks: as for a `MaskReader`.
         reach: the module, or the part of it whose norms the mask is for.
         only_warns: whether it is unknown for which norms the mask is meant.
+        defers: whether the hook leaves its warning to the modules inside that take a mask, and
+            give it if they get none.
     """
 
     def __init__(
@@ -90,9 +94,13 @@ class MaskOwner(MaskReader):
         checks: MaskChecks,
         reach: nn.Module,
         only_warns: bool,
+        defers: bool = False,
     ) -> None:
         super().__init__(module, argument, checks)
         self.only_warns = only_warns
+        self.defers = defers
+        self.unclaimed = ""
+        """Name of an argument of the running call that looks like a mask; see `defers`."""
         self.reach = reach
         self.uses: list[MaskUse] = []
         self.length_first = takes_length_first(module)
@@ -137,7 +145,9 @@ class MaskOwner(MaskReader):
         if is_traced() or in_backward() or scope is not None or not self.is_read():
             return
         data = self.argument.data(args, kwargs)
-        if not self._look_for_masks(args, kwargs, data) and data is not None:
+        if self.defers:
+            self.unclaimed = self._like_a_mask(args, kwargs, data)
+        elif not self._look_for_masks(args, kwargs, data) and data is not None:
             what = f"{self._class} takes no argument that is known to say what is padding"
             self.checks.look_for_padding(what, data)
 
@@ -157,8 +167,11 @@ class MaskOwner(MaskReader):
         # Autograd may repeat a checkpointed part without the outer scopes.
         if is_read and not (is_traced() or warns or in_backward()):
             self._check(given, mask, data, outer)
-            if given is None and not outer:
-                self._look_for_masks(args, kwargs, data)
+            if given is None and not outer and not self._look_for_masks(args, kwargs, data):
+                self._warn_of_unclaimed()
+        if given is not None:
+            for owner in self._deferring():
+                owner.unclaimed = ""
         if mask is not None:
             # A user's scope is for a model that is called without a mask.
             outer = tuple(one for one in outer if one.source is not None)
@@ -385,21 +398,42 @@ class MaskOwner(MaskReader):
         self, args: tuple[Any, ...], kwargs: dict[str, Any], data: Tensor | None
     ) -> bool:
         """Warn of another argument that looks like a mask; return whether there is one."""
-        if not self.is_own or not self.checks.may_look(f"like {self.label}"):
-            return False
-        name = like_a_mask(named_values(self.module, args, kwargs), data)
+        name = self._like_a_mask(args, kwargs, data)
         if name:
-            cls = self._class
-            how = f'call powernorm.declare_mask("{name}", "keep", "padding" or "lengths", {cls})'
-            if not name.isidentifier():  # inside a dict
-                how = f"make it an argument of {cls} and declare that (powernorm.declare_mask)"
-            self.checks.warn(
-                f"unused {name}",
-                f"{name} of {cls} looks like a padding mask, and no norm gets it. If "
-                f"it is one, {how} before the swap, or pass the mask yourself: `with "
-                "powernorm.padding_mask(mask):`",
-            )
+            self._warn_unused(name)
         return bool(name)
+
+    def _like_a_mask(
+        self, args: tuple[Any, ...], kwargs: dict[str, Any], data: Tensor | None
+    ) -> str:
+        """Return the name of an argument of a user's module that looks like a mask, or ""."""
+        if not self.is_own or not self.checks.may_look(f"like {self.label}"):
+            return ""
+        return like_a_mask(named_values(self.module, args, kwargs), data)
+
+    def _warn_unused(self, name: str) -> None:
+        """Warn that no norm gets an argument that looks like a mask."""
+        cls = self._class
+        how = f'call powernorm.declare_mask("{name}", "keep", "padding" or "lengths", {cls})'
+        if not name.isidentifier():  # inside a dict
+            how = f"make it an argument of {cls} and declare that (powernorm.declare_mask)"
+        self.checks.warn(
+            f"unused {name}",
+            f"{name} of {cls} looks like a padding mask, and no norm gets it. If "
+            f"it is one, {how} before the swap, or pass the mask yourself: `with "
+            "powernorm.padding_mask(mask):`",
+        )
+
+    def _deferring(self) -> list[MaskOwner]:
+        """Return the owners on the models around that leave their warnings to this one."""
+        roots = {use.root for use in self.uses if use.root is not None} - {self.module}
+        return [owner for root in roots for owner in _owners_on(root) if owner.defers]
+
+    def _warn_of_unclaimed(self) -> None:
+        """Warn of a mask of the model around that this module, which takes one, is not given."""
+        for owner in self._deferring():
+            if owner.unclaimed:
+                owner._warn_unused(owner.unclaimed)
 
     def remove(self) -> None:
         """Remove the hooks."""
@@ -507,15 +541,27 @@ def attach_mask_owners(
             given = () if owner.takes_none else tuple(parents)
             is_evaluated = evaluated and not owner.takes_none
             uses.append(MaskUse(owner, takers.side, given, observed, is_evaluated, model))
+    if needs and not is_of_known_library(model) and not any(name == "" for name, _ in needs):
+        first = next(iter(parameters_of(model)), "")
+        argument = replace(NO_MASK, data_name=first)
+        owner = _owner(model, argument, checks, model, True, defers=True)
+        uses.append(MaskUse(owner, None, (), observed, False, model))
     return tuple(uses)
 
 
 def _owner(
-    module: nn.Module, argument: MaskArgument, checks: MaskChecks, reach: nn.Module, warns: bool
+    module: nn.Module,
+    argument: MaskArgument,
+    checks: MaskChecks,
+    reach: nn.Module,
+    warns: bool,
+    *,
+    defers: bool = False,
 ) -> MaskOwner:
     """Return the owner on a module: an existing one, or a new one."""
-    found = (one for one in _owners_on(module) if one.argument == argument and one.reach is reach)
-    return next(found, None) or MaskOwner(module, argument, checks, reach, warns)
+    sought = (argument, reach, defers)
+    found = (one for one in _owners_on(module) if (one.argument, one.reach, one.defers) == sought)
+    return next(found, None) or MaskOwner(module, argument, checks, reach, warns, defers)
 
 
 def how_read(model: nn.Module, source: str) -> str:

@@ -390,11 +390,17 @@ def like_a_mask(values: Mapping[str, object], data: Tensor | None) -> str:
     for name, value in values.items():
         if isinstance(value, Mapping):
             for key, inner in value.items():
-                if mask_by_name(key) and isinstance(inner, Tensor):
+                if isinstance(inner, Tensor) and (mask_by_name(key) or _is_mask_in(key, inner)):
                     return f'{name}["{key}"]'
         elif is_like_a_mask(name, value, data):
             return name
     return ""
+
+
+def _is_mask_in(key: object, value: Tensor) -> bool:
+    """Return whether a value of a dict is called a mask, and holds one."""
+    rows = _without_heads(value)
+    return "mask" in str(key).lower() and rows.ndim == 2 and is_like_a_mask(str(key), rows, rows)
 
 
 def is_like_a_mask(name: str, value: object, data: Tensor | None) -> bool:
@@ -406,10 +412,14 @@ def is_like_a_mask(name: str, value: object, data: Tensor | None) -> bool:
         longest = 1 if value.is_floating_point() else length
         return bool((value > 0).all()) and float(value.max()) == longest
     value = _without_heads(value)
-    if value.shape not in ((batch, length), (length, batch)):
-        return value.ndim == 4 and value.shape[-1] == length
-    if not bool(((value == 0) | (value == 1) | (value <= _HIDES)).all()):
+    of_pairs = value.ndim == 4 and value.shape[-1] == length
+    if not of_pairs and value.shape not in ((batch, length), (length, batch)):
         return False
+    hides = value <= _HIDES
+    if not bool(((value == 0) | (value == 1) | hides).all()):
+        return of_pairs and bool(hides.any())  # a mask that was added to biases, or none
+    if of_pairs:
+        return True
     hidden = (padding_of(value, meaning) for meaning in _READINGS)
     return any(bool(one.any()) and _is_on_one_side(one) for one in hidden if one is not None)
 

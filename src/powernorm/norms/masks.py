@@ -300,7 +300,14 @@ def _fitting(
         fitted = source.fit(mask, batch_dim, shape, norm, strict)
         if fitted is not None:
             return fitted, True
-    return None, False
+    return None, any(_is_pooled(shape, one) for one in masks)
+
+
+def _is_pooled(shape: torch.Size, offered: ScopedMask) -> bool:
+    """Return whether an input has one position a sequence, so that padding is pooled away."""
+    sequences = shape_of(offered.mask)[:1]
+    pooled = (1, *sequences) if offered.batch_dim else (*sequences, 1)
+    return offered.mask.ndim == 2 and same_sizes(shape, pooled) is True
 
 
 def _misfit(offered: ScopedMask, x: Tensor, norm: object) -> InputError:

@@ -62,7 +62,8 @@ def erase_padding(model: nn.Module, names: Sequence[str]) -> Iterator[Callable[[
         parent, _, attribute = name.rpartition(".")
         for use in attach_mask_owners(model, [name], stacks(model, list(names)), evaluated=True):
             yield use.release
-            around.setdefault(use.owner.module, []).append((modules[parent], attribute))
+            if not use.owner.defers:
+                around.setdefault(use.owner.module, []).append((modules[parent], attribute))
     for module, slots in around.items():
         yield PaddingEraser(module, slots).remove
 
@@ -204,6 +205,8 @@ class _Mode(TorchFunctionMode):
         return None
 
     def _check_misfit(self, func: Any, x: Tensor, place: object) -> None:
+        if same_sizes(shape_of(x)[2:], (1,) * (x.ndim - 2)) is True:
+            return  # pooled over the positions
         given = current_padding_mask()
         if given is None:  # raises or warns if there is one that cannot be read
             current_padding_mask(_tokens(x, 2), place)
@@ -273,7 +276,7 @@ class _Mode(TorchFunctionMode):
             if found is None:
                 continue
             if mode != "constant" or value:
-                self._warn(functional.pad, f"pads by {mode} {value or ''}, not zeros")
+                self._warn(functional.pad, f"pads by {mode}{f' {value}' * bool(value)}, not zeros")
             self._made.append(functional.pad(found[0], sides, value=False))
             if not is_traced():
                 self._eraser.sides[sides] = None

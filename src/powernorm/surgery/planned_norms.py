@@ -1,4 +1,4 @@
-"""Check that planned norms run: a warning names new norms that a training never calls.
+"""Check that planned norms run, and masks reach them: warnings name those of which this fails.
 
 A forward may read a norm's parameters, or call the old module, which a tuple or a closure holds.
 The first backward shows this: parameters got a gradient although their norm was not called, or
@@ -25,14 +25,16 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from powernorm.errors import InputError
+from powernorm.inspection.mask_checks import MaskWarning
 from powernorm.inspection.modules import is_compiled
 from powernorm.norms import Norm
+from powernorm.norms.masks import current_padding_mask
 from powernorm.ops.torch_private import in_backward
 from powernorm.surgery.changes import modules_around
 from powernorm.surgery.optimizers import NewNorm
 
 _FORWARDS: Final = 10
-"""Number of training forwards after which a norm should have been called."""
+"""Number of training forwards after which a norm should have been called, with a mask."""
 _SHOWN: Final = 5
 _CONTAINERS: Final = (nn.ModuleList, nn.ModuleDict, nn.Sequential)
 """Modules whose submodules are often called without them."""
@@ -170,6 +172,52 @@ class PlannedNorms:
     def __getstate__(self) -> dict[str, Any]:
         # Parameters of copies have no hooks.
         return {**self.__dict__, "_on_parameters": []}
+
+
+class MaskWatch:
+    """Hooks that warn of norms which no mask reaches, although they were to leave out padding.
+
+    They count the training calls of each norm with several positions, and are removed when a mask
+    arrives or ten calls of one norm had none.
+
+    Args:
+        norms: the norms by their dotted names.
+    """
+
+    def __init__(self, norms: Mapping[str, Norm]) -> None:
+        self.names = dict(zip(norms.values(), norms, strict=True))
+        self.calls: Counter[nn.Module] = Counter()
+        self.handles = [
+            norm.register_forward_pre_hook(self.called, with_kwargs=True) for norm in self.names
+        ]
+
+    def called(self, norm: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Count a call; runs before the norm's forward."""
+        is_training = norm.training and torch.is_grad_enabled()  # not measured alone
+        if torch.compiler.is_compiling() or not is_training:
+            return
+        masks = (*args[1:2], kwargs.get("padding_mask"), current_padding_mask())
+        if any(mask is not None for mask in masks):
+            self.remove()
+        elif args and isinstance(args[0], Tensor) and args[0].ndim > 2 and not args[0].is_nested:
+            self.calls[norm] += 1
+            if self.calls[norm] == _FORWARDS:
+                names = list(self.names.values())
+                self.remove()
+                warnings.warn(
+                    f"in {_FORWARDS} training calls since mask_batch_norms no padding mask has "
+                    f"reached its norms {', '.join(names[:3])}{', …' * (len(names) > 3)}: padding, "
+                    "if there is any, counts in their statistics. Give the model its mask, declare "
+                    "the argument that is one (powernorm.declare_mask) before mask_batch_norms, or "
+                    "call the model inside `with powernorm.padding_mask(mask):`",
+                    MaskWarning,
+                    stacklevel=2,
+                )
+
+    def remove(self) -> None:
+        """Remove the hooks."""
+        for handle in self.handles:
+            handle.remove()
 
 
 def end_watches(model: nn.Module) -> None:

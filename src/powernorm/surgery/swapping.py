@@ -19,6 +19,7 @@ from powernorm.norms.arguments import check_model
 from powernorm.surgery.erasing import erase_padding
 from powernorm.surgery.folding.structure import GatedNorm
 from powernorm.surgery.optimizers import NewNorm, Optimizers
+from powernorm.surgery.planned_norms import MaskWatch
 from powernorm.surgery.plans import (
     AppliedPlan,
     NormPlan,
@@ -227,6 +228,7 @@ def mask_batch_norms(model: nn.Module) -> AppliedPlan:
     swapped = _planned(model, norms, "bn", lambda name, _: name in found, {}, False).apply()
     for step in erase_padding(model, tuple(swapped.norms)):
         swapped.on_undo(step)
+    swapped.on_undo(MaskWatch(swapped.norms).remove)
     return swapped
 
 

@@ -54,7 +54,7 @@ from powernorm.surgery.folding.rewrite import Editor, Replacement
 from powernorm.surgery.folding.solution import FoldConflictError, Problem, Solution, solve
 from powernorm.surgery.folding.structure import Part, Structure
 from powernorm.surgery.folding.trace import Effects, Trace, adapter_reason, describe, mark_of
-from powernorm.surgery.planned_norms import PlannedNorms
+from powernorm.surgery.planned_norms import MaskWatch, PlannedNorms
 
 Centering = Literal["keep", "weights"]
 """Location of LayerNorm's centering: in the norm, or in the weights that write to its stream."""
@@ -444,5 +444,5 @@ def _does_more(norm: nn.Module) -> bool:
 
 def _only_observes(hook: object) -> bool:
     """Return whether it is a hook of this library that changes nothing in evaluation."""
-    is_watch = isinstance(getattr(hook, "__self__", None), PlannedNorms)
+    is_watch = isinstance(getattr(hook, "__self__", None), PlannedNorms | MaskWatch)
     return is_watch or isinstance(hook, Hiding | ObserverHook)
