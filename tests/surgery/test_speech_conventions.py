@@ -291,8 +291,6 @@ def test_masked_batch_norms_leave_out_padding(library: str) -> None:
 
 
 @pytest.mark.parametrize("library", MODELS)
-# NeMo's outermost argument `length` is of (batch, features, time), which no owner of masks reads.
-@pytest.mark.filterwarnings("ignore:Nemo was given length:powernorm.MaskWarning")
 def test_more_padding_changes_no_statistics(library: str) -> None:
     """Plain BatchNorm counts it: the same utterances in a wider batch give other statistics."""
     build, name, by, first = MODELS[library]

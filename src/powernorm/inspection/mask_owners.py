@@ -112,6 +112,7 @@ class MaskOwner(MaskReader):
         self._watches: list[OrderWatch] = []
         self._num_watched = 0
         self.undecided = ""  # the error of a norm that would need this call's mask
+        self.unreadable: tuple[str, str] | None = None  # the warning of one, by its kind
         # The order of dimensions of the data, and of the norms' inputs, as eager calls have shown
         # it, for calls whose sizes do not show it.
         self._length_first_at: dict[object, bool] = {}
@@ -155,6 +156,7 @@ class MaskOwner(MaskReader):
         """Offer the mask to the norms; runs before the forward."""
         del module
         given, mask, data = None, None, None
+        self.unreadable = None
         is_read = self.is_read()
         if is_read:
             given, data = self.argument.given(args, kwargs), self.argument.data(args, kwargs)
@@ -177,7 +179,7 @@ class MaskOwner(MaskReader):
             outer = tuple(one for one in outer if one.source is not None)
             outer = (self._laid_out(mask, data), *outer)
             self._watch_order(mask)
-        elif warns:
+        elif warns or self.unreadable:
             around = self
         open_scope(outer, self, observed=self.is_only_observed, given=around)
 
@@ -330,6 +332,9 @@ class MaskOwner(MaskReader):
             raise InputError(self.undecided)
         if torch.compiler.is_compiling():
             return
+        if self.unreadable:
+            self.checks.warn(*self.unreadable)
+            return
         name = self.name_of(norm)
         self.checks.warn(
             f"unmasked {name}",
@@ -375,13 +380,15 @@ class MaskOwner(MaskReader):
             elif data is not None or self.argument.meaning is not None:
                 shape = f" of shape {tuple(given.shape)}" if isinstance(given, Tensor) else ""
                 because = f", for {self.misfit}" if self.misfit else ""
-                self.checks.warn(
+                self.unreadable = (
                     f"unreadable {what}",
                     f"{what} as a {type(given).__name__}{shape}, which cannot be read as a padding "
                     f"mask (batch, length){because}: padding counts in the statistics of the "
                     "swapped norms, unless you pass them a mask: `with "
                     "powernorm.padding_mask(mask):`",
                 )
+                if self.is_observed:  # else the norms that no module inside gives a mask warn
+                    self.checks.warn(*self.unreadable)
         # Vectors of another length than the mask may have other positions.
         elif data is not None and not (self.parts and data.ndim == 3):
             if mask is not None and mask.ndim == 1:
