@@ -29,7 +29,9 @@ torch.set_num_threads(1)
 gc.set_threshold(20_000, 50, 50)
 
 # A busy machine is no failure.
-hypothesis.settings.register_profile("suite", deadline=None)
+hypothesis.settings.register_profile(
+    "suite", deadline=None, suppress_health_check=[hypothesis.HealthCheck.too_slow]
+)
 hypothesis.settings.load_profile("suite")
 
 
