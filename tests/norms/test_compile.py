@@ -179,7 +179,8 @@ class Images(nn.Module):
 def train_on_images(
     net: nn.Module, call: Callable[..., Tensor], layout: torch.memory_format
 ) -> Any:
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    # So many blocks would amplify a rounding error a million times at ten times this rate.
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
     generator = torch.Generator().manual_seed(1)
     losses = []
     for _ in range(4):
