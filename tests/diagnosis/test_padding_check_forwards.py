@@ -1,7 +1,11 @@
-"""`padding_check` of models whose forwards fail at times, or fix a type."""
+"""`padding_check` of models whose forwards fail at times, fix a type or return objects."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
 import torch
 from torch import Tensor, nn
 
@@ -64,3 +68,26 @@ def test_a_model_that_fixes_a_type_is_refused_by_name() -> None:
     refuses(
         r"Softmax in float64.*fails on the batch \(.*Float", padding_check, Softmax(), example()
     )
+
+
+@dataclass
+class Outputs:
+    """What libraries of time series return."""
+
+    forecast: Tensor
+
+
+@pytest.mark.parametrize("made", [Outputs, lambda y: str(y.shape)], ids=["dataclass", "no tensors"])
+def test_an_output_that_is_no_tensor_is_compared_or_named(made: Callable[[Tensor], object]) -> None:
+    class Mixing(nn.Module):
+        def forward(self, x: Tensor, padding_mask: Tensor) -> object:
+            del padding_mask
+            return made(x - x.mean(1, keepdim=True))
+
+    report = padding_check(Mixing(), example())
+    assert not report.is_clean
+    if made is Outputs:
+        assert report.difference > 0.01
+    else:
+        assert report.not_compared == {"": "it returns no tensors, but a str"}
+        assert "the output could not be compared" in str(report)

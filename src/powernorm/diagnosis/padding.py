@@ -82,7 +82,7 @@ class PaddingReport:
     @property
     def is_clean(self) -> bool:
         """Whether each row gave the same result alone and in the batch, in evaluation."""
-        return self.difference == 0.0 and not self.leaks
+        return self.difference == 0.0 and not self.leaks and "" not in self.not_compared
 
     def __str__(self) -> str:
         """Return the verdict, and a line for each leak, BatchNorm and module not compared."""
@@ -99,6 +99,8 @@ class PaddingReport:
             f"padding changes the output by up to {self.difference:.2g} of its largest value, and "
             f"the answer of {self.changed_rows} of {self.num_rows} rows"
             if self.difference
+            else "the output could not be compared"
+            if "" in self.not_compared
             else "padding changes inner positions, and not the output"
         ]
         lines += [f"- {leak}" for leak in self.leaks]

@@ -7,7 +7,7 @@ import functools
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, Final, NamedTuple, TypeAlias
 
 import torch
@@ -189,6 +189,8 @@ class RowComparison:
                 self.not_compared[key.name] = "it is called less often alone"
                 continue
             try:
+                if not key.name and next(_pairs(call.output, alone[key].output), None) is None:
+                    raise _UnlikeError(f"it returns no tensors, but a {type(call.output).__name__}")
                 found = self._compared(call.output, alone[key].output, row)
             except _UnlikeError as error:
                 self.not_compared[key.name] = str(error)
@@ -330,14 +332,23 @@ def _pairs(whole: Any, alone: Any) -> Iterator[tuple[Tensor, Tensor]]:
         yield whole, alone
     elif isinstance(whole, nn.utils.rnn.PackedSequence):
         raise _UnlikeError("a packed sequence")
-    elif isinstance(whole, Mapping) and isinstance(alone, Mapping):
-        for key in whole:
-            yield from _pairs(whole[key], alone.get(key))
+    elif (values := _by_name(whole)) and (others := _by_name(alone)):
+        for key in values:
+            yield from _pairs(values[key], others.get(key))
     elif isinstance(whole, tuple | list) and isinstance(alone, tuple | list):
         if len(whole) != len(alone):
             raise _UnlikeError(f"{len(whole)} values, alone {len(alone)}")
         for pair in zip(whole, alone, strict=True):
             yield from _pairs(*pair)
+
+
+def _by_name(value: Any) -> Mapping[Any, Any]:
+    """Return the values of a mapping or a dataclass, nothing of anything else."""
+    if isinstance(value, Mapping):
+        return value
+    return (
+        {one.name: getattr(value, one.name) for one in fields(value)} if is_dataclass(value) else {}
+    )
 
 
 def _size(values: Tensor) -> float:
