@@ -72,7 +72,7 @@ def test_a_model_that_fixes_a_type_is_refused_by_name() -> None:
 
 @dataclass
 class Outputs:
-    """What libraries of time series return."""
+    """Output as libraries of time series return it."""
 
     forecast: Tensor
 
