@@ -19,6 +19,7 @@ import numpy as np
 import pandas as pd
 from scipy import stats
 
+import powernorm
 import powernorm_lab as lab
 
 ROWS: Final = Path(__file__).parent / "results" / "fresh-seeds.csv"
@@ -177,12 +178,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--collect", metavar="SETTING", help="name of the runs' setting")
+    settings = sorted({group[0] for gap in GAPS for group in (gap.ahead, gap.behind) if group})
+    parser.add_argument("--collect", choices=settings, metavar="SETTING", help=", ".join(settings))
     parser.add_argument("runs", nargs="*", type=Path, help="folders of comparisons")
     options = parser.parse_args()
+    if bool(options.collect) != bool(options.runs):
+        parser.error("--collect SETTING and the folders of its comparisons go together")
     rows = pd.read_csv(ROWS)
     if options.collect:
-        added = pd.DataFrame(collect(options.collect, options.runs))
+        try:
+            added = pd.DataFrame(collect(options.collect, options.runs))
+        except powernorm.InputError as error:
+            parser.error(str(error))
         key = ["setting", "norm", "seed"]
         rows = pd.concat([rows, added]).drop_duplicates(key, keep="last")
         rows.sort_values(key).to_csv(ROWS, index=False, float_format="%.6g")
