@@ -86,6 +86,7 @@ def _skipped(report: Any, call: pytest.CallInfo[Any] | None, path: str) -> Any:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--shard", metavar="K/N", help="run only the K-th of N parts of the tests")
+    parser.addoption("--whole", action="store_true", help="run grids of tests whole")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -105,9 +106,11 @@ def pytest_unconfigure() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark what `thinned` leaves out as slow, and leave out other shards.
+    """Thin grids, and leave out other shards.
 
-    Tests of one function stay together, since they may share what they need.
+    Of a grid marked `thinned(strength)` the default suite runs a covering subset, what is slow a
+    subset of one strength more, `--whole` all. Tests of one function stay together, since they may
+    share what they need.
     """
     shard = config.getoption("--shard")
     if shard is not None:
@@ -124,6 +127,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if isinstance(item, pytest.Function) and item.get_closest_marker("thinned"):
             grids.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    left_out = set()
+    is_fast = "not slow" in config.option.markexpr
     for grid in grids.values():
         (strength,) = grid[0].get_closest_marker("thinned").args or (2,)  # type: ignore[union-attr]
         # Values are told apart as objects: not all can be compared, and rows share them.
@@ -132,3 +137,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for index, item in enumerate(grid):
             if index not in kept:
                 item.add_marker(pytest.mark.slow)
+        if not is_fast and not config.option.whole:
+            more = kept.union(covering(rows, strength + 1))
+            left_out.update(id(item) for index, item in enumerate(grid) if index not in more)
+    items[:] = [item for item in items if id(item) not in left_out]

@@ -36,6 +36,8 @@ class Gap(NamedTuple):
     quantities: Sequence[str]
     is_ratio: bool = False
     """Whether nothing is paired, and logarithms are compared (two unlike models)."""
+    family: str = ""
+    """Comparisons that Holm's correction takes together; "" for a comparison by itself."""
 
 
 DISTANCES: Final = ("mean_distance", "var_distance")
@@ -65,13 +67,34 @@ GAPS: Final = (
         Gap("W7", ENCODER, RESNET, tuple(f"{one}_{size}" for one in TIDS), is_ratio=True)
         for size in (1024, 4096)
     ),
-    Gap("W18", ("lm-demo-pre", "pn-only"), ("lm-demo-pre", "pn"), ("test_loss",)),
-    Gap("W18", ("lm-demo-post", "pn-only"), ("lm-demo-post", "pn"), ("test_loss",)),
+    Gap("W18", ("lm-demo-pre", "pn-only"), ("lm-demo-pre", "pn"), ("test_loss",), family="W18"),
+    Gap("W18", ("lm-demo-post", "pn-only"), ("lm-demo-post", "pn"), ("test_loss",), family="W18"),
+    Gap("W18", ("lm-demo-pre-tuned", "pn-only"), ("lm-demo-pre", "pn"), ("test_loss",)),
     Gap("X10", ("petrogold", "ln"), ("petrogold", "ln-simple"), ENDS),
     Gap("X12", ("petrogold", "ln"), ("petrogold", "adanorm"), ENDS),
+    *(
+        Gap(claim, ("rt-tuned", norm), ("rt-tuned", other), ("test_accuracy",), family="RT")
+        for claim, norm, other in (
+            ("W4", "bn", "ln"),
+            ("W13", "rbn", "ln"),
+            ("S9", "pn", "ln"),
+            ("W12", "rbn", "bn"),
+        )
+    ),
+    Gap("W14", ("rt-tuned", "rbn"), ("rt-tuned", "bn"), TIDS),
+    *(
+        Gap(claim, (f"conll{one}", norm), (f"conll{two}", other), ("test_f1",), family="CoNLL")
+        for claim, one, norm, two, other in (
+            ("W3", "", "bn", "", "ln"),
+            ("W19", "", "pn", "", "ln"),
+            ("S8", "", "pn", "", "bn"),
+            ("S8", "", "pn", "-scaled", "bn"),
+            ("S8", "", "pn-only", "", "bn"),
+            ("S3", "-scaled", "bn", "", "ln"),
+        )
+    ),
 )
-TOGETHER: Final = ("W18",)
-"""Claims whose comparisons Holm's correction takes together; elsewhere the numbers of each one."""
+SCORES: Final = ("test_loss", "test_accuracy", "test_f1")
 
 
 def numbers(run: Path) -> dict[str, float]:
@@ -119,7 +142,7 @@ def collect(setting: str, folders: Sequence[Path]) -> Iterator[dict[str, Any]]:
                 "norm": run.norm,
                 "seed": run.seed,
                 "status": run.status,
-                "test_loss": run.metrics.get("test_loss"),
+                **{name: run.metrics.get(name) for name in SCORES},
                 "mean_tid": run.tid_of("mean_avg"),
                 "var_tid": run.tid_of("var_avg"),
                 **(numbers(place) if (place / "metrics.csv").exists() else {}),
@@ -128,13 +151,14 @@ def collect(setting: str, folders: Sequence[Path]) -> Iterator[dict[str, Any]]:
 
 def table(rows: pd.DataFrame) -> pd.DataFrame:
     """Return a line for each claim, comparison and number that has runs."""
-    lines = [line for gap in GAPS for line in _lines(gap, rows)]
-    found = pd.DataFrame(lines)
-    families = found.groupby(
-        [found["claim"], found["comparison"].where(~found["claim"].isin(TOGETHER), "")], sort=False
+    found = pd.DataFrame(
+        line | {"family": gap.family or f"{gap.claim} {line['comparison']}"}
+        for gap in GAPS
+        for line in _lines(gap, rows)
     )
+    families = found.groupby("family", sort=False)
     found["p, Holm"] = families["p"].transform(lambda part: lab.holm(list(part)))
-    return found
+    return found.drop(columns="family")
 
 
 def _lines(gap: Gap, rows: pd.DataFrame) -> Iterator[dict[str, Any]]:

@@ -307,8 +307,8 @@ def outcome(
 
 
 @cache
-def expected(name: str, verb: str, folder: Path) -> Any:
-    return outcome(name, verb, nullcontext, folder)
+def expected(name: str, verb: str, folders: pytest.TempPathFactory) -> Any:
+    return outcome(name, verb, nullcontext, folders.mktemp("expected"))
 
 
 def assert_same(found: Any, want: Any, tolerance: float) -> None:
@@ -337,29 +337,30 @@ def assert_same(found: Any, want: Any, tolerance: float) -> None:
         assert found == want
 
 
-def check(name: str, verb: str, state: str, folder: Path) -> None:
-    want = expected(name, verb, folder / "expected")
-    found = outcome(name, verb, STATES[state], folder / "found")
+def check(name: str, verb: str, state: str, folders: pytest.TempPathFactory) -> None:
+    want = expected(name, verb, folders)
+    found = outcome(name, verb, STATES[state], folders.mktemp("found"))
     assert_same(found, want, 0.1 if state == "autocast" and verb in MEASURING else 0.0)
 
 
 @pytest.mark.thinned(1)
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("name", MODELS)
-def test_together(name: str, verb: str, tmp_path: Path) -> None:
-    check(name, verb, "together", tmp_path)
+def test_together(name: str, verb: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    check(name, verb, "together", tmp_path_factory)
 
 
 @pytest.mark.slow
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize("state", STATES)
 @pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("name", MODELS)
-def test_each(name: str, verb: str, state: str, tmp_path: Path) -> None:
-    check(name, verb, state, tmp_path)
+def test_each(name: str, verb: str, state: str, tmp_path_factory: pytest.TempPathFactory) -> None:
+    check(name, verb, state, tmp_path_factory)
 
 
-def test_folds_under_autocast(tmp_path: Path) -> None:
-    check("functional", "fold", "autocast", tmp_path)
+def test_folds_under_autocast(tmp_path_factory: pytest.TempPathFactory) -> None:
+    check("functional", "fold", "autocast", tmp_path_factory)
 
 
 @pytest.mark.parametrize("to", powernorm.NORMS)
