@@ -191,6 +191,15 @@ def disable_dynamo(function: _F) -> _F:
     return disable(function)
 
 
+def assume_constant(function: _F) -> _F:
+    """Let compiled code call a function once, as it is traced.
+
+    torch's public decorator sets the same mark and imports the compiler, a second of every start.
+    """
+    function._dynamo_marked_constant = True  # type: ignore[attr-defined]
+    return function
+
+
 # Tensors.
 
 

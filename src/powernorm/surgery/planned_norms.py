@@ -29,7 +29,7 @@ from powernorm.inspection.mask_checks import MaskWarning
 from powernorm.inspection.modules import is_compiled
 from powernorm.norms import Norm
 from powernorm.norms.masks import current_padding_mask
-from powernorm.ops.torch_private import in_backward
+from powernorm.ops.torch_private import assume_constant, in_backward
 from powernorm.surgery.changes import modules_around
 from powernorm.surgery.optimizers import NewNorm
 
@@ -234,7 +234,7 @@ _traced: Final[set[str]] = set()
 """Keys of objects whose hooks were traced in this process."""
 
 
-@torch.compiler.assume_constant_result  # type: ignore[untyped-decorator]
+@assume_constant
 def _note_tracing(key: str) -> bool:
     _traced.add(key)
     return True

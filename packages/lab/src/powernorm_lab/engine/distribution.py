@@ -1,20 +1,13 @@
 """One model in several processes: replicated (DDP), or with sharded weights (FSDP2)."""
 
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.checkpoint.state_dict import (
-    StateDictOptions,
-    get_model_state_dict,
-    get_optimizer_state_dict,
-    set_model_state_dict,
-    set_optimizer_state_dict,
-)
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from powernorm_lab.engine.processes import num_processes, replicated
@@ -30,6 +23,9 @@ def divide_weights(model: nn.Module, device: torch.device) -> None:
 
     Running statistics of norms are buffers, which FSDP2 does not shard.
     """
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
     mesh = init_device_mesh(device.type, (num_processes(),))
     for module in list(model.modules()):
         if isinstance(module, nn.ModuleList):
@@ -58,7 +54,7 @@ def whole(model: nn.Module) -> Iterator[None]:
 
     Inside the context each process may call the layers, or their methods, any number of times.
     """
-    parts = [part for part in model.modules() if isinstance(part, FSDPModule)]
+    parts = list(_divided(model))
     try:
         for part in parts:
             part.set_reshard_after_forward(False, recurse=False)
@@ -71,21 +67,18 @@ def whole(model: nn.Module) -> Iterator[None]:
             part.reshard()
 
 
-_WHOLE = StateDictOptions(full_state_dict=True, cpu_offload=True)
-
-
 def whole_weights(model: nn.Module) -> dict[str, Tensor]:
     """Return all parameters and buffers in the first process; every process must call it."""
     if not is_divided(model):
         return dict(model.state_dict())
-    weights: dict[str, Any] = dict(get_model_state_dict(model, options=_WHOLE))
+    weights: dict[str, Any] = dict(_whole("get_model_state_dict")(model))
     return weights
 
 
 def load_weights(model: nn.Module, weights: Mapping[str, Tensor]) -> None:
     """Set parameters and buffers from whole tensors, which every process has."""
     if is_divided(model):
-        set_model_state_dict(model, dict(weights), options=_WHOLE)
+        _whole("set_model_state_dict")(model, dict(weights))
     else:
         model.load_state_dict(weights)
 
@@ -97,7 +90,7 @@ def whole_state(optimizer: torch.optim.Optimizer, model: nn.Module) -> dict[str,
     """
     if not is_divided(model):
         return dict(optimizer.state_dict())
-    named = get_optimizer_state_dict(model, optimizer, options=_WHOLE)
+    named = _whole("get_optimizer_state_dict")(model, optimizer)
     if not named:
         return {}
     numbers = {name: number for number, name in enumerate(_names(optimizer, model))}
@@ -113,12 +106,30 @@ def load_state(
         return
     numbers = [number for group in state["param_groups"] for number in group["params"]]
     names = dict(zip(numbers, _names(optimizer, model), strict=True))
-    set_optimizer_state_dict(model, optimizer, _renamed(state, names), options=_WHOLE)
+    _whole("set_optimizer_state_dict")(model, optimizer, _renamed(state, names))
 
 
 def is_divided(module: nn.Module) -> bool:
     """Return whether the weights are sharded among the processes."""
-    return any(isinstance(part, FSDPModule) for part in module.modules())
+    return any(True for _ in _divided(module))
+
+
+def _divided(model: nn.Module) -> Iterator[Any]:
+    """Yield the modules with sharded weights; there are none if nothing has imported FSDP2."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp is not None:
+        yield from (part for part in model.modules() if isinstance(part, fsdp.FSDPModule))
+
+
+def _whole(function: str) -> partial[Any]:
+    """Return a function of torch's sharded state, for whole tensors.
+
+    Its import takes a second, which a run in one process need not wait for.
+    """
+    from torch.distributed.checkpoint import state_dict
+
+    options = state_dict.StateDictOptions(full_state_dict=True, cpu_offload=True)
+    return partial(getattr(state_dict, function), options=options)
 
 
 def _names(optimizer: torch.optim.Optimizer, model: nn.Module) -> list[str]:

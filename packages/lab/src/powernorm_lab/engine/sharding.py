@@ -6,7 +6,6 @@ from typing import Any, Final, TypeVar
 
 import torch
 from torch import Tensor, nn
-from torch.distributed.tensor import DTensor
 from torch.utils.data.distributed import DistributedSampler
 
 from powernorm.errors import InputError
@@ -96,6 +95,8 @@ def check_equal_weights(modules: Iterable[nn.Module]) -> None:
     Raises:
         InputError: parameters differ, in all processes.
     """
+    from torch.distributed.tensor import DTensor  # a second, which a single process saves
+
     named = {
         id(parameter): (name, parameter)
         for module in modules

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any, Generic, Protocol, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from powernorm_lab.data.batch import Batch, EvaluationBatches, TrainingBatches
@@ -190,3 +190,11 @@ class RowData(RunData[Settings], Generic[Encoded, Settings]):
         return self.rows(split).evaluation(
             batch_size=self._evaluation_batch_size, max_tokens=max_tokens
         )
+
+    def accuracy(self, split: EvaluatedSplit, model: nn.Module, device: torch.device) -> float:
+        """Return the percentage of rows whose class has the largest logit."""
+        right: list[Tensor] = []
+        for batch in self.evaluation(split):
+            moved = batch.to(device)
+            right.append(model(**moved.inputs()).argmax(-1) == moved.targets)
+        return 100 * float(torch.cat(right).float().mean())

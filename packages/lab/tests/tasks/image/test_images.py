@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 from lab.tests.training.tiny_training import compare
+from torch import Tensor, nn
 
 from powernorm.inspection.modules import batch_layers
 from powernorm.surgery import fold
@@ -12,7 +13,7 @@ from powernorm_lab.engine.events import DataPrepared, Event
 from powernorm_lab.runs import ComparisonResults
 from powernorm_lab.settings.comparison import ComparisonSettings
 from powernorm_lab.settings.training import ClassifierTrainingSettings, OptimizerSettings
-from powernorm_lab.tasks.image.data import EncodedImages, ImageData, accuracy, encode_images
+from powernorm_lab.tasks.image.data import EncodedImages, ImageData, encode_images
 from powernorm_lab.tasks.image.model import ConvNet, ResNet
 from powernorm_lab.tasks.image.settings import ImageDataSettings, ImageModelSettings, ImageSettings
 from powernorm_lab.tasks.image.sources import load_images
@@ -124,11 +125,22 @@ def test_the_prior_is_that_of_the_training_images(encoded: EncodedImages) -> Non
     assert found["metrics"]["test_accuracy"] == pytest.approx(share)
 
 
-def test_accuracy_is_the_share_of_right_answers() -> None:
-    generator = torch.Generator().manual_seed(0)
-    answers, labels = torch.randint(10, (2, 500), generator=generator)
-    right = sum(a == b for a, b in zip(answers.tolist(), labels.tolist(), strict=True))
-    assert accuracy(answers, labels) == pytest.approx(100 * right / 500)
+def test_accuracy_is_the_share_of_right_answers(encoded: EncodedImages) -> None:
+    class Corner(nn.Module):
+        def forward(self, pixels: Tensor) -> Tensor:
+            return pixels[:, 0, 9, 5:15]
+
+    data = ImageData(encoded, image_config(), 0)
+    right, number = 0, 0
+    for batch in data.evaluation("test"):
+        for row, label in zip(batch.inputs()["pixels"], batch.targets.tolist(), strict=True):
+            logits = row[0, 9, 5:15].tolist()
+            right += logits.index(max(logits)) == label
+            number += 1
+    assert number == 500
+    assert 0 < right < 500
+    found = data.accuracy("test", Corner(), torch.device("cpu"))
+    assert found == pytest.approx(100 * right / 500)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from typing import Final
 
 import torch
 from torch import Tensor, nn
-from torchmetrics.classification import MulticlassAccuracy
 
 from powernorm.errors import InputError
 from powernorm_lab.data.batch import MASK, Batch, EvaluationBatches, TrainingBatches
@@ -300,8 +299,4 @@ class ClassifiedTextData(RowData[EncodedTexts, ClassificationSettings]):
     ) -> Mapping[str, float]:
         """Return the accuracy in percent."""
         del brief
-        accuracy = MulticlassAccuracy(len(self._encoded.labels), average="micro").to(device)
-        for batch in self.evaluation(split):
-            moved = batch.to(device)
-            accuracy.update(model(**moved.inputs()), moved.targets)
-        return {"accuracy": 100 * float(accuracy.compute())}
+        return {"accuracy": self.accuracy(split, model, device)}

@@ -11,7 +11,6 @@ from typing import Final, NamedTuple
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torchmetrics.functional.classification import multiclass_accuracy
 
 from powernorm.errors import InputError
 from powernorm_lab.data.batch import Batch
@@ -302,23 +301,4 @@ class ImageData(RowData[EncodedImages, ImageSettings]):
     ) -> Mapping[str, float]:
         """Return the accuracy in percent."""
         del brief
-        answers, labels = [], []
-        for batch in self.evaluation(split):
-            logits: Tensor = model(**batch.to(device).inputs())
-            answers.append(logits.argmax(-1).cpu())
-            labels.append(batch.targets)
-        return {"accuracy": accuracy(torch.cat(answers), torch.cat(labels))}
-
-
-def accuracy(answers: Tensor, labels: Tensor) -> float:
-    """Return the accuracy in percent.
-
-    Args:
-        answers: predicted classes, int64, (images,).
-        labels: int64, (images,).
-
-    >>> accuracy(torch.tensor([1, 2, 3, 3]), torch.tensor([1, 2, 3, 4]))
-    75.0
-    """
-    share = multiclass_accuracy(answers, labels, num_classes=NUM_CLASSES, average="micro")
-    return 100 * float(share)
+        return {"accuracy": self.accuracy(split, model, device)}

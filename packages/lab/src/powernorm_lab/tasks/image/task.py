@@ -15,7 +15,6 @@ from powernorm_lab.tasks.image.data import (
     NUM_CLASSES,
     EncodedImages,
     ImageData,
-    accuracy,
     encode_images,
     encode_images_by,
 )
@@ -59,8 +58,8 @@ class ImageTask(BuiltinTask[EncodedImages, ImageSettings]):
         evaluated = {split: encoded.splits[split].labels for split in EVALUATED_SPLITS}
         metrics = unigram.metrics(evaluated)
         for split, labels in evaluated.items():
-            answers = unigram.most_frequent.expand(len(labels))
-            metrics[f"{split}_accuracy"] = accuracy(answers, labels)
+            hits = (labels == unigram.most_frequent).double().mean()
+            metrics[f"{split}_accuracy"] = 100 * float(hits)
         return [Baseline(name="unigram", metrics=metrics)]
 
     def facts(self, encoded: EncodedImages) -> dict[str, Any]:
