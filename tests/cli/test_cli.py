@@ -67,6 +67,22 @@ def test_help_needs_no_heavy_import() -> None:
         )
 
 
+def test_verbs_do_not_import_the_compiler() -> None:
+    """Its import takes a second of every start."""
+    code = (
+        "import sys, torch, powernorm\n"
+        "from torch import nn\n"
+        "model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4), nn.Linear(4, 2))\n"
+        "batches = [torch.randn(9, 4), torch.randn(8, 4)]\n"
+        "powernorm.swap(model, 'bn')\n"
+        "powernorm.calibrate(model, batches)\n"
+        "powernorm.diagnose(model, batches, batch_sizes=(2,))\n"
+        "heavy = {'torch._dynamo', 'sympy', 'torch.distributed.tensor'} & set(sys.modules)\n"
+        "assert not heavy, heavy\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=SECONDS)
+
+
 def test_version(tmp_path: Path) -> None:
     outcome = powernorm(tmp_path, "--version")
     assert (outcome.code, outcome.err) == (0, "")

@@ -1,7 +1,8 @@
 """Running a model without changing its state."""
 
+import sys
 from collections.abc import Iterable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
 import torch
 from torch import nn
@@ -56,7 +57,7 @@ def preserved_state(model: nn.Module, training: Iterable[nn.Module]) -> Iterator
         with (
             torch.random.fork_rng(devices=sorted(devices)),
             torch.no_grad(),
-            torch.compiler.set_stance("force_eager"),
+            _uncompiled(),
         ):
             torch.backends.mha.set_fastpath_enabled(False)
             for module in modes:
@@ -74,6 +75,15 @@ def preserved_state(model: nn.Module, training: Iterable[nn.Module]) -> Iterator
         with torch.no_grad():
             for (module, name), before in buffers.items():
                 _restore(module, name, before)
+
+
+def _uncompiled() -> AbstractContextManager[object]:
+    """Let compiled parts run uncompiled.
+
+    There are none before something imports the compiler, which takes a second.
+    """
+    is_imported = "torch._dynamo" in sys.modules
+    return torch.compiler.set_stance("force_eager") if is_imported else nullcontext()
 
 
 def _restore(module: nn.Module, name: str, before: torch.Tensor) -> None:

@@ -24,8 +24,7 @@ def own_generators() -> Iterator[None]:
 def own_modes() -> Iterator[None]:
     """Restore working directory, default dtype, threads and deterministic mode on exit."""
     folder, dtype, num_threads = Path.cwd(), torch.get_default_dtype(), torch.get_num_threads()
-    is_deterministic = torch.are_deterministic_algorithms_enabled()
-    only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    determinism = _determinism()
     try:
         with torch.enable_grad():
             yield
@@ -33,7 +32,8 @@ def own_modes() -> Iterator[None]:
         os.chdir(folder)
         torch.set_default_dtype(dtype)
         torch.set_num_threads(num_threads)
-        torch.use_deterministic_algorithms(is_deterministic, warn_only=only_warns)
+        if _determinism() != determinism:  # setting it imports torch's compiler
+            torch.use_deterministic_algorithms(determinism[0], warn_only=determinism[1])
 
 
 @contextmanager
@@ -45,3 +45,10 @@ def threads(num_threads: int | None) -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(before)
+
+
+def _determinism() -> tuple[bool, bool]:
+    return (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+    )
