@@ -85,7 +85,7 @@ def test_the_best_weights_come_back_and_patience_ends_a_run(tmp_path: Path) -> N
     assert run.metrics == {"loss": 4.0, "last": 10.0}
     assert run.scored == "best checkpoint by valid"
     assert run.message == "stopped early after step 10"
-    states = lab.saved_states(tmp_path / "bn-seed0")
+    states = lab.saved_states(str(tmp_path / "bn-seed0"))
     assert states["model"]["first.weight"].mean() == 4.0
 
 

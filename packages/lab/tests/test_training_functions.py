@@ -28,6 +28,7 @@ from powernorm_lab.engine.folders import read_json, write_json
 from powernorm_lab.engine.run import Run
 from powernorm_lab.engine.stopping import Stopped
 from powernorm_lab.engine.tasks import FunctionTask, Task, task_of
+from powernorm_lab.own_grid import checked_seeds
 from powernorm_lab.runs import Baseline
 
 GOAL: dict[str, Literal["min", "max"]] = {"accuracy": "max"}
@@ -547,8 +548,10 @@ def test_a_state_that_a_checkpoint_could_not_give_back_is_refused_at_once(tmp_pa
 
 SIGNATURES: list[tuple[Any, str]] = [
     (dict, "no function of a run|takes no run"),
+    (lambda: {"loss": 1.0}, "takes no run"),
     (lambda *, steps=1: {}, "takes no run"),
-    (lambda run, width: {}, "width without a default"),
+    (lambda run, width: {}, r"the setting width, .* define def train\(run, \*, width=…\)"),
+    (lambda run, width=3, /: {}, "the setting width, which is no keyword"),
     (lambda run, **options: {}, "name each setting"),
     (lambda run, *, norms=(): {}, "give it another name"),
     (lambda run, *, where=object(): {}, "cannot be stored"),
@@ -574,6 +577,12 @@ def test_settings_are_read_as_the_types_of_their_parameters() -> None:
         sizes: tuple[int, ...] = (1, 2),
         limit: int | None = 3,
         json: str = "x",
+        bits: Literal[8, 16] = 8,
+        depth: int | str = 2,
+        clip: Any = None,
+        betas: tuple[float, float] = (0.9, 0.999),
+        names: list[str] | None = None,
+        widths: list[Any] | None = None,
     ) -> dict[str, float]:
         return {}
 
@@ -586,6 +595,12 @@ def test_settings_are_read_as_the_types_of_their_parameters() -> None:
         "sizes": "[3, 4]",
         "limit": "none",
         "json": "[",
+        "bits": "16",
+        "depth": "3",
+        "clip": "0.5",
+        "betas": "0.8, 0.9",
+        "names": "1,b",
+        "widths": "4,5",
     }
     assert task.settings(texts) == {
         "rate": 3e-4,
@@ -595,13 +610,23 @@ def test_settings_are_read_as_the_types_of_their_parameters() -> None:
         "sizes": (3, 4),
         "limit": None,
         "json": "[",
+        "bits": 16,
+        "depth": 3,
+        "clip": 0.5,
+        "betas": (0.8, 0.9),
+        "names": ["1", "b"],
+        "widths": [4, 5],
     }
+    for text in ("3", '"3"', "[3]", "3,4", "true"):
+        assert task.settings({"json": text})["json"] == text
     assert task.to_json(task.settings({}))["sizes"] == [1, 2]
     assert task.num_steps(task.settings(texts)) == 20
     for wrong, message in (
         ({"rate": "fast"}, "rate=fast: input should be a valid number"),
         ({"steps": "2.5"}, "steps=2.5"),
         ({"kind": "c"}, "'a' or 'b'"),
+        ({"bits": "32"}, "bits=32: input should be 8 or 16"),
+        ({"betas": "0.8"}, "betas=0.8: input should be a valid tuple"),
         ({"step": "3"}, "did you mean steps"),
     ):
         with pytest.raises(InputError, match=message):
@@ -627,10 +652,15 @@ def test_a_wrong_comparison_is_refused_before_anything_is_trained(
         tiny_grid(train, **changes)
 
 
-@pytest.mark.parametrize("seeds", [0, -1, [], [1, 1], [-1]])
+@pytest.mark.parametrize("seeds", [0, -1, [], [1, 1], [-1], "3", ["3"], 2.0, [0.5], [2**63]])
 def test_wrong_seeds_are_refused(tmp_path: Path, seeds: Any) -> None:
-    with pytest.raises(InputError, match="seeds"):
+    with pytest.raises(InputError, match=r"seeds is .*: give a number of seeds"):
         lab.compare(train, tmp_path, seeds=seeds, goal=GOAL)
+
+
+def test_seeds_of_numpy_are_whole_numbers() -> None:
+    seeds = checked_seeds(np.arange(2))
+    assert (seeds, [type(seed) for seed in seeds]) == ([0, 1], [int, int])
 
 
 def test_a_recipe_has_settings_of_its_own(tmp_path: Path) -> None:

@@ -128,6 +128,7 @@ def compare(
     if devices > 1:
         executor = executor or "local"
     workers = Workers(jobs, executor, executor_options or {}, retries, devices)
+    resumed = Path(out) if resume else None
     if isinstance(train, ComparisonSettings):
         given = {"norms": norms != NORMS, "seeds": seeds != 1, "goal": goal, "settings": settings}
         given |= {"norm_options": norm_options, "device": device != "auto"}
@@ -136,7 +137,8 @@ def compare(
             raise InputError(f"{own[0]} is part of a recipe: change it by powernorm_lab.override")
         from powernorm_lab.tasks.builtin import grid_of  # not imported for a function
 
-        grid = grid_of(with_threads(train, workers, num_threads), notes or notes_of(train))
+        config = with_threads(train, workers, num_threads, resumed)
+        grid = grid_of(config, notes or notes_of(train))
     else:
         grid = own_grid(
             train,
@@ -146,7 +148,7 @@ def compare(
             settings=settings or {},
             norm_options=norm_options or {},
             device=device,
-            num_threads=workers.threads(num_threads),
+            num_threads=workers.threads(num_threads, resumed),
         )
     grid = replace(grid, race=race, log_to=tuple(log_to))
     try:

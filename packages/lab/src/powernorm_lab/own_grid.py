@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from functools import partial
+from operator import index
 from pathlib import Path
 from typing import Any, Final, Literal, cast, get_args
 
@@ -141,10 +142,14 @@ def checked_seeds(seeds: int | Sequence[int]) -> list[int]:
     """Return the list of seeds; a number n gives 0 to n - 1.
 
     Raises:
-        InputError: the list is empty, or has negative or repeated seeds.
+        InputError: the list is empty, or has repeated seeds, or others than whole numbers from 0 to
+            2^63 - 1.
     """
-    chosen = list(range(seeds)) if isinstance(seeds, int) else list(seeds)
-    if not chosen or len(set(chosen)) < len(chosen) or min(chosen) < 0:
+    try:
+        chosen = [index(one) for one in (range(seeds) if isinstance(seeds, int) else seeds)]
+    except TypeError:
+        chosen = []
+    if not chosen or len({*chosen}) < len(chosen) or min(chosen) < 0 or max(chosen) >= 2**63:
         raise InputError(
             f"seeds is {seeds!r}: give a number of seeds (at least 1), or different seeds from 0"
         )

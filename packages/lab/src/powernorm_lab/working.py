@@ -55,16 +55,21 @@ PLAN_AGAIN: Final = "write it again by `powernorm compare … --plan --resume`"
 
 
 def with_threads(
-    config: ComparisonSettings, workers: Workers, num_threads: int | None
+    config: ComparisonSettings,
+    workers: Workers,
+    num_threads: int | None,
+    resumed: Path | None = None,
 ) -> ComparisonSettings:
     """Return the settings of a built-in task with the number of CPU threads of a run.
 
     Args:
         config: settings to change.
         workers: workers that train.
-        num_threads: threads of each run; None is the settings' value, else the workers' default.
+        num_threads: threads of each run; None is the settings' value, else as in
+            `Workers.threads`.
+        resumed: as in `Workers.threads`.
     """
-    chosen = workers.threads(num_threads or config.training.num_threads)
+    chosen = workers.threads(num_threads or config.training.num_threads, resumed)
     return replace(config, training=replace(config.training, num_threads=chosen))
 
 

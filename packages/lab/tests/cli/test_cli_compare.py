@@ -87,6 +87,7 @@ def test_recipes_of_one_task(tmp_path: Path, task: str) -> None:
         (("recipes", "mt"), ["'mt'", "choose one of lm, translation, classify"]),
         # Studies of the repository are no tasks.
         (("compare", "verdict"), ["no task 'verdict': choose one of lm, translation"]),
+        (("compare", "my/own.py", "--goal", "loss:min"), ["no task 'my/own.py'", "own:train"]),
         (("compare", "lm", "--study", "verdict"), ["no study 'verdict'"]),
         (
             ("compare", "image", "--study", "lowest-layers"),

@@ -111,6 +111,8 @@ def test_of_a_built_in_task(tmp_path: Path) -> None:
     )
     judged = refusal(tmp_path, *lm, "--select-by", "valid_bleu:max")
     assert "lm does not measure valid_bleu:max during the training: choose valid_loss" in judged
+    varied = refusal(tmp_path, "tune", "classify", "--preset", "rt-xu2019", "--out", "new")
+    assert "write `variants = []` into a recipe of your own" in varied
     shared = refusal(tmp_path, *lm, "--search", "training.num_threads=int:1:2")
     assert "training.num_threads, which all runs of a comparison share" in shared
     unknown = refusal(tmp_path, *lm, "--search", "learning_rate=log:1e-4:1e-2")

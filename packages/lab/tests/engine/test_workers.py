@@ -165,6 +165,20 @@ def test_workers_that_are_lost_at_once_are_not_replaced_for_ever(
     assert len(list((tmp_path / "workers").iterdir())) == 4
 
 
+@pytest.mark.parametrize("change", [{"jobs": 0}, {"devices": 0}, {"retries": -1}])
+def test_too_few_workers_are_refused(tmp_path: Path, change: dict[str, int]) -> None:
+    ((name, number),) = change.items()
+    with pytest.raises(InputError, match=f"^{name} is {number}: give at least {number + 1}$"):
+        compared(tmp_path, **change)
+
+
+def test_resumed_runs_have_the_threads_of_the_others(tmp_path: Path) -> None:
+    compared(tmp_path, seeds=1)
+    compared(tmp_path, seeds=2, resume=True, num_threads=None)
+    configs = [read_json(path) for path in tmp_path.glob("*/config.json")]
+    assert [config["num_threads"] for config in configs] == [1, 1, 1, 1]
+
+
 def test_more_jobs_than_cores_are_refused(tmp_path: Path) -> None:
     cores = available_cores()
     with pytest.raises(InputError, match=f"this machine has {cores}: give at most --jobs {cores}"):

@@ -99,7 +99,7 @@ def test_the_score_is_sacrebleus_of_a_sample(pairs: Path, tmp_path: Path) -> Non
     assert (measured.score, measured.values["valid_score"]) == ("bleu", wanted)
     results = json.loads((tmp_path / "results.json").read_text())
     assert results["score"] == {"metric": "valid_bleu", "direction": "max"}
-    assert read_comparison(tmp_path).score_measure.metric == "test_bleu"
+    assert read_comparison(str(tmp_path)).score_measure.metric == "test_bleu"
 
 
 def test_scores_of_a_whole_split_are_those_of_the_result(pairs: Path, tmp_path: Path) -> None:

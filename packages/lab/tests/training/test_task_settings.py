@@ -149,7 +149,11 @@ REFUSED: list[tuple[str, tuple[str, ...], str]] = [
         "mask_padding=false does not apply to model.architecture=encoder: .* conformer",
     ),
     # Data
-    ("translation", ("data.batch_tokens=none",), "none has the wrong type: expected a whole numb"),
+    (
+        "translation",
+        ("data.batch_tokens=none",),
+        "='none' has the wrong type: expected a whole numb",
+    ),
     (
         "translation",
         ("model.final_norm=bn", "model.placement=post"),

@@ -25,7 +25,7 @@ def test_an_unknown_task_lists_the_known_ones(configure: Configure) -> None:
 def test_a_trained_model_knows_its_batches(configure: Configure, tmp_path: Path) -> None:
     config = configure(norms=("bn",), seeds=(3,))
     results = compare(config, tmp_path)
-    trained = load_trained(tmp_path / "bn-pre-seed3")
+    trained = load_trained(str(tmp_path / "bn-pre-seed3"))
     batches = training_batches(trained.settings, 4)
     assert set(batches[0]) == {"tokens"}
     encoded = encode_corpus(load_corpus(config.data.path), config.data.vocabulary_size)

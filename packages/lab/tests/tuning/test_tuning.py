@@ -284,6 +284,7 @@ def test_a_built_in_task_is_tuned_without_its_test_data(
         ({"search": {"learning_rat": "log:1:2"}}, "did you mean learning_rate?"),
         ({"search": {"learning_rate": "log:2:1"}}, "2 is not below 1"),
         ({"search": {"learning_rate": "choice:0.1,fast"}}, "learning_rate=fast"),
+        ({"search": {"steps": "linear:5:8"}}, r"steps=5\.95.* valid integer"),
         (
             {"search": {**SEARCH, "norm_options.bn.mean_penalty": "log:1:2"}},
             "has no option 'mean_penalty'",

@@ -161,18 +161,19 @@ def compare(
             task,
             goal={metric: direction},
             device=device,
-            num_threads=workers.threads(num_threads),
+            num_threads=workers.threads(num_threads, folder if resume else None),
             **own_lines(norms, seeds, changes),
         )
     else:
-        refuse({"--goal": goal}, f"the built-in task {task}")
+        refuse_goal(goal, task)
         chosen = named_settings(norms, placement, seeds, data, device)
         config, recipe, name = built_in_settings(task, preset, study, [*chosen, *changes])
         from powernorm_lab.comparing import notes_of
         from powernorm_lab.tasks.builtin import grid_of
 
-        grid = grid_of(with_threads(config, workers, num_threads), notes_of(config, recipe))
         folder = out or Path("runs") / name
+        config = with_threads(config, workers, num_threads, folder if resume else None)
+        grid = grid_of(config, notes_of(config, recipe))
     grid = replace(grid, race=race, log_to=tuple(log_to or ()))
     if accept_edits:
         if not resume:
@@ -303,6 +304,20 @@ def refuse(given_by_name: Mapping[str, str | None], what: str) -> None:
     given = [name for name, value in given_by_name.items() if value is not None]
     if given:
         raise InputError(f"{given[0]} cannot be used with {what}: leave it out")
+
+
+def refuse_goal(goal: str | None, task: str) -> None:
+    """Refuse the goal of a built-in task or a recipe, which has its own.
+
+    Raises:
+        InputError: a goal was given, or the task is none of these.
+    """
+    if task not in TASKS and not task.endswith(".toml"):
+        raise InputError(
+            f"there is no task {task!r}: choose one of {', '.join(TASKS)}; or give the file of a "
+            f"recipe, mine.toml, or a function, {Path(task).stem}:train"
+        )
+    refuse({"--goal": goal}, f"the built-in task {task}")
 
 
 def parsed_seeds(text: str) -> list[int]:

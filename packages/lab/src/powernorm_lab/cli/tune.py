@@ -13,6 +13,7 @@ from powernorm_lab.cli.compare import (
     own_lines,
     parsed_executor_options,
     refuse,
+    refuse_goal,
 )
 from powernorm_lab.cli.ends import end_with_failures, interruptible, results_printed
 
@@ -110,6 +111,7 @@ def tune(
     """
     from powernorm_lab.comparing import notes_of
     from powernorm_lab.engine.executors.choice import Workers
+    from powernorm_lab.runs import TRIALS_FOLDER
     from powernorm_lab.tuning.rounds import Budget
     from powernorm_lab.tuning.subjects import builtin_subject, own_subject
     from powernorm_lab.tuning.tuner import tune_and_show
@@ -138,16 +140,17 @@ def tune(
             goal={decides["metric"]: decides["direction"]},
             select_by=judged,
             device=device,
-            num_threads=workers.threads(num_threads),
+            num_threads=workers.threads(num_threads, folder / TRIALS_FOLDER if resume else None),
             **own_lines(norms, seeds, changes),
         )
     else:
-        refuse({"--goal": goal}, f"the built-in task {task}")
+        refuse_goal(goal, task)
         chosen = named_settings(norms, placement, seeds, data, device)
         config, recipe, name = built_in_settings(task, preset, None, [*chosen, *changes])
-        notes = notes_of(config, recipe)
-        subject = builtin_subject(with_threads(config, workers, num_threads), notes, judged)
         folder = out or Path("runs") / f"tuned-{name}"
+        resumed = folder / TRIALS_FOLDER if resume else None
+        config = with_threads(config, workers, num_threads, resumed)
+        subject = builtin_subject(config, notes_of(config, recipe), judged)
     with interruptible(folder), results_printed(folder, as_json=as_json):
         tune_and_show(
             subject,

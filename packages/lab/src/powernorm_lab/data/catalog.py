@@ -111,7 +111,7 @@ def data_set(name: str) -> DataSet:
         return SETS[name]
     near = difflib.get_close_matches(name.lower(), SETS, n=1)
     hint = f"did you mean {near[0]}? " if near else ""
-    raise InputError(f"there is no data set {name!r}: {hint}The known ones are {', '.join(SETS)}")
+    raise InputError(f"there is no data set {name!r}: {hint}known are {', '.join(SETS)}")
 
 
 def check_known_set(name: str, task: str) -> None:

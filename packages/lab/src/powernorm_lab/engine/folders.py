@@ -254,6 +254,13 @@ def check_same_settings(folder: Path, old: Mapping[str, Any], new: Mapping[str, 
         )
 
 
+def threads_of(folder: Path) -> int | None:
+    """Return the number of CPU threads in the settings of a run; None is torch's default."""
+    settings = _flat(read_json(folder / CONFIG_FILE))
+    found = settings.get("num_threads", settings.get("training.num_threads"))
+    return found if isinstance(found, int) else None
+
+
 def owner_of(folder: Path) -> dict[str, Any]:
     """Return the identity of a run for its checkpoints; empty without config.json."""
     path = folder / CONFIG_FILE

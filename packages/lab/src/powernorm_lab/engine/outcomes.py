@@ -44,8 +44,8 @@ def measured_result(run: Run, line: Line, grid: Grid, metrics: Metrics) -> RunRe
     if goal not in found:
         raise InputError(
             f"{grid.task.name} returned no {goal!r}, which is the goal (it returned "
-            f"{', '.join(found) or 'nothing'}): return it, or give another goal; --resume "
-            "continues from the checkpoint at the end of the training"
+            f"{', '.join(found) or 'nothing'}): return it, and --resume continues from the "
+            "checkpoint at the end of the training; or give another goal with --force"
         )
     value = found[goal]
     if value is None:

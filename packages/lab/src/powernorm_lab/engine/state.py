@@ -187,7 +187,7 @@ def weights_in(path: Path, names: Sequence[str]) -> dict[str, Tensor]:
     return {f"{name}.{key}": value for name in names for key, value in states[name].items()}
 
 
-def saved_states(folder: Path) -> dict[str, Any]:
+def saved_states(folder: str | Path) -> dict[str, Any]:
     """Return the states of a run's tracked objects in its last checkpoint, by name.
 
     Args:
@@ -196,7 +196,8 @@ def saved_states(folder: Path) -> dict[str, Any]:
     Raises:
         InputError: the checkpoint is missing or damaged.
     """
-    path = folder if folder.is_file() else last_checkpoint(folder)
+    place = Path(folder)
+    path = place if place.is_file() else last_checkpoint(place)
     if not path.exists():
         raise InputError(f"{folder} has no checkpoint: give the folder of a run that tracks states")
     states: dict[str, Any] = read_checkpoint(path)["states"]

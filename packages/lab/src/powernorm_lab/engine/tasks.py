@@ -314,31 +314,43 @@ class _Setting:
 
 
 def _readings(value: Any) -> Iterator[Any]:
-    """Yield the possible meanings of a string: None, a JSON list or object, the string itself."""
+    """Yield the possible meanings of a string: None, a JSON value, the string itself, a list."""
     if not isinstance(value, str):
         yield value
         return
     if value.lower() in ("none", "null"):
         yield None
-    if value[:1] in ("[", "{"):
-        with suppress(ValueError):
-            yield json.loads(value)
+    yield from _parsed(value)
     yield value
+    inside = value.strip("()[]")
+    yield from _parsed(f"[{inside}]")
+    yield [part.strip() for part in inside.split(",")]
+
+
+def _parsed(text: str) -> Iterator[Any]:
+    """Yield the JSON value of a text if it is one; a quoted string is a string with its quotes."""
+    with suppress(ValueError):
+        found = json.loads(text)
+        if not isinstance(found, str):
+            yield found
 
 
 def _settings_of(function: TrainingFunction, name: str) -> dict[str, _Setting]:
     """Return the settings of a function by the names of its parameters."""
     try:
-        first, *others = inspect.signature(function).parameters.values()
+        parameters = [*inspect.signature(function).parameters.values()]
     except (ValueError, TypeError) as error:
         raise InputError(
             f"{name} is no function of a run ({error}): define def train(run, *, steps=1000)"
         ) from error
-    if first.kind in (first.KEYWORD_ONLY, first.VAR_KEYWORD):
+    if not parameters or parameters[0].kind in (
+        inspect.Parameter.KEYWORD_ONLY,
+        inspect.Parameter.VAR_KEYWORD,
+    ):
         raise InputError(f"{name} takes no run: define def train(run, *, steps=1000)")
     code = _code_of(function)
     names = getattr(code if inspect.isroutine(code) else code.__call__, "__globals__", {})
-    return {parameter.name: _setting_of(parameter, name, names) for parameter in others}
+    return {parameter.name: _setting_of(parameter, name, names) for parameter in parameters[1:]}
 
 
 def _setting_of(parameter: inspect.Parameter, owner: str, names: dict[str, Any]) -> _Setting:
@@ -348,7 +360,10 @@ def _setting_of(parameter: inspect.Parameter, owner: str, names: dict[str, Any])
             "checked and stored"
         )
     if parameter.default is parameter.empty or parameter.kind is parameter.POSITIONAL_ONLY:
-        raise InputError(f"{owner} has the setting {parameter.name} without a default: give one")
+        raise InputError(
+            f"{owner} has the setting {parameter.name}, which is no keyword with a default: define "
+            f"def train(run, *, {parameter.name}=…)"
+        )
     if parameter.name in RESERVED:
         raise InputError(
             f"{owner} has the setting {parameter.name}, which is reserved in the files of a "

@@ -249,7 +249,7 @@ def _merged(path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
 
 def _completed(values: dict[str, Any], path: Path, above: tuple[Path, ...]) -> dict[str, Any]:
     """Return the values of a table merged over the recipe that it extends."""
-    if "variants" in values and "norms" not in values:
+    if values.get("variants") and "norms" not in values:
         values["norms"] = _norms_of(values["variants"])
     base_name = values.get("extends")
     if base_name is None:

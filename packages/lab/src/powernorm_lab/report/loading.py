@@ -54,7 +54,7 @@ _RUN_NAME: Final = re.compile(
 )
 
 
-def read_comparison(folder: Path) -> Comparison:
+def read_comparison(folder: str | Path) -> Comparison:
     """Read a comparison folder, complete or not.
 
     Runs are those of `results.json` in its order, followed by other run folders. A comparison in
@@ -64,6 +64,7 @@ def read_comparison(folder: Path) -> Comparison:
     Raises:
         InputError: `folder` has no run, or a damaged file; the message names file and line.
     """
+    folder = Path(folder)
     if not folder.is_dir():
         raise InputError(f"{folder} is not a folder; expected the --out folder of a comparison")
     head = _listed(folder)

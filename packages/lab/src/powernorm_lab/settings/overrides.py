@@ -1,6 +1,5 @@
 """Build settings, and change them by dotted keys, as `--set section.key=value` does."""
 
-import difflib
 import types
 from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
@@ -8,7 +7,7 @@ from typing import Any, Final, Literal, TypeVar, Union, get_args, get_origin, ge
 
 from powernorm.errors import InputError
 from powernorm.option_values import NONE_WORDS, OptionValue, option_value, toml_value
-from powernorm_lab.settings.section import descriptions, shown
+from powernorm_lab.settings.section import descriptions, shown, similar_keys
 
 FREE_SECTION: Final = "norm_options"
 FIXED_KEYS: Final = ("preset", "study", "variants")
@@ -180,12 +179,9 @@ def _key_and_text(assignment: str, example: str) -> tuple[str, str]:
 def _unknown_key(owner: Any, key: str) -> InputError:
     keys = known_keys(owner)
     section = [known for known in keys if known.startswith(f"{key.split('.')[0]}.")]
-    near = difflib.get_close_matches(key, keys, n=3, cutoff=0.6)
-    # A bare "learning_rate" is far from "optimizer.learning_rate" as a string.
-    near += [known for known in keys if known.split(".")[-1] == key.split(".")[-1]]
+    near = similar_keys(key, keys)
     if near:
-        offered = ", ".join(dict.fromkeys(near))
-        advice = f"did you mean {offered}?"
+        advice = f"did you mean {', '.join(near)}?"
     elif section:
         advice = f"known are {', '.join(section)}"
     else:

@@ -6,6 +6,7 @@ checks the change. An invalid value raises an `InputError` that names the settin
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable, Iterable
 from dataclasses import fields, is_dataclass
 from typing import Annotated, Any, Final, TypeVar, dataclass_transform
@@ -149,7 +150,9 @@ def _input_error(error: ValidationError, name: str, owner: type) -> InputError:
     else:
         bounds = {name: "2^63" if bound == 2**63 else bound for name, bound in context.items()}
         words = words.format(**bounds)
-    return InputError(f"{key}={shown(first['input'])} {words}")
+    value = first["input"]
+    is_text = isinstance(value, str) and words.startswith("has the wrong type")
+    return InputError(f"{key}={repr(value) if is_text else shown(value)} {words}")
 
 
 def _choices(expected: str) -> str:
@@ -157,11 +160,22 @@ def _choices(expected: str) -> str:
     return expected.replace(" or ", ", ").replace("'", "")
 
 
+def similar_keys(key: str, known: Iterable[str]) -> list[str]:
+    """Return the known dotted keys whose last name is like a key's, those of its section first."""
+    section, _, name = key.rpartition(".")
+    every = list(known)
+    own = [one for one in every if section and one.startswith(f"{section}.")]
+    for keys in (own, every):
+        names = dict.fromkeys(one.rpartition(".")[2] for one in keys)
+        near = difflib.get_close_matches(name, names)
+        if near:
+            return [one for last in near for one in keys if one.rpartition(".")[2] == last]
+    return []
+
+
 def _unknown_setting(key: str, owner: type, name: str) -> InputError:
     """Return the error of an unknown setting."""
-    import difflib
-
     known = [f"{name}.{item.name}" if name else item.name for item in fields(owner)]
-    near = difflib.get_close_matches(key, known, n=3, cutoff=0.6)
+    near = similar_keys(key, known)
     advice = f"did you mean {', '.join(near)}?" if near else f"known are {', '.join(known)}"
     return InputError(f"{key!r} is not a setting; {advice}")

@@ -53,7 +53,7 @@ class TrainedModel:
 
 
 @names_of_files()
-def load_trained(path: Path) -> TrainedModel:
+def load_trained(path: str | Path) -> TrainedModel:
     """Build the model of a run and load its weights.
 
     Args:
@@ -64,6 +64,7 @@ def load_trained(path: Path) -> TrainedModel:
         InputError: there is no such run, one of its files is damaged, or the module of its custom
             norm is not imported.
     """
+    path = Path(path)
     if not path.exists():
         raise InputError(
             f"{path} does not exist: give the folder of a trained model, such as "

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from math import isfinite
+from math import isfinite, pi
 from typing import Any, Final, Literal, cast, get_args
 
 from optuna.distributions import (
@@ -45,6 +45,13 @@ class Range:
         if self.kind == "int":
             return IntDistribution(int(low), int(high))
         return FloatDistribution(low, high, log=self.kind == "log")
+
+    def probes(self) -> tuple[OptionValue, ...]:
+        """Return values that a setting must take: all of a choice, or both ends and a fraction."""
+        if self.kind in ("int", "choice"):
+            return self.values
+        low, high = cast(tuple[float, float], self.values)
+        return low, low + (high - low) / pi, high
 
     def holds(self, value: Any) -> bool:
         """Return whether a value is in the range."""

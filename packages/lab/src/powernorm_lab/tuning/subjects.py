@@ -108,7 +108,7 @@ def builtin_subject(
     if config.variants:
         raise InputError(
             f"the recipe {config.preset} has variants, whose settings must not be tuned: choose a "
-            "recipe of norms"
+            "recipe of norms, or write `variants = []` into a recipe of your own that extends it"
         )
     check_norms(config)
     told = notes or notes_of(config)
@@ -317,17 +317,17 @@ def spaces_of(
                 f"there is nothing to tune for {norm}: give a range, such as "
                 "--search learning_rate=log:1e-4:1e-1"
             )
-    _check_ends(subject, spaces)
+    _check_values(subject, spaces)
     return spaces
 
 
-def _check_ends(subject: Subject, spaces: Mapping[str, Space]) -> None:
-    """Check both ends of every range, combined with the first values of the others."""
+def _check_values(subject: Subject, spaces: Mapping[str, Space]) -> None:
+    """Check values of every range, combined with the first values of the others."""
     points = []
     for norm, space in spaces.items():
         lowest = {key: one.values[0] for key, one in space.items()}
         first = {**lowest, **subject.untuned(norm, space)}
-        tried = [first, *({**first, k: v} for k, one in space.items() for v in one.values)]
+        tried = [first, *({**first, k: v} for k, one in space.items() for v in one.probes())]
         points += [Point(norm, values) for values in tried]
     numbered = [replace(point, number=index) for index, point in enumerate(points)]
     subject.comparison(numbered)

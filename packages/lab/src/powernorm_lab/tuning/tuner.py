@@ -14,7 +14,7 @@ from powernorm_lab.engine.stopping import Stop, Stopped
 from powernorm_lab.engine.tasks import Task, TrainingFunction
 from powernorm_lab.own_grid import NORMS, Direction, checked_norms, checked_seeds
 from powernorm_lab.report import Comparison
-from powernorm_lab.runs import Goal
+from powernorm_lab.runs import TRIALS_FOLDER, Goal
 from powernorm_lab.settings.comparison import ComparisonSettings, Notes
 from powernorm_lab.tuning.ranges import parse_search
 from powernorm_lab.tuning.rounds import Budget, Tuning
@@ -98,6 +98,7 @@ def tune(
         SystemExit: the same after SIGTERM or SIGUSR1, with the exit code 75.
     """
     workers = Workers(jobs, executor, executor_options or {}, retries)
+    resumed = Path(out) / TRIALS_FOLDER if resume else None
     judged = None if select_by is None else _as_goal(select_by)
     if isinstance(train, ComparisonSettings):
         given = {"norms": norms != NORMS, "seeds": seeds != 1, "goal": goal, "settings": settings}
@@ -105,7 +106,7 @@ def tune(
         own = [name for name, value in given.items() if value]
         if own:
             raise InputError(f"{own[0]} is part of a recipe: change it by powernorm_lab.override")
-        subject = builtin_subject(with_threads(train, workers, num_threads), notes, judged)
+        subject = builtin_subject(with_threads(train, workers, num_threads, resumed), notes, judged)
     else:
         subject = own_subject(
             train,
@@ -116,7 +117,7 @@ def tune(
             settings=settings or {},
             norm_options=norm_options or {},
             device=device,
-            num_threads=workers.threads(num_threads),
+            num_threads=workers.threads(num_threads, resumed),
         )
     try:
         return tune_and_show(

@@ -10,6 +10,7 @@ from powernorm_lab.engine.coordination import Executor
 from powernorm_lab.engine.executors.local import LocalExecutor, RunSize
 from powernorm_lab.engine.executors.ray_cluster import RayExecutor
 from powernorm_lab.engine.executors.slurm import SlurmExecutor
+from powernorm_lab.engine.folders import find_runs, threads_of
 from powernorm_lab.engine.grid import Grid
 
 EXECUTORS: Final = ("local", "ray", "slurm")
@@ -31,11 +32,18 @@ class Workers:
     """Number of processes that train each run together."""
 
     def __post_init__(self) -> None:
-        """Check executor and options.
+        """Check all values.
 
         Raises:
-            InputError: the executor is unknown or has no options.
+            InputError: a number is too small, or the executor is unknown or has no options.
         """
+        for name, number, least in (
+            ("jobs", self.jobs, 1),
+            ("devices", self.num_processes, 1),
+            ("retries", self.retries, 0),
+        ):
+            if number < least:
+                raise InputError(f"{name} is {number}: give at least {least}")
         if self.executor not in (None, *EXECUTORS):
             raise InputError(f"--executor {self.executor}: choose {', '.join(EXECUTORS)}")
         if self.options and self.executor not in ("ray", "slurm"):
@@ -47,9 +55,16 @@ class Workers:
         """Whether other processes than this one train."""
         return self.jobs > 1 or self.executor is not None
 
-    def threads(self, chosen: int | None) -> int | None:
-        """Return the CPU threads of a run: the chosen number, else 1; None is torch's default."""
-        return chosen or (1 if self.are_used else None)
+    def threads(self, chosen: int | None, resumed: Path | None = None) -> int | None:
+        """Return the CPU threads of a run; None is torch's default.
+
+        Args:
+            chosen: the user's number; None is that of the resumed runs, else 1 for workers.
+            resumed: folder of runs to resume; None for new runs.
+        """
+        runs = [] if chosen or resumed is None else find_runs(resumed)
+        known = threads_of(runs[0]) if runs else None
+        return chosen or known or (1 if self.are_used else None)
 
     def start_executor(self, out: Path, grid: Grid) -> Executor:
         """Return the executor that starts the workers.
