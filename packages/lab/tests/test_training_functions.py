@@ -446,6 +446,14 @@ def test_loops_of_other_libraries_stop_and_resume(tmp_path: Path) -> None:
     assert trained(loop, tmp_path / "cut", resume=True)["pn"].metrics == whole.metrics
 
 
+def evaluated(run: Run) -> None:
+    """Train for two steps with an evaluation after each, whose value is `valid_loss`."""
+    run.track(model=run.swap(Classifier()))
+    run.evaluate_every(1, lambda: {"valid_loss": 1.0})
+    for _ in run.steps([1, 2]):
+        pass
+
+
 WRONG: list[tuple[Callable[[Run], Any], str]] = [
     (lambda run: run.track(model=3), r"run\.track\(model=…\) got a int"),
     (lambda run: run.penalty(), "before run.swap or run.build_norm"),
@@ -454,6 +462,22 @@ WRONG: list[tuple[Callable[[Run], Any], str]] = [
     (lambda run: list(run.steps([1])), "neither run.swap nor run.build_norm"),
     (lambda run: run.evaluate_every(0, dict), "expected at least 1"),
     (lambda run: (run.norm, run.keep_last(2), *run.steps([1])), "run.evaluate_every before"),
+    (
+        lambda run: (
+            run.norm,
+            run.evaluate_every(1, dict),
+            run.keep_best("loss"),
+            *run.steps([1]),
+        ),
+        "call run.track and",
+    ),
+    (lambda run: run.keep_best("loss", "up"), "got 'up', expected min or max"),  # type: ignore[arg-type]
+    (
+        lambda run: (run.keep_best("valid_los"), evaluated(run)),
+        r"keep_best\('valid_los'\) found no",
+    ),
+    (lambda run: run.load("worst"), "got 'worst', expected best, last or average"),  # type: ignore[arg-type]
+    (lambda run: run.build(lambda: None), "got a NoneType, expected a module: return the"),  # type: ignore[type-var,arg-type,return-value]
     (lambda run: (run.norm, run.keep_best("loss"), *run.steps([1])), "run.evaluate_every before"),
     (lambda run: run.keep_last(0), "expected at least 1"),
     (lambda run: run.keep_best("loss", patience=0), "expected at least 1"),

@@ -82,6 +82,11 @@ class Best:
         """Whether `patience` evaluations in a row brought no better value."""
         return self._patience is not None and self._waited >= self._patience
 
+    @property
+    def is_unseen(self) -> bool:
+        """Whether no evaluation had the metric."""
+        return math.isinf(self._best) and not self._waited
+
     def sees(self, values: Mapping[str, float | None]) -> bool:
         """Record an evaluation and return whether it is the best so far."""
         if values.get(self.metric) is None:

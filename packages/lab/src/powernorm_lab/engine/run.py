@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final, Literal, TypeVar
+from typing import Any, Final, Literal, TypeVar, get_args
 
 import torch
 from torch import Tensor, nn
@@ -244,7 +244,7 @@ class Run:
             make: calls `build_norm` or `swap`, or reads `norm`, and returns the model.
 
         Raises:
-            InputError: the function did not use the norm.
+            InputError: the function did not use the norm, or returned no module.
 
         >>> model = run.build(lambda: Encoder(norm=run.build_norm))  # doctest: +SKIP
         """
@@ -252,6 +252,10 @@ class Run:
         with self._own_random_numbers():
             torch.default_generator.manual_seed(self.seed)
             model = make()
+        if not isinstance(model, nn.Module):
+            raise InputError(
+                f"run.build got a {type(model).__name__}, expected a module: return the model"
+            )
         if not self.uses_norm:
             raise InputError(
                 "run.build got a model without the run's norm, so every norm would train the same "
@@ -622,8 +626,11 @@ class Run:
             patience: evaluations without a better value after which the run ends; None never.
 
         Raises:
-            InputError: patience is below 1.
+            InputError: the direction is unknown, or patience is below 1; at the end of `steps`, no
+                evaluation had the metric.
         """
+        if direction not in get_args(Direction):
+            raise InputError(f"run.keep_best got {direction!r}, expected min or max")
         if patience is not None and patience < 1:
             raise InputError(f"run.keep_best got patience={patience}, expected at least 1")
         self._best = Best(metric, direction, patience)
@@ -653,6 +660,8 @@ class Run:
         Raises:
             InputError: the weights were not kept, or a file is damaged.
         """
+        if which not in ("best", "last", "average"):
+            raise InputError(f"run.load got {which!r}, expected best, last or average")
         folder = self.folder / CHECKPOINTS_FOLDER
         if which == "average":
             if self._snapshots is None:
@@ -837,10 +846,10 @@ class Run:
                 "the function called neither run.swap nor run.build_norm before run.steps, so "
                 "every norm would train the same model: build the model with one of them"
             )
-        if (self._best or self._snapshots) and not self._evaluations:
+        if (self._best or self._snapshots) and not (self._tracked and self._evaluations):
             raise InputError(
-                "run.keep_best and run.keep_last keep weights of evaluations: call "
-                "run.evaluate_every before run.steps"
+                "run.keep_best and run.keep_last keep tracked weights of evaluations: call "
+                "run.track and run.evaluate_every before run.steps"
             )
         self._is_started = True
         if self.num_steps is None and hasattr(batches, "__len__"):
@@ -982,6 +991,11 @@ class Run:
             if self._evaluate(is_last=True):
                 self._kept_names.append(BEST)
             self._saved_step = None
+        if self._best is not None and self._best.is_unseen:
+            raise InputError(
+                f"run.keep_best({self._best.metric!r}) found no such value in any evaluation: "
+                "return it in the function of run.evaluate_every"
+            )
         if self._tracked and self._saved_step != self.step:
             self.checkpoint()
 

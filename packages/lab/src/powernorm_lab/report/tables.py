@@ -1,6 +1,7 @@
 """Tables of texts, and their output as HTML, Markdown, LaTeX, CSV, and in a terminal."""
 
 import os
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -46,6 +47,8 @@ _LATEX: Final = str.maketrans(
         "\n": " ",
     }
 )
+_MINUS: Final = re.compile(r"(?<![\w-])-(?=\d)")
+"""Sign of a negative number, which LaTeX's text would show as a hyphen."""
 _SHORT: Final = 20
 """Longest text of a wide column that is not broken into lines."""
 
@@ -215,12 +218,12 @@ class Table:
     def latex(self) -> str:
         r"""Render the table as a LaTeX tabular for `\usepackage{booktabs}`.
 
-        >>> print(Table.of([{"norm": "a_b", "TID, %": "1 ± 2"}], ["norm"]).latex(), end="")
+        >>> print(Table.of([{"norm": "a_b-2", "TID, %": "-1 ± 2"}], ["norm"]).latex(), end="")
         \begin{tabular}{lr}
         \toprule
         norm & TID, \% \\
         \midrule
-        a\_b & 1 $\pm$ 2 \\
+        a\_b-2 & $-$1 $\pm$ 2 \\
         \bottomrule
         \end{tabular}
         """
@@ -234,7 +237,7 @@ class Table:
 
 
 def _latex(text: str) -> str:
-    return text.translate(_LATEX)
+    return _MINUS.sub("$-$", text.translate(_LATEX))
 
 
 def _guarded(text: str) -> str:
