@@ -257,6 +257,13 @@ def test_a_diagnosis_beside_the_paper(snapshot: SnapshotAssertion) -> None:
     assert tid_table(bert_diagnosis()) is None
 
 
+def test_a_reference_that_never_finished_is_told_from_one_that_was_not_trained() -> None:
+    values = {"ln": [70.0, 71.0], "bn": [70.0, 71.0], "pn": [70.0, 71.0]}
+    failed = changed(compared(values), "ln", status="failed", metrics={})
+    assert conclusion(failed)[0].startswith("No test: no seed finished both with ln")
+    assert "ln, which is not among them" in conclusion(compared({"bn": [1, 2], "pn": [1, 2]}))[0]
+
+
 def test_many_norms_give_no_false_alarm() -> None:
     """One of twenty equal norms has p < 5 % by chance and would be better without correction."""
     noise = [0.1, -0.1, 0.02, -0.02]

@@ -84,6 +84,12 @@ def _against_reference(comparison: Comparison, measured: Sequence[SummaryRow]) -
         yield "One seed: no conclusion. The variation over seeds is not known."
         return
     gaps = [(row, row.gap) for row in measured if row.gap is not None]
+    if not any(REFERENCE in (run.name, run.norm) for run in comparison.runs):
+        yield (
+            f"No test: it compares norms with {REFERENCE}, which is not among them; --resume can "
+            "add it."
+        )
+        return
     if not gaps:
         yield f"No test: no seed finished both with {REFERENCE} and with another norm."
         return
