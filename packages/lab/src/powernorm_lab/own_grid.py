@@ -56,7 +56,7 @@ def own_grid(
         InputError: an argument cannot be used; the message names it.
     """
     task = task_of(train)
-    checked_goal = _checked_goal(goal, task.name)
+    decides = checked_goal(goal, "goal", f"the metric of {task.name} that compares the norms")
     checked = task.settings(settings)
     for norm in (*norms, *norm_options):
         check_norm_options(norm, norm_options.get(norm, {}))
@@ -76,10 +76,10 @@ def own_grid(
         task=task,
         lines=[lines[label] for label in (lines if labels is None else labels)],
         seeds=seeds,
-        goal=checked_goal,
+        goal=decides,
         settings=checked,
         head=partial(_head, task, checked, options, list(seeds)),
-        config=partial(_config, task, checked_goal, num_threads),
+        config=partial(_config, task, decides, num_threads),
         line_of=partial(_line_of, checked, norm_options, lines if variants else {}),
         device=_chosen_device(device),
         num_threads=num_threads,
@@ -121,20 +121,27 @@ def _chosen_device(device: str) -> torch.device:
     return chosen
 
 
-def _checked_goal(goal: Mapping[str, str], task: str) -> Goal:
-    """Return the metric and its direction.
+def checked_goal(given: Mapping[str, str], option: str, meaning: str) -> Goal:
+    """Return a metric and its better direction.
+
+    Args:
+        given: the metric with `max` or `min`.
+        option: name of the option, for error messages.
+        meaning: description of the metric, for error messages.
 
     Raises:
-        InputError: there is not exactly one, or its direction is unknown.
+        InputError: there is not exactly one metric, or its direction is unknown.
     """
-    if len(goal) != 1:
+    if len(given) != 1:
         raise InputError(
-            f"goal is {goal!r}: name the metric of {task} that compares the norms, and its better "
-            "direction, e.g. {'valid_loss': 'min'}"
+            f"{option} is {given!r}: name {meaning}, and its better direction, e.g. "
+            "{'valid_loss': 'min'}"
         )
-    ((metric, direction),) = goal.items()
+    ((metric, direction),) = given.items()
     if direction not in get_args(Direction):
-        raise InputError(f"goal {metric!r}: the direction is {direction!r}, expected min or max")
+        raise InputError(
+            f"{option} {metric!r}: the direction is {direction!r}, expected min or max"
+        )
     return Goal(metric=metric, direction=cast("Direction", direction))
 
 

@@ -151,15 +151,9 @@ def compare(
         foreign = {"--placement": placement, "--preset": preset, "--study": study, "--data": data}
         refuse(foreign, f"the function {task}")
         folder = out or Path("runs") / task.replace(":", "-")
-        metric, _, direction = (goal or "").rpartition(":")
-        if not metric:
-            raise InputError(
-                f"{task} needs --goal METRIC:max or METRIC:min: name the returned metric that "
-                "decides, and its better direction, e.g. --goal accuracy:max"
-            )
         grid = own_grid(
             task,
-            goal={metric: direction},
+            goal=own_goal(task, goal),
             device=device,
             num_threads=workers.threads(num_threads, folder if resume else None),
             **own_lines(norms, seeds, changes),
@@ -304,6 +298,32 @@ def refuse(given_by_name: Mapping[str, str | None], what: str) -> None:
     given = [name for name, value in given_by_name.items() if value is not None]
     if given:
         raise InputError(f"{given[0]} cannot be used with {what}: leave it out")
+
+
+def own_goal(task: str, goal: str | None) -> dict[str, str]:
+    """Return the goal of a user's function as an argument of `own_grid`.
+
+    Raises:
+        InputError: it is missing, or has no direction.
+    """
+    if goal is None:
+        raise InputError(
+            f"{task} needs --goal METRIC:max or METRIC:min: name the returned metric that "
+            "decides, and its better direction, e.g. --goal test_loss:min"
+        )
+    return parsed_goal("--goal", goal)
+
+
+def parsed_goal(option: str, text: str) -> dict[str, str]:
+    """Parse metric and direction, such as `accuracy:max`.
+
+    Raises:
+        InputError: one of them is missing.
+    """
+    metric, _, direction = text.rpartition(":")
+    if not metric:
+        raise InputError(f"{option} {text}: give METRIC:max or METRIC:min, such as valid_loss:min")
+    return {metric: direction}
 
 
 def refuse_goal(goal: str | None, task: str) -> None:

@@ -1,24 +1,22 @@
 """`powernorm tune`: tune every norm with the same number of trials, then compare the best."""
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
-from powernorm.errors import InputError
 from powernorm_lab.cli import options
 from powernorm_lab.cli.compare import (
     built_in_settings,
     named_settings,
+    own_goal,
     own_lines,
     parsed_executor_options,
+    parsed_goal,
     refuse,
     refuse_goal,
 )
 from powernorm_lab.cli.ends import end_with_failures, interruptible, results_printed
-
-if TYPE_CHECKING:
-    from powernorm_lab.runs import Goal
 
 
 def tune(
@@ -111,6 +109,7 @@ def tune(
     """
     from powernorm_lab.comparing import notes_of
     from powernorm_lab.engine.executors.choice import Workers
+    from powernorm_lab.own_grid import checked_goal
     from powernorm_lab.runs import TRIALS_FOLDER
     from powernorm_lab.tuning.rounds import Budget
     from powernorm_lab.tuning.subjects import builtin_subject, own_subject
@@ -123,21 +122,21 @@ def tune(
     workers = Workers(
         jobs, engine, parsed_executor_options(executor_options or []), retries, devices
     )
-    judged = None if select_by is None else _goal("--select-by", select_by)
+    judged = (
+        None
+        if select_by is None
+        else checked_goal(
+            parsed_goal("--select-by", select_by), "--select-by", "a metric of the valid split"
+        )
+    )
     changes = assignments or []
     if ":" in task:
         foreign = {"--placement": placement, "--preset": preset, "--data": data}
         refuse(foreign, f"the function {task}")
         folder = out or Path("runs") / f"tuned-{task.replace(':', '-')}"
-        if goal is None:
-            raise InputError(
-                f"{task} needs --goal METRIC:max or METRIC:min: name the returned metric that "
-                "decides the comparison, e.g. --goal test_accuracy:max"
-            )
-        decides = _goal("--goal", goal)
         subject = own_subject(
             task,
-            goal={decides["metric"]: decides["direction"]},
+            goal=own_goal(task, goal),
             select_by=judged,
             device=device,
             num_threads=workers.threads(num_threads, folder / TRIALS_FOLDER if resume else None),
@@ -164,15 +163,3 @@ def tune(
             table=not (quiet or as_json),
         )
     end_with_failures(folder)
-
-
-def _goal(option: str, text: str) -> "Goal":
-    """Parse metric and direction, such as `accuracy:max`."""
-    from powernorm_lab.runs import Goal
-
-    metric, _, direction = text.rpartition(":")
-    if metric and direction == "max":
-        return Goal(metric=metric, direction="max")
-    if metric and direction == "min":
-        return Goal(metric=metric, direction="min")
-    raise InputError(f"{option} {text}: give METRIC:max or METRIC:min, such as valid_loss:min")

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from powernorm.errors import InputError
 from powernorm_lab.comparing import show_comparison, shown
@@ -12,9 +12,9 @@ from powernorm_lab.engine.executors.choice import Workers
 from powernorm_lab.engine.processes import num_processes
 from powernorm_lab.engine.stopping import Stop, Stopped
 from powernorm_lab.engine.tasks import Task, TrainingFunction
-from powernorm_lab.own_grid import NORMS, Direction, checked_norms, checked_seeds
+from powernorm_lab.own_grid import NORMS, Direction, checked_goal, checked_norms, checked_seeds
 from powernorm_lab.report import Comparison
-from powernorm_lab.runs import TRIALS_FOLDER, Goal
+from powernorm_lab.runs import TRIALS_FOLDER
 from powernorm_lab.settings.comparison import ComparisonSettings, Notes
 from powernorm_lab.tuning.ranges import parse_search
 from powernorm_lab.tuning.rounds import Budget, Tuning
@@ -99,7 +99,11 @@ def tune(
     """
     workers = Workers(jobs, executor, executor_options or {}, retries)
     resumed = Path(out) / TRIALS_FOLDER if resume else None
-    judged = None if select_by is None else _as_goal(select_by)
+    judged = (
+        None
+        if select_by is None
+        else checked_goal(select_by, "select_by", "one metric of the valid split")
+    )
     if isinstance(train, ComparisonSettings):
         given = {"norms": norms != NORMS, "seeds": seeds != 1, "goal": goal, "settings": settings}
         given |= {"norm_options": norm_options, "device": device != "auto"}
@@ -134,22 +138,6 @@ def tune(
     except Stopped as end:
         sys.stderr.write(f"stopped ({end}): {out} has all trials; continue with resume=True\n")
         raise
-
-
-def _as_goal(given: Mapping[str, str]) -> Goal:
-    """Convert a metric and its direction to a goal.
-
-    Raises:
-        InputError: there is not exactly one metric, or its direction is unknown.
-    """
-    if len(given) == 1:
-        ((metric, direction),) = given.items()
-        if direction in ("min", "max"):
-            return Goal(metric=metric, direction=cast(Direction, direction))
-    raise InputError(
-        f"select_by is {dict(given)!r}: name one metric of the valid split and its better "
-        "direction, such as {'valid_loss': 'min'}"
-    )
 
 
 def tune_and_show(
