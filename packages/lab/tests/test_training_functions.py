@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import linecache
 import math
 import os
 import random
@@ -255,6 +256,28 @@ def test_a_changed_file_is_told_when_going_on(tmp_path: Path) -> None:
     trained(train, tmp_path, goal=GOAL, resume=True, on_event=told.append)
     (notice,) = [event.message for event in told if isinstance(event, Notice)]
     assert "own_training.py has changed" in notice
+
+
+def test_a_function_that_changed_in_a_notebook_is_told_when_going_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def in_cell(number: int, loss: float) -> Callable[[Run], Any]:
+        text = f"def train(run):\n    return {{'loss': {loss}, 'norm': len(run.norm)}}\n"
+        cell = f"<ipython-input-{number}>"
+        monkeypatch.setitem(linecache.cache, cell, (len(text), None, text.splitlines(True), cell))
+        names: dict[str, Any] = {"__name__": "__main__"}
+        exec(compile(text, cell, "exec"), names)
+        function: Callable[[Run], Any] = names["train"]
+        return function
+
+    told: list[Event] = []
+    trained(in_cell(1, 1.0), tmp_path, goal={"loss": "min"})
+    assert read_json(tmp_path / "comparison.json")["function"]["file"] is None
+    trained(in_cell(2, 1.0), tmp_path, goal={"loss": "min"}, resume=True, on_event=told.append)
+    assert not any(isinstance(event, Notice) for event in told)
+    trained(in_cell(3, 2.0), tmp_path, goal={"loss": "min"}, resume=True, on_event=told.append)
+    (notice,) = [event.message for event in told if isinstance(event, Notice)]
+    assert "__main__:train has changed" in notice
 
 
 def test_a_file_that_changes_in_the_middle_is_the_one_that_was_imported(

@@ -340,7 +340,7 @@ class FunctionRecord(TypedDict):
     file: str | None
     """Source file; None for a function without a file, such as in a notebook."""
     sha256: str | None
-    """Checksum of the file."""
+    """Checksum of the file, or of the function's code in a notebook; None if it is not known."""
 
 
 class Baseline(TypedDict):

@@ -206,8 +206,8 @@ class _Comparison:
         if changed is not None:
             self._listener(
                 Notice(
-                    f"{changed['file']} has changed since runs in {self._out} were trained: "
-                    "older and newer runs may not be comparable; --force starts over"
+                    f"{changed['file'] or changed['name']} has changed since runs in {self._out} "
+                    "were trained: older and newer runs may not be comparable; --force starts over"
                 )
             )
         remove_leftovers(self._out, self._results.read())
@@ -216,7 +216,7 @@ class _Comparison:
         """Return the task's source if a run was trained with another version of it, else None."""
         old = config.get("function")
         digest = self._source["sha256"]
-        if not isinstance(old, Mapping) or digest is None or old.get("sha256") == digest:
+        if not isinstance(old, Mapping) or digest is None or old.get("sha256") in (None, digest):
             return None
         return self._source
 

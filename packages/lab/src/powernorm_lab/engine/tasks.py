@@ -223,9 +223,11 @@ def name_of(thing: Any) -> str:
 
 
 def _source_of(thing: Any) -> FunctionRecord:
-    """Return name, file and hash of the file that defines a function or class."""
-    file = _file_of(thing)
-    digest = hashlib.sha256(file.read_bytes()).hexdigest() if file is not None else None
+    """Return name, file and hash of the file that defines a function or class, or of its code."""
+    file, digest = _file_of(thing), None
+    with suppress(TypeError, OSError):  # typed at a prompt
+        code = inspect.getsource(_code_of(thing)).encode() if file is None else file.read_bytes()
+        digest = hashlib.sha256(code).hexdigest()
     return FunctionRecord(
         name=name_of(thing), file=None if file is None else file.name, sha256=digest
     )
