@@ -285,6 +285,7 @@ def test_exports(
 
 
 @pytest.mark.slow
+@pytest.mark.thinned(1)
 @pytest.mark.parametrize("by", [by_aotinductor, by_inductor])
 @pytest.mark.parametrize("surgery", SURGERIES)
 @pytest.mark.parametrize("model", MODELS)
