@@ -84,6 +84,9 @@ def test_large_embeddings_each_once() -> None:
     model["again"].weight = model["words"].weight
     assert [found["name"] for found in embedding_spectra(model, {})] == ["words"]
     assert embedding_spectra(nn.Linear(2, 2), {}) == []
+    with torch.inference_mode():
+        built = nn.Embedding(30, 4)
+    assert len(embedding_spectra(built, {})) == 1
 
 
 def test_loud_features() -> None:

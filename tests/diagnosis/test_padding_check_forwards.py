@@ -70,6 +70,19 @@ def test_a_model_that_fixes_a_type_is_refused_by_name() -> None:
     )
 
 
+def test_a_model_that_cannot_be_copied_is_refused_by_name() -> None:
+    class Sharded(nn.Module):
+        def __deepcopy__(self, memo: object) -> None:
+            raise AssertionError("FSDP does not support deepcopy")
+
+    refuses(
+        r"Sharded cannot be copied to float64.*before it is compiled, quantized or sharded",
+        padding_check,
+        Sharded(),
+        example(),
+    )
+
+
 @dataclass
 class Outputs:
     """Output as libraries of time series return it."""

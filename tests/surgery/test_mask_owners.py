@@ -21,6 +21,7 @@ from surgery.foreign_models import (
     run,
     tokens,
     torch_encoder,
+    torch_layer,
     vectors,
 )
 
@@ -246,3 +247,56 @@ def test_recomputation_does_not_miss_the_mask_of_the_model_around() -> None:
         forward, *args, use_reentrant=False, **kwargs
     )
     model(silent, src_key_padding_mask=padding(2)).square().mean().backward()
+
+
+class Looped(nn.Module):
+    """Calls the layers of its encoder itself, with a mask that only they know by its name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = nn.TransformerEncoder(torch_layer(), 2, enable_nested_tensor=False)
+
+    def forward(self, x: Tensor, pad: Tensor) -> Tensor:
+        for layer in self.encoder.layers:
+            # Autograd repeats each layer, without the scope of its first call.
+            x = torch.utils.checkpoint.checkpoint(
+                layer, x, src_key_padding_mask=pad, use_reentrant=False
+            )
+        return x
+
+
+def test_layers_that_are_called_without_the_module_around_read_their_masks() -> None:
+    model = Looped().train()
+    swap(model, "bn")
+    twin = copy.deepcopy(model)
+    seen = seen_by(model)
+    valid = ~padding(2)
+    model(vectors(2), padding(2))[valid].square().sum().backward()
+    all_get({name: masks[:1] for name, masks in seen.items()}, padding(2))
+    twin.encoder(vectors(2), src_key_padding_mask=padding(2))[valid].square().sum().backward()
+    for (name, one), other in zip(model.named_parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(one.grad, other.grad, msg=name)
+    for (name, one), other in zip(model.named_buffers(), twin.buffers(), strict=True):
+        torch.testing.assert_close(one, other, msg=name)
+
+
+def test_the_mask_that_a_module_hands_on_goes_first() -> None:
+    model = Looped().train()
+    swap(model, "bn")
+    seen = seen_by(model)
+    shorter = padding(2, (5, 2))
+    layer = model.encoder.layers[0]
+    layer.register_forward_pre_hook(
+        lambda _, args, kwargs: (args, {**kwargs, "src_key_padding_mask": shorter}),
+        with_kwargs=True,
+        prepend=True,
+    )
+    model.encoder(vectors(2), src_key_padding_mask=padding(2))
+    all_get(seen, padding(2))
+    with powernorm.padding_mask(padding(2)):
+        layer(vectors(2), src_key_padding_mask=shorter)
+    all_get(seen, padding(2))
+    layer(vectors(2), src_key_padding_mask=shorter)
+    assert all(
+        torch.equal(seen[f"encoder.layers.0.{norm}"][-1], shorter) for norm in ("norm1", "norm2")
+    )

@@ -15,6 +15,7 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 import powernorm
+from powernorm.inspection.mask_checks import MaskWarning
 from powernorm.surgery.insertion import insert
 from powernorm.surgery.planned_norms import PlannedNorms
 from powernorm.surgery.swapping import swap
@@ -317,3 +318,34 @@ def test_hooks_of_the_watch_are_no_hooks_of_a_user() -> None:
     model = Net()
     swap(model, "bn")
     assert {row.reason for row in powernorm.plan_swap(model, "rbn").rows} == {"no mask reaches"}
+
+
+class Masked(nn.Module):
+    """Takes a mask; a model may go around it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(8)
+
+    def forward(self, x: Tensor, padding_mask: Tensor | None = None) -> Tensor:
+        del padding_mask
+        return self.norm(x)
+
+
+def test_norms_that_run_outside_of_the_module_with_their_mask_are_named() -> None:
+    around, inside, scoped = (nn.Sequential(Masked()).train() for _ in range(3))
+    for model in (around, inside, scoped):
+        swap(model, "bn")
+    x = torch.randn(2, 3, 8)
+    for _ in range(9):
+        around[0].forward(x)
+        around[0].norm(x[:, 0])  # a vector a sequence has no padding
+    with pytest.warns(MaskWarning, match=r"norms 0\.norm ran outside .* the mask 0\.padding_mask"):
+        around[0].forward(x)
+    around[0].forward(x)  # once; warnings are errors
+    inside(x)
+    with powernorm.padding_mask(torch.zeros(2, 3, dtype=torch.bool)):
+        scoped[0].norm(x)
+    for _ in range(12):
+        inside[0].norm(x)
+        scoped[0].norm(x)

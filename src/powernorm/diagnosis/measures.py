@@ -212,7 +212,7 @@ def embedding_spectra(model: nn.Module, notes: dict[str, None]) -> list[Spectrum
     tables: dict[int, tuple[str, Tensor]] = {}
     for name, module in model.named_modules():
         if isinstance(module, nn.Embedding) and not module.weight.is_meta:
-            tables.setdefault(id(module.weight), (name or "embedding", module.weight))
+            tables.setdefault(id(module.weight), (name or "embedding", module.weight.detach()))
     most = max((weight.shape[0] for _, weight in tables.values()), default=0)
     found = []
     for name, weight in tables.values():

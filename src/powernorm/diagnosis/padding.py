@@ -146,7 +146,7 @@ def padding_check(
             recorder = CallRecorder(twin)
             try:
                 whole = recorder.run(call)
-            except RuntimeError as error:
+            except (RuntimeError, AssertionError) as error:
                 if not any(word in str(error) for word in ("dtype", "scalar type", "ouble")):
                     raise
                 raise InputError(
@@ -190,7 +190,7 @@ def _counts_padding(module: nn.Module, x: object, rows: BatchRows) -> bool:
 def _in_float64(model: nn.Module) -> nn.Module:
     try:
         return copy.deepcopy(model).double().eval()
-    except (RuntimeError, TypeError) as error:
+    except (RuntimeError, TypeError, AssertionError) as error:
         raise InputError(
             f"{type(model).__name__} cannot be copied to float64, in which its padding is checked "
             f"({error}): give the model before it is compiled, quantized or sharded"

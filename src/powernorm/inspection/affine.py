@@ -176,7 +176,8 @@ def check_static(name: str, norm: nn.Module, static: AffineMap) -> None:
     if tracked is not None and int(tracked) == 0 and not _has_other_statistics(counted):
         raise InputError(
             f"the statistics of {name!r} ({type(norm).__name__}) have never seen a batch: "
-            "train the model, or call powernorm.calibrate(model, batches) first"
+            "train the model, or call powernorm.calibrate(model, batches) first; if the model "
+            "never calls it, leave it out of the swap by where="
         )
     for what, value in (("scale", static.scale), ("shift", static.shift)):
         wrong = int((~value.isfinite()).sum())

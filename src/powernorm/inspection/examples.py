@@ -63,8 +63,11 @@ class Examples:
 @contextmanager
 def kept_buffers(model: nn.Module) -> Iterator[None]:
     """Restore the buffer objects and their values; a forward may replace buffers."""
-    slots = [(module._buffers, name) for module in model.modules() for name in module._buffers]
-    kept = [(slot, name, slot[name], mapped(slot[name], torch.clone)) for slot, name in slots]
+    kept = [
+        (module._buffers, name, buffer, mapped(buffer, torch.clone))
+        for module in model.modules()
+        for name, buffer in module._buffers.items()  # the only way through those of TorchScript
+    ]
     try:
         yield
     finally:

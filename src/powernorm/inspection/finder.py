@@ -278,7 +278,10 @@ def looks_like_norm(module: nn.Module) -> bool:
     if _NORM_NAME.search(type(module).__name__) is None:
         return computes_norm(module)
     # If a norm of this library is inside, even without γ and β, that one is the norm.
-    parts = [part for child in module.children() for part in child.modules()]
+    # Containers of parameters hold the module's own.
+    held = (nn.ParameterDict, nn.ParameterList)
+    inside = [child for child in module.children() if not isinstance(child, held)]
+    parts = [part for child in inside for part in child.modules()]
     return not any(
         isinstance(part, Norm) or any(True for _ in part.parameters(False)) for part in parts
     )

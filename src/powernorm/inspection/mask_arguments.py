@@ -217,6 +217,9 @@ class Takers(NamedTuple):
     """Stack that the norm is in."""
     is_sure: bool = True
     """Whether the mask is meant for the norm; if not, the module can only warn."""
+    handed: Sequence[tuple[str, MaskArgument, tuple[str, ...]]] = ()
+    """Dotted names of the modules that these hand their masks on to, outermost first, the
+    arguments, and the modules around that hand them on. A model may call one without these."""
 
 
 def takers_of(
@@ -235,9 +238,9 @@ def takers_of(
     around = ((name, side) for name, side in sides.items() if norm_name.startswith(f"{name}."))
     stack, side = next(around, ("", None))
     above = _above(norm_name)
-    owners = _owners(modules, above[above.index(stack) :], side)
+    owners, handed = _owners(modules, above[above.index(stack) :], side)
     if owners:
-        return Takers(owners, side)
+        return Takers(owners, side, handed=handed)
     for name in above:
         argument = _two_sided_argument(modules[name])
         if argument is not None:
@@ -262,20 +265,27 @@ def _takes_images(modules: Mapping[str, nn.Module], norm_name: str) -> bool:
 
 def _owners(
     modules: Mapping[str, nn.Module], names: Sequence[str], side: Side | None
-) -> list[tuple[str, MaskArgument]]:
+) -> tuple[list[tuple[str, MaskArgument]], list[tuple[str, MaskArgument, tuple[str, ...]]]]:
+    """Return `Takers.found` and `Takers.handed` of a norm inside these modules."""
     owners: list[tuple[str, MaskArgument]] = []
+    handed: list[tuple[str, MaskArgument, tuple[str, ...]]] = []
+    around: tuple[str, ...] = ()  # the last owner, and what it hands its mask on to
     for name in names:
         module = modules[name]
         argument = _mask_argument(module, side)
         if owners and is_tower(module, modules[owners[0][0]]):
-            return [(name, argument or NO_MASK)]
+            return [(name, argument or NO_MASK)], []
         if argument is None:
             continue
+        if owners and not lengthens(module) and hands_on(modules[owners[-1][0]], module):
+            handed.append((name, argument, around))
+            around = *around, name
+            continue
         if owners and lengthens(module):
-            owners[-1] = name, argument
-        elif not owners or not hands_on(modules[owners[-1][0]], module):
-            owners.append((name, argument))
-    return owners
+            owners.pop()
+        owners.append((name, argument))
+        around = (name,)
+    return owners, handed
 
 
 def mask_sources(

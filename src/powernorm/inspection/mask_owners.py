@@ -103,6 +103,9 @@ class MaskOwner(MaskReader):
         """Name of an argument of the running call that looks like a mask; see `defers`."""
         self.reach = reach
         self.uses: list[MaskUse] = []
+        self.around: tuple[nn.Module, ...] = ()
+        """Modules that hand their mask on to this one: it reads its own if none of them runs, as
+        in a loop over the layers of an encoder."""
         self.length_first = takes_length_first(module)
         self.turns_round = turns_round(module)
         self.parts = parts_with_rules(reach)
@@ -155,6 +158,8 @@ class MaskOwner(MaskReader):
     def open(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Offer the mask to the norms; runs before the forward."""
         del module
+        if self.around and self._is_handed_on():
+            return
         given, mask, data = None, None, None
         self.unreadable = None
         is_read = self.is_read()
@@ -182,6 +187,16 @@ class MaskOwner(MaskReader):
         elif warns or self.unreadable:
             around = self
         open_scope(outer, self, observed=self.is_only_observed, given=around)
+
+    def _is_handed_on(self) -> bool:
+        """Return whether a module around gives the norms this module's mask, or a user does."""
+        if not is_traced() and in_backward():
+            return True  # autograd repeats a checkpointed part, without the scopes around
+        scope = innermost_scope(observing=True)
+        if scope is None or not isinstance(scope.opener, MaskOwner):
+            return scope is not None
+        opener = scope.opener.module
+        return any(one is opener for one in self.around)
 
     def close(self, module: nn.Module, args: tuple[Any, ...], output: object) -> None:
         """Close the scope; runs after the forward, also if that failed."""
@@ -529,9 +544,11 @@ def attach_mask_owners(
     """
     modules = dict(model.named_modules(remove_duplicate=False))
     needs: dict[tuple[str, MaskArgument], tuple[Takers, dict[nn.Module, None]]] = {}
+    handed: dict[tuple[str, MaskArgument], tuple[str, ...]] = {}
     for norm_name in norm_names:
         takers = takers_of(modules, norm_name, sides)
-        for taker in takers.found:
+        handed |= {(name, argument): around for name, argument, around in takers.handed}
+        for taker in (*takers.found, *(one[:2] for one in takers.handed)):
             _, parents = needs.setdefault(taker, (takers, {}))
             parents[modules[norm_name.rpartition(".")[0]]] = None
     checks = MaskChecks(model)
@@ -541,6 +558,8 @@ def attach_mask_owners(
     for (name, argument), (takers, parents) in in_order:
         module, outer, warns = modules[name], modules[name.rpartition(".")[0]], not takers.is_sure
         owners = [_owner(module, argument, checks, module, warns)]
+        around = (modules[one] for one in handed.get((name, argument), ()))
+        owners[0].around = tuple(dict.fromkeys((*owners[0].around, *around)))
         if takers.side == "encoder" and type(outer).__name__ in LENDERS:
             lent = replace(argument, position=list(parameters_of(outer)).index(argument.name))
             owners.insert(0, _owner(outer, lent, checks, module, warns))

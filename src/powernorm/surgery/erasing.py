@@ -62,7 +62,7 @@ def erase_padding(model: nn.Module, names: Sequence[str]) -> Iterator[Callable[[
         parent, _, attribute = name.rpartition(".")
         for use in attach_mask_owners(model, [name], stacks(model, list(names)), evaluated=True):
             yield use.release
-            if not use.owner.defers:
+            if not (use.owner.defers or use.owner.around):
                 around.setdefault(use.owner.module, []).append((modules[parent], attribute))
     for module, slots in around.items():
         yield PaddingEraser(module, slots).remove

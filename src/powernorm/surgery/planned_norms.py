@@ -28,7 +28,7 @@ from powernorm.errors import InputError
 from powernorm.inspection.mask_checks import MaskWarning
 from powernorm.inspection.modules import is_compiled
 from powernorm.norms import Norm
-from powernorm.norms.masks import current_padding_mask
+from powernorm.norms.masks import current_padding_mask, innermost_scope
 from powernorm.ops.torch_private import assume_constant, in_backward
 from powernorm.surgery.changes import modules_around
 from powernorm.surgery.optimizers import NewNorm
@@ -182,9 +182,12 @@ class MaskWatch:
 
     Args:
         norms: the norms by their dotted names.
+        planned: argument of a module that should give the mask; a call of that module without a
+            mask is no reason to warn. None if there is none.
     """
 
-    def __init__(self, norms: Mapping[str, Norm]) -> None:
+    def __init__(self, norms: Mapping[str, Norm], planned: str | None = None) -> None:
+        self.planned = planned
         self.names = dict(zip(norms.values(), norms, strict=True))
         self.calls: Counter[nn.Module] = Counter()
         self.handles = [
@@ -197,19 +200,26 @@ class MaskWatch:
         if torch.compiler.is_compiling() or not is_training:
             return
         masks = (*args[1:2], kwargs.get("padding_mask"), current_padding_mask())
-        if any(mask is not None for mask in masks):
+        is_inside = self.planned is not None and innermost_scope(observing=True) is not None
+        if is_inside or any(mask is not None for mask in masks):
             self.remove()
         elif args and isinstance(args[0], Tensor) and args[0].ndim > 2 and not args[0].is_nested:
             self.calls[norm] += 1
             if self.calls[norm] == _FORWARDS:
-                names = list(self.names.values())
                 self.remove()
+                names = list(self.names.values())
+                shown = f"norms {', '.join(names[:3])}{', …' * (len(names) > 3)}"
+                counts = "padding, if there is any, counts in their statistics"
+                how = "call the model inside `with powernorm.padding_mask(mask):`"
                 warnings.warn(
                     f"in {_FORWARDS} training calls since mask_batch_norms no padding mask has "
-                    f"reached its norms {', '.join(names[:3])}{', …' * (len(names) > 3)}: padding, "
-                    "if there is any, counts in their statistics. Give the model its mask, declare "
-                    "the argument that is one (powernorm.declare_mask) before mask_batch_norms, or "
-                    "call the model inside `with powernorm.padding_mask(mask):`",
+                    f"reached its {shown}: {counts}. Give the model its mask, declare "
+                    f"the argument that is one (powernorm.declare_mask) before mask_batch_norms, "
+                    f"or {how}"
+                    if self.planned is None
+                    else f"in {_FORWARDS} training calls the {shown} ran outside of the module "
+                    f"that passes them the mask {self.planned}: {counts}. Call that module itself, "
+                    f"not its parts or its forward, or {how}",
                     MaskWarning,
                     stacklevel=2,
                 )

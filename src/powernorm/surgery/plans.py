@@ -15,7 +15,7 @@ from powernorm.inspection.mask_owners import attach_mask_owners
 from powernorm.inspection.modules import is_compiled
 from powernorm.inspection.rows import NormRow, NormTable
 from powernorm.inspection.selection import Role, Side
-from powernorm.norms import check_norm_options
+from powernorm.norms import Norm, check_norm_options
 from powernorm.norms.preserved_state import made_like
 from powernorm.surgery.changes import (
     Changes,
@@ -30,7 +30,7 @@ from powernorm.surgery.optimizers import (
     checked_optimizers,
     follow_norms,
 )
-from powernorm.surgery.planned_norms import PlannedNorms
+from powernorm.surgery.planned_norms import MaskWatch, PlannedNorms
 from powernorm.surgery.saving.records import mark
 from powernorm.surgery.successors import follow, kind_of, mode_of
 
@@ -173,6 +173,13 @@ class AppliedPlan:
         masked = [name for one in new for name in one.names if one.norm.reads_mask]
         for use in attach_mask_owners(model, masked, plan._sides):
             changes.on_undo(use.release)
+        by_mask: dict[str, dict[str, Norm]] = {}
+        changed = (row for row in plan.rows if row.action == plan.verb)
+        for row, one in zip(changed, new, strict=True):
+            if row.mask is not None:
+                by_mask.setdefault(row.mask, {})[one.names[0]] = one.norm
+        for mask, norms in by_mask.items():
+            changes.on_undo(MaskWatch(norms, mask).remove)
         changes.on_undo(follow_norms(model, new, optimizers, plan.verb))
         changes.on_undo(PlannedNorms(model, new, plan.verb).remove)
         mark(model)

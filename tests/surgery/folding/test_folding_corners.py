@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 import powernorm
 from powernorm.surgery.folding.structure import FeatureAffine
@@ -334,6 +335,61 @@ def test_outputs_of_unknown_classes_count() -> None:
 def test_outputs_that_cannot_be_compared() -> None:
     model = settle(Net(lambda m, x: m.a(m.n(x)).argmax(-1), n=bn(), a=linear()))
     refuses(r"no floating point tensor.*verify=False", powernorm.fold, model, tokens())
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit:DeprecationWarning")
+def test_a_part_in_torchscript_is_named() -> None:
+    part = torch.jit.trace(nn.BatchNorm1d(C).eval(), torch.randn(2, C))
+    model = settle(nn.Sequential(part, powernorm.BatchNorm(C)))
+    refuses(r"'0' is TorchScript.*before torch\.jit", powernorm.fold, model, torch.randn(2, C))
+    rows = powernorm.plan_swap(model, "bn", example_inputs=torch.randn(2, C)).rows
+    assert [row.action for row in rows] == ["keep", "swap"]
+
+
+class Quantized(Tensor):
+    """A weight that torch.export traces as the two tensors in it, as those of torchao."""
+
+    def __new__(cls, whole: Tensor, scale: Tensor) -> Quantized:
+        return Tensor._make_wrapper_subclass(cls, whole.shape, dtype=scale.dtype)  # type: ignore[attr-defined]
+
+    def __init__(self, whole: Tensor, scale: Tensor) -> None:
+        self.whole, self.scale = whole, scale
+
+    def __tensor_flatten__(self) -> tuple[list[str], None]:
+        return ["whole", "scale"], None
+
+    @classmethod
+    def __tensor_unflatten__(cls, inner: Any, *_: object) -> Quantized:
+        return cls(inner["whole"], inner["scale"])
+
+    @classmethod
+    def __torch_dispatch__(
+        cls, func: Any, types: object, args: Any = (), kwargs: Any = None
+    ) -> object:
+        kwargs = kwargs or {}
+        if func.__name__ in (
+            "detach.default",
+            "alias.default",
+            "clone.default",
+            "_to_copy.default",
+        ):
+            return cls(*(func(one, *args[1:], **kwargs) for one in (args[0].whole, args[0].scale)))
+        plain = tree_map_only(cls, lambda one: one.whole * one.scale, args)
+        return func(*plain, **kwargs)
+
+
+def test_a_quantized_weight_keeps_the_norm_next_to_it() -> None:
+    model = settle(Net(lambda m, x: m.b(m.n(m.a(x))), a=linear(), n=bn(), b=linear()).float())
+    scale = torch.full((C, 1), 0.1)
+    model.b.weight = nn.Parameter(
+        Quantized((model.b.weight / scale).round().detach(), scale), requires_grad=False
+    )
+    x = tokens().float()
+    expected = model(x)
+    (row,) = powernorm.fold(model, x).rows
+    assert row.action == "fold"
+    assert set(row.into) == {"a.weight"}
+    torch.testing.assert_close(model(x), expected)
 
 
 def test_meta_models() -> None:

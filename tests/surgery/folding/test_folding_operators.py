@@ -326,7 +326,9 @@ def test_pretrained_statistics_without_a_counter() -> None:
     """Checkpoints from before the counter leave it at 0."""
     norm = nn.BatchNorm2d(C, dtype=torch.float64)
     model = nn.Sequential(conv(out=C), norm, nn.ReLU()).eval()
-    refuses(r"'1' \(BatchNorm2d\) have never seen a batch", powernorm.fold, model, images())
+    refuses(
+        r"'1' \(BatchNorm2d\) have never seen a batch.*by where=", powernorm.fold, model, images()
+    )
     with torch.no_grad():
         norm.running_mean.uniform_(-1, 1)
     assert check({"pretrained": model}, images()) == {"pretrained": "fold"}

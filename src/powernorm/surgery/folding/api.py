@@ -295,6 +295,11 @@ def plan_fold(
             f"{type(model).__name__} is on the meta device and has no values to fold: load its "
             "weights first"
         )
+    for name, module in model.named_modules():
+        if isinstance(module, torch.jit.ScriptModule):
+            raise InputError(
+                f"{name!r} is TorchScript, which cannot be changed: fold the model before torch.jit"
+            )
     with by_itself(model):
         return _plan(model, examples, example_inputs, keep, centering, tied, wrapper)
 

@@ -29,7 +29,7 @@ from powernorm.errors import InputError
 from powernorm.inspection.examples import Examples, kept_buffers, tensors_in
 from powernorm.inspection.modules import ReplacedForward
 from powernorm.norms import current_padding_mask
-from powernorm.surgery.changes import Changes
+from powernorm.surgery.changes import Changes, tensors_of
 from powernorm.surgery.folding.axes import operator_name
 
 _LIBRARY: Final = torch.library.Library("powernorm_surgery", "DEF")
@@ -247,10 +247,11 @@ def run(model: nn.Module, norms: Mapping[nn.Module, tuple[int, bool]], example: 
     named = {**signature.inputs_to_parameters, **persistent}
     for node in program.graph.nodes:
         node.meta["note"] = note  # for the description of an operator
+    known = tensors_of(model)  # a quantized weight is traced as the tensors inside
     tensors = {
-        node: _strip(named[node.name])
+        node: name
         for node in program.graph.nodes
-        if node.op == "placeholder" and node.name in named
+        if node.op == "placeholder" and (name := _strip(named.get(node.name, ""))) in known
     }
     return Trace((program.graph,), tensors, inplace_neighbors)
 
