@@ -300,3 +300,58 @@ def test_the_mask_that_a_module_hands_on_goes_first() -> None:
     assert all(
         torch.equal(seen[f"encoder.layers.0.{norm}"][-1], shorter) for norm in ("norm1", "norm2")
     )
+
+
+class Backbone(nn.Module):
+    """A model of transformers."""
+
+    __module__ = "transformers.tiny"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.norm, self.down = nn.Linear(8, 8), nn.LayerNorm(8), nn.Linear(8, 8)
+
+    def forward(self, x: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        del attention_mask
+        return self.down(self.norm(self.up(x)))
+
+
+class Sentences(nn.Module):
+    """Calls a model's forward by name, as sentence-transformers does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = Backbone()
+
+    def forward(self, features: dict[str, Tensor]) -> Tensor:
+        return self.model.forward(**features)
+
+
+@pytest.mark.parametrize("part", ["", "model"])
+def test_a_forward_that_is_called_by_name_reads_its_mask(part: str) -> None:
+    model = Sentences().train()
+    swapped = swap(model.get_submodule(part), "bn")
+    batch = {"x": vectors(2), "attention_mask": keep(2)}
+    seen = seen_by(model)
+    model(batch)
+    model.model(**batch)
+    copy.deepcopy(model)(batch)
+    all_get(seen, padding(2))
+    assert current_padding_mask() is None
+    report = powernorm.calibrate(model, [batch, batch], lambda one, given: one(given))
+    assert report.rows[0].tokens == 2 * int((~padding(2)).sum())
+    swapped.undo()
+    assert "forward" not in vars(model.model)
+
+
+def test_a_fold_and_its_undo_take_the_replaced_forward_along() -> None:
+    model, batch = Sentences(), {"x": vectors(2), "attention_mask": keep(2)}
+    swap(model, "bn")
+    model(batch)
+    folded = powernorm.fold(model.model.eval(), batch)
+    assert [row.action for row in folded.rows] == ["fold"]
+    assert "forward" not in vars(model.model)
+    folded.undo()
+    seen = seen_by(model.train())
+    model(batch)
+    all_get(seen, padding(2))

@@ -29,10 +29,11 @@ from powernorm.inspection.mask_arguments import (
 )
 from powernorm.inspection.mask_checks import MaskChecks, OrderWatch
 from powernorm.inspection.mask_reading import MaskCall, MaskReader, UndecidedError, like_a_mask
-from powernorm.inspection.modules import parameters_of
+from powernorm.inspection.modules import ReplacedForward, parameters_of
 from powernorm.inspection.selection import Side
 from powernorm.integrations.library_masks import (
     LENDERS,
+    is_called_by_forward,
     is_of_known_library,
     parts_with_rules,
     takes_length_first,
@@ -119,6 +120,7 @@ class MaskOwner(MaskReader):
         # The order of dimensions of the data, and of the norms' inputs, as eager calls have shown
         # it, for calls whose sizes do not show it.
         self._length_first_at: dict[object, bool] = {}
+        self.forward: _CalledForward | None = None
         # Pickled handles, unlike their numbers, keep later hooks of another process from
         # replacing these.
         self.handles: list[RemovableHandle] = []
@@ -461,6 +463,31 @@ class MaskOwner(MaskReader):
         """Remove the hooks."""
         for handle in self.handles:
             handle.remove()
+        if self.forward is not None:
+            self.forward.remove()
+
+
+class _CalledForward(ReplacedForward):
+    """A forward that opens its owner's scope if it is called by name, which runs no hooks.
+
+    Args:
+        owner: owner of the module's mask.
+    """
+
+    def __init__(self, owner: MaskOwner) -> None:
+        super().__init__(owner.module)
+        self.owner = owner
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        """Call the module's own forward inside the scope."""
+        scope = innermost_scope(observing=True)
+        if not self.owner.uses or (scope is not None and scope.opener is self.owner):
+            return self.call_replaced(args, kwargs)
+        self.owner.open(self.module, args, kwargs)
+        try:
+            return self.call_replaced(args, kwargs)
+        finally:
+            self.owner.close(self.module, args, None)
 
 
 def _is_turned(sizes: Sequence[int], shape: Sequence[int]) -> bool | None:
@@ -482,6 +509,7 @@ def retire_owners(model: nn.Module) -> Callable[[], None]:
         A function that restores the hooks.
     """
     kept: list[tuple[dict[int, Any], dict[int, Any]]] = []
+    forwards: list[_CalledForward] = []
     for module in list(model.modules()):
         idle = [owner for owner in _owners_on(module) if not owner.is_needed]
         tables: tuple[dict[int, Any], ...] = (
@@ -491,6 +519,7 @@ def retire_owners(model: nn.Module) -> Callable[[], None]:
             module._forward_hooks_always_called,
         )
         kept.extend((hooks, dict(hooks)) for hooks in tables if idle)
+        forwards += [owner.forward for owner in idle if owner.forward is not None]
         for owner in idle:
             owner.remove()
 
@@ -498,6 +527,8 @@ def retire_owners(model: nn.Module) -> Callable[[], None]:
         for hooks, before in kept:
             hooks.clear()
             hooks.update(before)
+        for forward in forwards:
+            forward.module.__dict__.setdefault("forward", forward)
 
     return put_back
 
@@ -560,6 +591,8 @@ def attach_mask_owners(
         owners = [_owner(module, argument, checks, module, warns)]
         around = (modules[one] for one in handed.get((name, argument), ()))
         owners[0].around = tuple(dict.fromkeys((*owners[0].around, *around)))
+        if is_called_by_forward(module) and not (owners[0].around or owners[0].forward or warns):
+            owners[0].forward = _CalledForward(owners[0])
         if takers.side == "encoder" and type(outer).__name__ in LENDERS:
             lent = replace(argument, position=list(parameters_of(outer)).index(argument.name))
             owners.insert(0, _owner(outer, lent, checks, module, warns))

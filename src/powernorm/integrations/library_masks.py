@@ -72,6 +72,14 @@ def is_of_known_library(module: nn.Module) -> bool:
     return _library_of(module) in _HANDS_ON
 
 
+def is_called_by_forward(module: nn.Module) -> bool:
+    """Return whether a library calls a module by `module.forward`, which runs no hooks.
+
+    sentence-transformers does that with models of transformers.
+    """
+    return _library_of(module) == "transformers"
+
+
 def is_of_images(module: nn.Module) -> bool:
     """Return whether a module is of a library for images."""
     return _library_of(module) in _OF_IMAGES

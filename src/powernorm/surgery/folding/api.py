@@ -296,7 +296,7 @@ def plan_fold(
             "weights first"
         )
     for name, module in model.named_modules():
-        if isinstance(module, torch.jit.ScriptModule):
+        if name and isinstance(module, torch.jit.ScriptModule):
             raise InputError(
                 f"{name!r} is TorchScript, which cannot be changed: fold the model before torch.jit"
             )
