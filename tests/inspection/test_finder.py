@@ -312,22 +312,6 @@ def test_names_that_people_give(name: str) -> None:
     assert found(model)["0"].reading.kind == kind
 
 
-def test_a_norm_whose_parameters_are_in_a_container_has_a_row() -> None:
-    class LayerNormalization(nn.Module):
-        """Holds its parameters as Keras's do."""
-
-        def __init__(self) -> None:
-            super().__init__()
-            self.held = nn.ParameterDict({"gamma": torch.ones(WIDTH)})
-
-        def forward(self, x: Tensor) -> Tensor:
-            return nn.functional.layer_norm(x, x.shape[-1:], self.held["gamma"])
-
-    (norm,) = find_norms(nn.Sequential(LayerNormalization()))
-    assert (norm.names, norm.reading) == (("0",), None)
-    assert "number of features of LayerNormalization cannot be read" in norm.reason
-
-
 def test_a_class_that_does_not_say_it_is_found_by_what_it_computes() -> None:
     model = nn.Sequential(nn.Linear(WIDTH, WIDTH), Scaled(), LayerScale(), nn.PReLU(WIDTH)).train()
     state = torch.random.get_rng_state()

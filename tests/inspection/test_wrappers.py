@@ -229,3 +229,19 @@ def test_a_swap_to_batch_norm_keeps_the_values(wrapper: type[nn.Module]) -> None
     for one in (model, twin):
         one.eval()
     torch.testing.assert_close(twin(x), model(x))
+
+
+def test_a_norm_whose_parameters_are_in_a_container_has_a_row() -> None:
+    class LayerNormalization(nn.Module):
+        """Holds its parameters as Keras's do."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.held = nn.ParameterDict({"gamma": torch.ones(WIDTH)})
+
+        def forward(self, x: Tensor) -> Tensor:
+            return nn.functional.layer_norm(x, x.shape[-1:], self.held["gamma"])
+
+    norm = found(LayerNormalization())["1"]
+    assert norm.reading is None
+    assert "number of features of LayerNormalization cannot be read" in norm.reason

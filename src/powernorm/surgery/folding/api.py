@@ -28,7 +28,7 @@ from powernorm.inspection.examples import (
 from powernorm.inspection.finder import FoundNorm, find_norms
 from powernorm.inspection.rows import NormRow, NormTable
 from powernorm.norms import ProgressiveRepBatchNorm, TaperNorm
-from powernorm.norms.arguments import check_choice
+from powernorm.norms.arguments import check_choice, check_model
 from powernorm.norms.preserved_state import by_itself
 from powernorm.surgery.changes import Changes, parameter_like, slot_of, tensors_of
 from powernorm.surgery.folding.rewrite import compute
@@ -295,8 +295,9 @@ def plan_fold(
             f"{type(model).__name__} is on the meta device and has no values to fold: load its "
             "weights first"
         )
+    check_model(model)
     for name, module in model.named_modules():
-        if name and isinstance(module, torch.jit.ScriptModule):
+        if isinstance(module, torch.jit.ScriptModule):
             raise InputError(
                 f"{name!r} is TorchScript, which cannot be changed: fold the model before torch.jit"
             )
