@@ -59,8 +59,8 @@ test-core: $(INSTALLED)  ## run the default suite of the distribution powernorm,
 test-lab: $(INSTALLED)  ## run the default suite of the distribution powernorm-lab
 	$(BIN)/python -m pytest packages/lab/tests -n auto --maxprocesses 8 --dist worksteal
 
-test-slow: $(INSTALLED)  ## run what the default suite leaves out, without the models; SHARD=2/4: the second quarter of it
-	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal -m 'slow and not gpu and not models' $(if $(SHARD),--shard $(SHARD))
+test-slow: $(INSTALLED)  ## run what the default suite leaves out, without the models; SHARD=2/4: the second quarter of it; WHOLE=1: grids whole, and what takes minutes
+	$(BIN)/python -m pytest -n auto --maxprocesses 8 --dist worksteal -m 'slow and not gpu and not models' $(if $(SHARD),--shard $(SHARD)) $(if $(WHOLE),--whole)
 
 test-models: $(INSTALLED)  ## run all architectures, store their rows and the table of docs/models.md
 	$(BIN)/python -m pytest tests/architectures -n auto --maxprocesses 8 --dist worksteal -m models --rewrite-models

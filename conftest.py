@@ -86,7 +86,7 @@ def _skipped(report: Any, call: pytest.CallInfo[Any] | None, path: str) -> Any:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--shard", metavar="K/N", help="run only the K-th of N parts of the tests")
-    parser.addoption("--whole", action="store_true", help="run grids of tests whole")
+    parser.addoption("--whole", action="store_true", help="run grids whole, and what is so marked")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -127,7 +127,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         if isinstance(item, pytest.Function) and item.get_closest_marker("thinned"):
             grids.setdefault(item.nodeid.partition("[")[0], []).append(item)
-    left_out = set()
+    whole = config.option.whole
+    left_out = {id(item) for item in items if not whole and item.get_closest_marker("whole")}
     is_fast = "not slow" in config.option.markexpr
     for grid in grids.values():
         (strength,) = grid[0].get_closest_marker("thinned").args or (2,)  # type: ignore[union-attr]
@@ -137,7 +138,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         for index, item in enumerate(grid):
             if index not in kept:
                 item.add_marker(pytest.mark.slow)
-        if not is_fast and not config.option.whole:
+        if not is_fast and not whole:
             more = kept.union(covering(rows, strength + 1))
             left_out.update(id(item) for index, item in enumerate(grid) if index not in more)
     items[:] = [item for item in items if id(item) not in left_out]

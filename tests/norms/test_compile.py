@@ -203,8 +203,8 @@ LAYOUTS_OF_IMAGES = (torch.contiguous_format, torch.channels_last)
     ("layout", "names"),
     [
         (torch.channels_last, ("ln", "pn")),
-        pytest.param(torch.channels_last, NORMS, marks=pytest.mark.slow),
-        pytest.param(torch.contiguous_format, NORMS, marks=pytest.mark.slow),
+        (torch.channels_last, NORMS),
+        pytest.param(torch.contiguous_format, NORMS, marks=pytest.mark.whole),
     ],
     ids=["channels last, some", "channels last", "contiguous"],
 )

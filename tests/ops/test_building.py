@@ -165,6 +165,7 @@ def sanitized(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 
 @pytest.mark.slow
+@pytest.mark.whole
 def test_sanitizers_find_nothing(sanitized: tuple[Path, Path]) -> None:
     """The whole suite of the kernels under AddressSanitizer and UndefinedBehaviorSanitizer."""
     library, runtime = sanitized
