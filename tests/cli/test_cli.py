@@ -178,7 +178,10 @@ def test_folder_with_other_runs(text_file: Path, compared: tuple[Path, Outcome])
         (["--norms", "ln,pm"], "unknown norm 'pm', known are ln, ln-simple"),
         (["--preset", "huge"], "no preset 'huge': choose one of smoke, demo, full"),
         (["--set", "optimizer.learning_rat=1"], "did you mean optimizer.learning_rate"),
-        (["--set", "training.max_steps=few"], "training.max_steps=few .* expected a whole number"),
+        (
+            ["--set", "training.max_steps=few"],
+            "max_steps='few' .* expected a whole number",
+        ),
         (["--set", "dropout"], "'dropout' is not of the form key=value"),
         (["--placement", "middle"], "model.placement=middle .* pre, post"),
         (["--data", "missing.txt"], "missing.txt does not exist"),
